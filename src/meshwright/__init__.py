@@ -1,0 +1,1 @@
+"""Meshwright: what a training run costs before the machines are rented, and then the run itself."""

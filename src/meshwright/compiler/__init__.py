@@ -1,0 +1,9 @@
+"""A program compiled for a fleet that may not exist: the record, its folder, the cache, the worker.
+Imports: `config`, `hardware`. jax only inside the worker process. Imported by: `ledger`, `api`.
+"""
+
+from ._record import Argument as Argument
+from ._record import Compiled as Compiled
+from ._record import CorruptFolder as CorruptFolder
+from ._record import TracedFlops as TracedFlops
+from ._record import read_text as read_text

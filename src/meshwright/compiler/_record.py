@@ -1,0 +1,119 @@
+"""`Compiled`: everything a compiler said about one program, as a folder of plain files.
+
+Folder layout (text files are gzip-compressed):
+    compiled.json             the fields of `Compiled`
+    program.hlo.txt.gz        the optimised, scheduled program, as the compiler dumped it
+    buffer-assignment.txt.gz  allocations, and the values placed in them
+    live-range.txt.gz         when each value lives
+    manifest.json             sha256 of each of the above, written last
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
+
+
+class CorruptFolder(Exception):
+    """A `Compiled` folder that is truncated or altered; the cache rebuilds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One array that the program takes; shapes are global, bytes are one device's shard."""
+
+    path: str  # as the compiler names it: "state['params']['embedding']"
+    role: str  # parameters | optimizer_state | model_state | keys | step | batch; for foreign programs the argument's name
+    shape: tuple[int, ...]
+    dtype: str
+    device_bytes: int
+    replicated: bool  # no dimension is split over any mesh axis
+    host: bool = False  # lives in host memory
+    moment: str = ""  # for optimizer state: which one ("mu", "nu", "trace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedFlops:
+    """FLOPs of the program as written (global shapes, before the compiler), by phase.
+
+    Phases: forward, backward, recompute, optimizer, other. Attention marked causal is counted by
+    the half that is needed. `unpriced` names calls without a rule, with their shapes.
+    """
+
+    by_phase: dict[str, int]
+    unpriced: tuple[str, ...]
+    attention: int  # of which attention's own matmuls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """One compiled program: what was compiled, for what, by what, and what the compiler said."""
+
+    schema: int
+    name: str  # preset, file, or module:function
+    source: str  # "target compiler" or "simulated on CPU"
+    fleet: str  # the text that `Fleet.parse` understands
+    platform: str  # cuda | tpu | cpu: the compiler's platform
+    num_devices: int
+    mesh_axes: tuple[tuple[str, int], ...]  # name and size, outermost first; device ids run in this order
+    compiler: str  # "XLA of jaxlib 0.10.2, jax-cuda13-pjrt 0.10.2"
+    versions: dict[str, str]
+    options: dict[str, str]
+    arguments: tuple[Argument, ...]
+    traced_flops: TracedFlops
+    num_parameters: int | None
+    num_matmul_parameters: int | None
+    tokens_per_step: int | None
+    sequence_length: int | None
+    reported_bytes: dict[str, int]  # the compiler's memory_analysis: argument, output, alias, temp, peak, ...
+    compile_seconds: float  # by the clock, trace to executable
+    fingerprint: str  # of the optimised program, source positions left out
+
+    def save(self, folder: Path, texts: dict[str, str]) -> None:
+        """Write the folder; `texts` holds the raw content of each name in `TEXTS`. Manifest last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        contents = {"compiled.json": json.dumps(dataclasses.asdict(self), indent=1).encode()}
+        contents |= {f"{name}.gz": gzip.compress(texts[name].encode(), 6, mtime=0) for name in TEXTS}
+        for name, data in contents.items():
+            (folder / name).write_bytes(data)
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+        (folder / "manifest.json").write_text(json.dumps(digests, indent=1))
+
+    @staticmethod
+    def load(folder: Path) -> Compiled:
+        """Read a folder, verifying every file's hash.
+
+        Raises:
+            CorruptFolder: a file is missing, truncated or altered, or of another schema.
+        """
+        try:
+            digests = json.loads((folder / "manifest.json").read_text())
+            for name in ("compiled.json", *(f"{t}.gz" for t in TEXTS)):
+                if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digests[name]:
+                    raise CorruptFolder(f"{folder / name} does not have the hash its manifest states")
+            fields: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
+            if fields["schema"] != SCHEMA:
+                raise CorruptFolder(f"{folder} has schema {fields['schema']}, this version reads {SCHEMA}")
+            fields["arguments"] = tuple(
+                Argument(**{**a, "shape": tuple(a["shape"])}) for a in fields["arguments"]
+            )
+            fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
+            traced = fields["traced_flops"]
+            fields["traced_flops"] = TracedFlops(**{**traced, "unpriced": tuple(traced["unpriced"])})
+            return Compiled(**fields)
+        except (OSError, ValueError, KeyError, TypeError) as broken:
+            raise CorruptFolder(f"{folder}: {broken}") from broken
+
+
+def read_text(folder: os.PathLike[str] | str, name: str) -> str:
+    """The content of one of `TEXTS` in a `Compiled` folder."""
+    return gzip.decompress((Path(folder) / f"{name}.gz").read_bytes()).decode()
