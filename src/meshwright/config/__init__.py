@@ -1,1 +1,20 @@
-"""Under construction."""
+"""What a run is: `RunConfig` with its sections, `Layout`, the presets and overrides; every key is checked.
+Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
+"""
+
+from ._layout import AXES as AXES
+from ._layout import RESERVED_AXES as RESERVED_AXES
+from ._layout import Layout as Layout
+from ._models import CruncherModel as CruncherModel
+from ._models import LinearModel as LinearModel
+from ._models import TransformerModel as TransformerModel
+from ._run import AdamWOptimizer as AdamWOptimizer
+from ._run import BatchConfig as BatchConfig
+from ._run import ConstantSchedule as ConstantSchedule
+from ._run import CosineSchedule as CosineSchedule
+from ._run import EvaluationConfig as EvaluationConfig
+from ._run import RunConfig as RunConfig
+from ._run import SGDOptimizer as SGDOptimizer
+from ._run import StdlibData as StdlibData
+from ._run import SyntheticData as SyntheticData
+from ._run import TokenFileData as TokenFileData

@@ -1,0 +1,48 @@
+"""What every section shares: strictness, the types of its fields, and how several problems become one error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries our own
+
+
+class Section(BaseModel):
+    """A frozen record; unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+
+
+def _none_word(value: object) -> object:
+    """TOML has no null, so a file or an override says "none" for an optional figure."""
+    return None if value == "none" else value
+
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]  # a probability or a decay that never reaches one
+Share = Annotated[float, Field(ge=0, le=1)]
+OptionalPositive = Annotated[
+    Positive | None, BeforeValidator(_none_word, json_schema_input_type=Positive | None | Literal["none"])
+]
+OptionalPositiveFloat = Annotated[
+    PositiveFloat | None,
+    BeforeValidator(_none_word, json_schema_input_type=PositiveFloat | None | Literal["none"]),
+]
+
+Problem = tuple[str, str, str]
+"""Dotted path below the record that finds it ("" for itself), what is wrong, what to do."""
+
+
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raise all of `problems` as one pydantic error, which the loader turns into an `InputError`."""
+    if problems:
+        text = "; ".join(f"{path} {what}".strip() for path, what, _ in problems)
+        context: dict[str, Any] = {"text": text, "problems": list(problems)}
+        raise PydanticCustomError(PROBLEMS, "{text}", context)

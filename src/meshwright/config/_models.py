@@ -1,0 +1,180 @@
+"""The models a run can train: their sizes, and their parameter counts as closed forms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ._base import (
+    Fraction,
+    OptionalPositive,
+    OptionalPositiveFloat,
+    Positive,
+    PositiveFloat,
+    Problem,
+    Section,
+    raise_problems,
+)
+
+
+
+class LinearModel(Section):
+    """Linear regression: one row of `input_dim` numbers in, one number out."""
+
+    kind: Literal["linear"]
+    input_dim: Positive
+    bias: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """D weights, and one bias where there is one."""
+        return self.input_dim + int(self.bias)
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """D: those that multiply every row."""
+        return self.input_dim
+
+
+class CruncherModel(Section):
+    """The deep linear model: `num_layers` maps of width D to D, then one to a single number; no biases."""
+
+    kind: Literal["cruncher"]
+    width: Positive
+    num_layers: Positive
+
+    @property
+    def num_parameters(self) -> int:
+        """L D^2 + D."""
+        return self.num_layers * self.width**2 + self.width
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """L D^2 + D: all of them multiply every row."""
+        return self.num_parameters
+
+
+class TransformerModel(Section):
+    """A decoder: token embedding, `num_layers` blocks of attention and MLP with norms before each, norm, head.
+
+    `bias`: biases on every linear map but the head, and on LayerNorms (RMSNorm never has one).
+    `max_positions`: rows of the learned position table; `rope_theta`: base of the rotary wavelengths.
+    `mlp`: "gated" is activation(gate) * up, then down (three matrices); "plain" is two.
+    `tied_embeddings`: the head is the embedding table transposed.
+    `dropout`: on the embeddings and on each residual branch.
+    `unroll`: write the blocks out instead of scanning over them.
+    `loss_chunk`: positions of each sequence whose logits are held at once; they are the largest array
+    of a small model, and whole in float32 they would not fit for a large vocabulary.
+    """
+
+    kind: Literal["transformer"]
+    num_layers: Positive
+    embed_dim: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
+    mlp_dim: Positive
+    vocab_size: Annotated[int, Field(ge=2)]
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: PositiveFloat = 1e-5
+    position: Literal["rotary", "learned"] = "rotary"
+    max_positions: OptionalPositive = None
+    rope_theta: OptionalPositiveFloat = None
+    mlp: Literal["gated", "plain"] = "gated"
+    activation: Literal["silu", "gelu", "relu"] = "silu"
+    tied_embeddings: bool = False
+    bias: bool = False
+    dropout: Fraction = 0.0
+    unroll: bool = False
+    loss_chunk: Positive = 512
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters, every one counted once (a tied head adds none).
+
+        With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
+        MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
+        (2 E for a LayerNorm with bias):
+            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
+            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases)
+            MLP       = G E M                      (+ (G - 1) M + E biases)
+        """
+        norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
+        block = 2 * norm + self._block_matmul_parameters
+        if self.bias:
+            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.embed_dim
+            block += (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+        tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
+        return tables * self.embed_dim + norm + self.num_layers * block
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Parameters that multiply every token: L (attention + MLP weights) + V E for the head.
+
+        The head counts even if it is tied; the embedding, a lookup, does not, nor do norms and biases.
+        """
+        return self.num_layers * self._block_matmul_parameters + self.vocab_size * self.embed_dim
+
+    @property
+    def _num_mlp_matrices(self) -> int:
+        return 3 if self.mlp == "gated" else 2
+
+    @property
+    def _block_matmul_parameters(self) -> int:
+        attention = 2 * self.embed_dim * (self.num_heads + self.num_kv_heads) * self.head_dim
+        return attention + self._num_mlp_matrices * self.embed_dim * self.mlp_dim
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> TransformerModel:
+        problems: list[Problem] = []
+        if self.num_heads % self.num_kv_heads:
+            kept = max(n for n in range(1, self.num_kv_heads + 1) if self.num_heads % n == 0)
+            problems.append(
+                (
+                    "num_kv_heads",
+                    f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}",
+                    f"use num_kv_heads = {kept}",
+                )
+            )
+        problems += self._position_problems()
+        raise_problems(problems)
+        return self
+
+    def _position_problems(self) -> list[Problem]:
+        """A position scheme has its own figure and not the other's, so that no field is without effect."""
+        wanted, foreign = ("rope_theta", "max_positions")
+        if self.position == "learned":
+            wanted, foreign = foreign, wanted
+        problems: list[Problem] = []
+        if getattr(self, wanted) is None:
+            example = "10000.0" if wanted == "rope_theta" else "the longest sequence, e.g. 1024"
+            problems.append(
+                (wanted, f"is missing; position = {self.position!r} needs it", f"set {wanted} to {example}")
+            )
+        if getattr(self, foreign) is not None:
+            problems.append(
+                (
+                    foreign,
+                    f"= {getattr(self, foreign)} has no effect with position = {self.position!r}",
+                    f'leave {foreign} out, or set {foreign} = "none"',
+                )
+            )
+        if self.position == "rotary" and self.head_dim % 2:
+            problems.append(
+                (
+                    "head_dim",
+                    f"= {self.head_dim} is odd; rotary positions turn pairs of numbers",
+                    f"use head_dim = {self.head_dim + 1}",
+                )
+            )
+        return problems
+
+
+def _default_head_dim(data: dict[str, Any]) -> int:
+    """embed_dim / num_heads; where they do not divide, zero, which the field's own check refuses."""
+    quotient, rest = divmod(data["embed_dim"], data["num_heads"])
+    return 0 if rest else quotient
+
+
+Model = Annotated[LinearModel | CruncherModel | TransformerModel, Field(discriminator="kind")]

@@ -1,0 +1,234 @@
+"""`RunConfig` and the sections beside the model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from meshwright.errors import InputError
+
+from ._base import (
+    Fraction,
+    NotNegative,
+    NotNegativeFloat,
+    OptionalPositive,
+    OptionalPositiveFloat,
+    Positive,
+    PositiveFloat,
+    Problem,
+    Section,
+    Share,
+    raise_problems,
+)
+from ._layout import Layout
+from ._models import Model, TransformerModel
+
+
+class AdamWOptimizer(Section):
+    """Adam with decoupled weight decay; two moments per parameter.
+
+    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
+    """
+
+    kind: Literal["adamw"]
+    learning_rate: PositiveFloat
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NotNegativeFloat = 0.1
+    clip_norm: OptionalPositiveFloat = None
+
+
+class SGDOptimizer(Section):
+    """Stochastic gradient descent; one accumulator per parameter if `momentum` > 0, else none.
+
+    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
+    """
+
+    kind: Literal["sgd"]
+    learning_rate: PositiveFloat
+    momentum: Fraction = 0.0
+    clip_norm: OptionalPositiveFloat = None
+
+
+class ConstantSchedule(Section):
+    """The optimizer's learning rate at every step."""
+
+    kind: Literal["constant"]
+
+
+class CosineSchedule(Section):
+    """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` of the rate at `RunConfig.steps`."""
+
+    kind: Literal["cosine"]
+    warmup_steps: NotNegative
+    final_fraction: Share = 0.1
+
+
+class BatchConfig(Section):
+    """What one step reads.
+
+    `sequences`: of the whole fleet, per step (rows for linear and cruncher).
+    `sequence_length`: positions that are predicted; 1 for linear and cruncher.
+    `microbatch_sequences`: how many one data replica handles at a time; None is all of them at once.
+    """
+
+    sequences: Positive
+    sequence_length: Positive = 1
+    microbatch_sequences: OptionalPositive = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens (rows for linear and cruncher) of the whole fleet per step."""
+        return self.sequences * self.sequence_length
+
+
+class SyntheticData(Section):
+    """Random tokens or regression rows made from the seed; nothing is read."""
+
+    source: Literal["synthetic"]
+
+
+class StdlibData(Section):
+    """Bytes of the Python standard library's own sources; every n-th file is held out."""
+
+    source: Literal["python-stdlib"]
+    held_out_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+
+
+class TokenFileData(Section):
+    """A raw file of token ids, little-endian, nothing else in it; its tail is held out.
+
+    `path`: as the config file's folder sees it; the loader makes it absolute.
+    """
+
+    source: Literal["tokens"]
+    path: Annotated[str, Field(min_length=1)]
+    dtype: Literal["int32", "uint16", "uint32"]
+    held_out_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+
+
+class EvaluationConfig(Section):
+    """Held-out loss: every how many steps, over how many batches."""
+
+    every_steps: Positive = 100
+    batches: Positive = 8
+
+
+Optimizer = Annotated[AdamWOptimizer | SGDOptimizer, Field(discriminator="kind")]
+Schedule = Annotated[ConstantSchedule | CosineSchedule, Field(discriminator="kind")]
+Data = Annotated[SyntheticData | StdlibData | TokenFileData, Field(discriminator="source")]
+Remat = Literal["none", "dots", "dots-attention", "full"]
+
+
+class RunConfig(Section):
+    """One run: what is weighed is what runs.
+
+    `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
+    fp32 in both. `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for the backward
+    pass (`none` recomputes nothing, `full` keeps only the block's input). `steps`: of `train`.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    model: Model
+    data: Data
+    optimizer: Optimizer
+    schedule: Schedule
+    precision: Literal["fp32", "bf16"] = "bf16"
+    layout: str = "data=-1"
+    remat: Remat = Field(default_factory=lambda data: _default_remat(data))
+    batch: BatchConfig
+    steps: Positive
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @field_validator("layout")
+    @classmethod
+    def _layout_reads(cls, text: str) -> str:
+        try:
+            Layout.parse(text)
+        except InputError as error:
+            raise_problems([("", f"= {text!r}: {error.message}", error.hint)])
+        return text
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> RunConfig:
+        problems: list[Problem] = []
+        if isinstance(self.model, TransformerModel):
+            problems += _sequence_problems(self.model, self.batch.sequence_length)
+        else:
+            problems += self._row_problems()
+        micro = self.batch.microbatch_sequences
+        if micro is not None and self.batch.sequences % micro:
+            near = self.batch.sequences - self.batch.sequences % micro or micro
+            problems.append(
+                (
+                    "batch.sequences",
+                    f"= {self.batch.sequences} is not a multiple of batch.microbatch_sequences = {micro}",
+                    f"use batch.sequences = {near}",
+                )
+            )
+        if isinstance(self.schedule, CosineSchedule) and self.schedule.warmup_steps >= self.steps:
+            problems.append(
+                (
+                    "schedule.warmup_steps",
+                    f"= {self.schedule.warmup_steps} leaves nothing of steps = {self.steps}",
+                    f"use at most schedule.warmup_steps = {self.steps - 1}",
+                )
+            )
+        raise_problems(problems)
+        return self
+
+    def _row_problems(self) -> list[Problem]:
+        """Linear and cruncher take rows: no sequence, no block to rematerialise, no token to read."""
+        kind, problems = self.model.kind, list[Problem]()
+        if self.batch.sequence_length != 1:
+            problems.append(
+                (
+                    "batch.sequence_length",
+                    f"= {self.batch.sequence_length}, but a {kind} model takes rows, not sequences",
+                    "use batch.sequence_length = 1",
+                )
+            )
+        if self.remat != "none":
+            problems.append(
+                ("remat", f"= {self.remat!r} has no effect on a {kind} model", 'use remat = "none"')
+            )
+        if self.data.source != "synthetic":
+            problems.append(
+                (
+                    "data.source",
+                    f"= {self.data.source!r} gives tokens, but a {kind} model takes rows",
+                    'use data.source = "synthetic"',
+                )
+            )
+        return problems
+
+
+def _default_remat(data: dict[str, Any]) -> Remat:
+    """What is kept by default: the blocks' matmuls and attention, where there are blocks."""
+    return "dots-attention" if isinstance(data["model"], TransformerModel) else "none"
+
+
+def _sequence_problems(model: TransformerModel, length: int) -> list[Problem]:
+    problems: list[Problem] = []
+    if model.max_positions is not None and length > model.max_positions:
+        problems.append(
+            (
+                "batch.sequence_length",
+                f"= {length} is longer than model.max_positions = {model.max_positions} learned positions",
+                f"use at most batch.sequence_length = {model.max_positions}",
+            )
+        )
+    chunk = min(model.loss_chunk, length)
+    if length % chunk:
+        near = max(n for n in range(1, chunk + 1) if length % n == 0)
+        problems.append(
+            (
+                "model.loss_chunk",
+                f"= {model.loss_chunk} does not divide batch.sequence_length = {length}",
+                f"use model.loss_chunk = {near}",
+            )
+        )
+    return problems
