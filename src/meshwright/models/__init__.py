@@ -1,1 +1,9 @@
-"""Under construction."""
+"""The reference models: pure functions over declared parameters (docs/adr/0001).
+Imports: `config`, `sharding`, jax. Imported by: `step`, `train`.
+"""
+
+from ._base import Context as Context
+from ._base import Model as Model
+from ._base import Parameter as Parameter
+from ._base import initial_parameters as initial_parameters
+from ._registry import model_of as model_of

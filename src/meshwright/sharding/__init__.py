@@ -1,1 +1,11 @@
-"""Under construction."""
+"""From a layout to a mesh, and from named dimensions to the axes that split them.
+Imports: `config` (axis names), jax. Imported by: `models`, `step`, `train`, the compile worker.
+"""
+
+from ._mesh import mesh_of as mesh_of
+from ._rules import ACTIVATION_RULES as ACTIVATION_RULES
+from ._rules import PARAMETER_RULES as PARAMETER_RULES
+from ._rules import activation_spec as activation_spec
+from ._rules import gather as gather
+from ._rules import parameter_spec as parameter_spec
+from ._rules import pin as pin

@@ -1,0 +1,86 @@
+"""What every model is: a table of declared parameters, and a loss that is a pure function of them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Key
+
+from ..sharding import gather, pin
+
+Tree = Any  # a pytree: nested dicts and lists of leaves
+Batch = Mapping[str, Array]
+TRUNCATION_SIGMAS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter before it exists: shape, the names of its dimensions, how it starts.
+
+    `initial`: "fan_in" draws from a normal truncated at three sigma, scaled by 1/sqrt(fan_in).
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    initial: Literal["fan_in", "zeros", "ones"] = "fan_in"
+    fan_in: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a model must know of the run: where it lies and in which format it computes."""
+
+    mesh: Mesh
+    dtype: jax.typing.DTypeLike
+    platform: str  # cuda | tpu | cpu
+    remat: str
+    dropout_key: Key[Array, ""] | None = None  # None: no dropout
+
+    def pin(self, x: Array, *dims: str) -> Array:
+        """`x`, laid on the mesh by the names of its dimensions."""
+        return pin(x, self.mesh, *dims)
+
+    def gather(self, x: Array, *dims: str) -> Array:
+        """A parameter in the format of the computation, gathered over `fsdp`."""
+        return gather(x, self.mesh, self.dtype, *dims)
+
+
+class Model(Protocol):
+    """A model: declared parameters and a loss."""
+
+    def parameters(self) -> Tree:
+        """The tree of `Parameter`."""
+        ...
+
+    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
+        """Mean loss over the batch, in float32."""
+        ...
+
+
+def _initial(key: Key[Array, ""], parameter: Parameter) -> Array:
+    if parameter.initial == "zeros":
+        return jnp.zeros(parameter.shape, jnp.float32)
+    if parameter.initial == "ones":
+        return jnp.ones(parameter.shape, jnp.float32)
+    normal = jax.random.truncated_normal(
+        key, -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS, parameter.shape, jnp.float32
+    )
+    return normal / math.sqrt(parameter.fan_in)
+
+
+def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
+    """Initial values, float32. Each parameter's key depends on its path alone, so the values do not
+    depend on the layout, nor on which other parameters there are."""
+
+    def one(path: Any, parameter: Parameter) -> Array:
+        name = jax.tree_util.keystr(path)
+        return _initial(jax.random.fold_in(key, zlib.crc32(name.encode())), parameter)
+
+    return jax.tree_util.tree_map_with_path(one, declared, is_leaf=lambda x: isinstance(x, Parameter))

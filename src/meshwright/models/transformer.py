@@ -1,0 +1,227 @@
+"""A decoder-only Transformer: GPT-2 to Llama 3 by configuration.
+
+Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; `unroll`
+keeps them apart, which is faster on a CPU. Between blocks the residual is split by position over
+`tensor`; inside a block heads and hidden units are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jaxtyping import Array, Float
+
+from ..config import TransformerModel
+from ..sharding import gather
+from ._base import Batch, Context, Parameter, Tree
+from .attention import NAME as ATTENTION_NAME
+from .attention import causal_attention
+from .loss import mean_cross_entropy
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=False), "relu": jax.nn.relu}
+RESIDUAL = ("batch", "residual_sequence", "embed")
+
+
+class Transformer:
+    """See the module."""
+
+    def __init__(self, config: TransformerModel) -> None:
+        self.config = config
+        self.block = self._block_parameters()
+
+    def parameters(self) -> Tree:
+        """`embedding`, `positions` (learned), `layers`, `final_norm`, `head` (where not tied)."""
+        c = self.config
+        table = partial(Parameter, fan_in=c.embed_dim)
+        declared: dict[str, Any] = {"embedding": table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))}
+        if c.position == "learned":
+            declared["positions"] = table(shape=(c.max_positions, c.embed_dim), dims=("positions", "embed"))
+        if c.unroll:
+            declared["layers"] = [self.block] * c.num_layers
+        else:
+            declared["layers"] = jax.tree.map(
+                lambda p: Parameter(
+                    shape=(c.num_layers, *p.shape), dims=("layers", *p.dims), initial=p.initial, fan_in=p.fan_in
+                ),
+                self.block,
+                is_leaf=lambda p: isinstance(p, Parameter),
+            )
+        declared["final_norm"] = self._norm_parameters()
+        if not c.tied_embeddings:
+            declared["head"] = table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))
+        return declared
+
+    def _norm_parameters(self) -> dict[str, Parameter]:
+        shape = (self.config.embed_dim,)
+        declared = {"scale": Parameter(shape=shape, dims=("embed",), initial="ones")}
+        if self.config.norm == "layer" and self.config.bias:
+            declared["bias"] = Parameter(shape=shape, dims=("embed",), initial="zeros")
+        return declared
+
+    def _block_parameters(self) -> dict[str, dict[str, Parameter]]:
+        c, embed, head_dim = self.config, self.config.embed_dim, self.config.head_dim
+        attention = {
+            "query": (("embed", "heads", "head_dim"), (embed, c.num_heads, head_dim), embed),
+            "key": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
+            "value": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
+            "output": (("heads", "head_dim", "embed"), (c.num_heads, head_dim, embed), c.num_heads * head_dim),
+        }
+        mlp = {
+            "up": (("embed", "mlp"), (embed, c.mlp_dim), embed),
+            "down": (("mlp", "embed"), (c.mlp_dim, embed), c.mlp_dim),
+        }
+        if c.mlp == "gated":
+            mlp["gate"] = mlp["up"]
+        declared: dict[str, dict[str, Parameter]] = {
+            "attention_norm": self._norm_parameters(),
+            "mlp_norm": self._norm_parameters(),
+        }
+        for group, matrices in (("attention", attention), ("mlp", mlp)):
+            declared[group] = {}
+            for name, (dims, shape, fan_in) in matrices.items():
+                declared[group][name] = Parameter(shape=shape, dims=dims, fan_in=fan_in)
+                if c.bias:
+                    keep = 1 if dims[0] in ("embed", "mlp") else 2  # the dims after those contracted
+                    declared[group][f"{name}_bias"] = Parameter(
+                        shape=shape[keep:], dims=dims[keep:], initial="zeros"
+                    )
+        return declared
+
+    def hidden(self, parameters: Tree, tokens: Array, context: Context) -> Float[Array, "batch sequence embed"]:
+        """Final hidden states of `tokens` [batch, sequence], before the head."""
+        c = self.config
+        with jax.named_scope("embed"):
+            x = context.gather(parameters["embedding"], "vocab", "embed")[tokens]
+            if c.position == "learned":
+                table = context.gather(parameters["positions"], "positions", "embed")
+                x = x + table[: tokens.shape[1]][None]
+            x = context.pin(self._dropout(x, context, 0), *RESIDUAL)
+
+        def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, None]:
+            return self._block(x, layer[0], layer[1], context), None
+
+        block = _rematerialised(block, context, scanned=not c.unroll)
+        indices = jnp.arange(1, c.num_layers + 1)
+        with jax.named_scope("layers"):
+            if c.unroll:
+                for index, layer in enumerate(parameters["layers"]):
+                    x, _ = block(x, (layer, indices[index]))
+            else:
+                x, _ = jax.lax.scan(block, x, (parameters["layers"], indices))
+        return context.pin(
+            self._norm(x, parameters["final_norm"], context), "batch", "sequence", "embed"
+        )
+
+    def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
+        """The output matrix, gathered for use; the embedding where they are tied."""
+        return context.gather(parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed")
+
+    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
+        """Mean cross entropy in nats of each token from those before it; batch: tokens [rows, sequence + 1]."""
+        tokens = batch["tokens"]
+        hidden = self.hidden(parameters, tokens[:, :-1], context)
+        head = self.head(parameters, context)
+        return mean_cross_entropy(hidden, head, tokens[:, 1:], context, self.config.loss_chunk)
+
+    def _block(self, x: Array, layer: Tree, index: Array, context: Context) -> Array:
+        c = self.config
+        with jax.named_scope("attention_block"):
+            h = context.pin(self._norm(x, layer["attention_norm"], context), "batch", "sequence", "embed")
+            query, key, value = (
+                self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
+            )
+            if c.position == "rotary":
+                query, key = (_rotate(t, c.rope_theta) for t in (query, key))
+            out = causal_attention(query, key, value, context)
+            out = self._project(out, layer, "attention", "output", context)
+            x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
+        with jax.named_scope("mlp_block"):
+            h = context.pin(self._norm(x, layer["mlp_norm"], context), "batch", "sequence", "embed")
+            up = self._project(h, layer, "mlp", "up", context)
+            if c.mlp == "gated":
+                up = ACTIVATIONS[c.activation](self._project(h, layer, "mlp", "gate", context)) * up
+            else:
+                up = ACTIVATIONS[c.activation](up)
+            out = self._project(up, layer, "mlp", "down", context)
+            return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL)
+
+    def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
+        """x . W (+ b), pinned. On one device the tokens are flattened: gradients of three-dimensional
+        operands take a CPU twice as long (benchmarks/train_cpu.py)."""
+        dims = self.block[group][name].dims
+        weight = context.gather(layer[group][name], *dims)
+        num_inputs = x.ndim - 2
+        outputs = dims[num_inputs:]
+        if context.mesh.size == 1:
+            flat = x.reshape(x.shape[0] * x.shape[1], -1)
+            y = (flat @ weight.reshape(flat.shape[1], -1)).reshape(*x.shape[:2], *weight.shape[num_inputs:])
+        else:
+            contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
+            y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
+        # What sums over `tensor` is scattered by position at once, the residual's layout.
+        y = context.pin(y, *(RESIDUAL if outputs == ("embed",) else ("batch", "sequence", *outputs)))
+        if self.config.bias:
+            y = y + context.gather(layer[group][f"{name}_bias"], *outputs)
+        return y
+
+    def _norm(self, x: Array, group: Tree, context: Context) -> Array:
+        wide = x.astype(jnp.float32)
+        if self.config.norm == "layer":
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(
+            jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.config.norm_epsilon
+        )
+        wide = wide * gather(group["scale"], context.mesh, jnp.float32, "embed")
+        if "bias" in group:
+            wide = wide + gather(group["bias"], context.mesh, jnp.float32, "embed")
+        return wide.astype(context.dtype)
+
+    def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
+        """Zero a share of `x` and scale up the rest; each place and layer has a key of its own."""
+        if context.dropout_key is None or self.config.dropout == 0:
+            return x
+        kept = 1.0 - self.config.dropout
+        mask = jax.random.bernoulli(jax.random.fold_in(context.dropout_key, place), kept, x.shape)
+        return jnp.where(context.pin(mask, *RESIDUAL), x / kept, 0).astype(x.dtype)
+
+
+def _rotate(x: Float[Array, "batch sequence heads head_dim"], theta: float) -> Array:
+    """Rotary position embedding, halves rotated against each other (Su et al. 2021, Llama's order)."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency[None]
+    cos, sin = (rearrange(f(angle), "s d -> 1 s 1 d") for f in (jnp.cos, jnp.sin))
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    # cuDNN's forward call: its output and log-sum-exp; a second run would be all of attention again
+    return primitive.name == "dot_product_attention_fwd_wrapper"
+
+
+def _saves_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
+    # no arithmetic; every matmul is kept.
+    return primitive.name not in ("convert_element_type", "sharding_constraint")
+
+
+def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
+    """`block` under the run's rematerialisation policy."""
+    if context.remat == "none" and context.mesh.size == 1:
+        return block
+    policies = jax.checkpoint_policies
+    dots = policies.dots_with_no_batch_dims_saveable
+    policy = {
+        "none": _saves_all_but_gathered,
+        "dots": dots,
+        "dots-attention": policies.save_from_both_policies(
+            dots, policies.save_from_both_policies(policies.save_only_these_names(ATTENTION_NAME), _saves_attention)
+        ),
+        "full": policies.nothing_saveable,
+    }[context.remat]
+    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)

@@ -1,0 +1,54 @@
+"""The optimizer and its schedule, through Optax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..config import AdamWOptimizer, CosineSchedule, RunConfig
+from ..models import Parameter
+
+
+def schedule_of(config: RunConfig) -> optax.Schedule:
+    """Learning rate by step: constant, or linear warm-up and cosine decay over the run's steps."""
+    peak = config.optimizer.learning_rate
+    match config.schedule:
+        case CosineSchedule() as cosine:
+            return optax.warmup_cosine_decay_schedule(
+                init_value=0.0,
+                peak_value=peak,
+                warmup_steps=cosine.warmup_steps,
+                decay_steps=max(config.steps, cosine.warmup_steps + 1),
+                end_value=peak * cosine.final_fraction,
+            )
+        case _:
+            return optax.constant_schedule(peak)
+
+
+def optimizer_of(config: RunConfig, declared: Any) -> optax.GradientTransformation:
+    """The update rule; `declared` is the model's table of parameters.
+
+    Weight decay falls on matrices only: parameters of two or more dimensions, `layers` not counted.
+    """
+    matrices = jax.tree.map(
+        lambda p: sum(dim != "layers" for dim in p.dims) >= 2,
+        declared,
+        is_leaf=lambda p: isinstance(p, Parameter),
+    )
+    rate = schedule_of(config)
+    match config.optimizer:
+        case AdamWOptimizer() as adamw:
+            update = optax.adamw(
+                rate,
+                b1=adamw.beta1,
+                b2=adamw.beta2,
+                eps=adamw.epsilon,
+                weight_decay=adamw.weight_decay,
+                mask=matrices,
+            )
+        case sgd:
+            update = optax.sgd(rate, momentum=sgd.momentum or None)
+    clip = config.optimizer.clip_norm
+    return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
