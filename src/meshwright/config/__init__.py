@@ -2,9 +2,13 @@
 Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
 """
 
+from ._divide import check_layout as check_layout
 from ._layout import AXES as AXES
 from ._layout import RESERVED_AXES as RESERVED_AXES
 from ._layout import Layout as Layout
+from ._load import config_schema as config_schema
+from ._load import load_config as load_config
+from ._load import preset_names as preset_names
 from ._models import CruncherModel as CruncherModel
 from ._models import LinearModel as LinearModel
 from ._models import TransformerModel as TransformerModel

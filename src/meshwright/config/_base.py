@@ -1,9 +1,9 @@
-"""What every section shares: strictness, the types of its fields, and how several problems become one error."""
+"""What every section shares: strictness, types of fields, and several problems as one error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,11 @@ class Section(BaseModel):
     """A frozen record; unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+
+
+def is_table(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether `value` is a TOML or JSON table, whose keys are always text."""
+    return isinstance(value, dict)
 
 
 def _none_word(value: object) -> object:

@@ -74,7 +74,7 @@ class Layout:
         open_axes = [name for name, size in axes.items() if size == -1]
         if len(open_axes) > 1:
             raise InputError(
-                f"layout {text!r}: {' and '.join(open_axes)} are all -1, but only one axis can be what is left",
+                f"layout {text!r}: {' and '.join(open_axes)} are -1, but only one axis can be what is left",
                 hint=f"give {', '.join(open_axes[1:])} a size",
             )
         return cls(axes=tuple(axes.items()))

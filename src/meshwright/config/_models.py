@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ._base import (
     Fraction,
@@ -16,7 +16,7 @@ from ._base import (
     Section,
     raise_problems,
 )
-
+from ._layout import near_divisors, or_list
 
 
 class LinearModel(Section):
@@ -56,12 +56,13 @@ class CruncherModel(Section):
 
 
 class TransformerModel(Section):
-    """A decoder: token embedding, `num_layers` blocks of attention and MLP with norms before each, norm, head.
+    """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     `bias`: biases on every linear map but the head, and on LayerNorms (RMSNorm never has one).
     `max_positions`: rows of the learned position table; `rope_theta`: base of the rotary wavelengths.
     `mlp`: "gated" is activation(gate) * up, then down (three matrices); "plain" is two.
     `tied_embeddings`: the head is the embedding table transposed.
+    `activation`: gelu is the tanh form that GPT-2 uses.
     `dropout`: on the embeddings and on each residual branch.
     `unroll`: write the blocks out instead of scanning over them.
     `loss_chunk`: positions of each sequence whose logits are held at once; they are the largest array
@@ -125,6 +126,17 @@ class TransformerModel(Section):
         attention = 2 * self.embed_dim * (self.num_heads + self.num_kv_heads) * self.head_dim
         return attention + self._num_mlp_matrices * self.embed_dim * self.mlp_dim
 
+    @field_validator("head_dim", mode="before")
+    @classmethod
+    def _head_dim_is_given_or_follows(cls, value: object, info: ValidationInfo) -> object:
+        embed, heads = info.data.get("embed_dim"), info.data.get("num_heads")
+        if value == 0 and embed is not None and heads is not None and embed % heads:
+            hint = f"set head_dim, or use num_heads = {or_list(near_divisors(embed, heads))}"
+            raise_problems(
+                [("", f"is missing, and embed_dim / num_heads = {embed} / {heads} is not whole", hint)]
+            )
+        return value
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TransformerModel:
         problems: list[Problem] = []
@@ -172,7 +184,7 @@ class TransformerModel(Section):
 
 
 def _default_head_dim(data: dict[str, Any]) -> int:
-    """embed_dim / num_heads; where they do not divide, zero, which the field's own check refuses."""
+    """embed_dim / num_heads; where they do not divide, zero, which the field's validator refuses."""
     quotient, rest = divmod(data["embed_dim"], data["num_heads"])
     return 0 if rest else quotient
 

@@ -59,7 +59,7 @@ class ConstantSchedule(Section):
 
 
 class CosineSchedule(Section):
-    """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` of the rate at `RunConfig.steps`."""
+    """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` at `RunConfig.steps`."""
 
     kind: Literal["cosine"]
     warmup_steps: NotNegative

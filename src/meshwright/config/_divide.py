@@ -1,0 +1,91 @@
+"""Whether every dimension that an axis splits divides by it."""
+
+from __future__ import annotations
+
+import math
+
+from meshwright.errors import InputError
+
+from ._base import Problem
+from ._layout import RESERVED_AXES, Layout, near_divisors, or_list
+from ._models import CruncherModel, LinearModel, Model
+from ._problems import input_error
+from ._run import RunConfig
+
+
+def check_layout(config: RunConfig, layout: Layout) -> None:
+    """Refuse a resolved `layout` over which `config` cannot be split evenly.
+
+    Checked: the batch over data * fsdp * microbatch; parameters' embed (width, input) dimension over
+    fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor.
+
+    Raises:
+        InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
+    """
+    for name in RESERVED_AXES:
+        if layout.size(name) > 1:
+            raise InputError(
+                f"layout {layout}: axis {name!r} is reserved; no model of ours is split over it yet",
+                hint=f"use {name}=1; the axes data, fsdp and tensor are built",
+            )
+    problems = _batch_problems(config, layout)
+    for axis in ("fsdp", "tensor"):
+        problems += _axis_problems(axis, layout.size(axis), _split_sizes(config, axis))
+    if problems:
+        raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
+    """The quantities that an axis splits, by their dotted path."""
+    model: Model = config.model
+    if isinstance(model, LinearModel):
+        return {"model.input_dim": model.input_dim} if axis == "fsdp" else {}
+    if isinstance(model, CruncherModel):
+        return {"model.width": model.width}
+    if axis == "fsdp":
+        return {"model.embed_dim": model.embed_dim}
+    return {
+        "model.num_heads": model.num_heads,
+        "model.num_kv_heads": model.num_kv_heads,
+        "model.mlp_dim": model.mlp_dim,
+        "model.vocab_size": model.vocab_size,
+        "batch.sequence_length": config.batch.sequence_length,
+    }
+
+
+def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Problem]:
+    """Sizes of the axis are suggested only if they suit every quantity it splits."""
+    common = math.gcd(*quantities.values())
+    return [
+        (
+            path,
+            f"= {quantity} does not divide over {axis} = {size}",
+            f"use {axis}={or_list(near_divisors(common, size))}, "
+            f"or {path} = {or_list(_near_multiples(size, quantity))}",
+        )
+        for path, quantity in quantities.items()
+        if quantity % size
+    ]
+
+
+def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:
+    sequences, micro = config.batch.sequences, config.batch.microbatch_sequences
+    replicas = layout.size("data") * layout.size("fsdp")
+    if sequences % (replicas * (micro or 1)) == 0:
+        return []
+    by_micro = f" x batch.microbatch_sequences = {micro}" if micro else ""
+    ways = near_divisors(sequences // (micro or 1), replicas)
+    return [
+        (
+            "batch.sequences",
+            f"= {sequences} does not divide over data*fsdp = {replicas}{by_micro}",
+            f"use batch.sequences = {or_list(_near_multiples(replicas * (micro or 1), sequences))}, "
+            f"or data*fsdp = {or_list(ways)}",
+        )
+    ]
+
+
+def _near_multiples(step: int, wanted: int) -> list[int]:
+    """The multiples of `step` on both sides of `wanted`, none of them zero."""
+    below = wanted - wanted % step
+    return [n for n in (below, below + step) if n]
