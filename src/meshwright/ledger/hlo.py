@@ -8,22 +8,18 @@ left out would be work left out. The grammar is XLA's own printer
 
 from __future__ import annotations
 
-import functools
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-DTYPE_BITS = {
-    "pred": 8, "token": 0, "opaque": 0,
-    "s1": 1, "s2": 2, "s4": 4, "s8": 8, "s16": 16, "s32": 32, "s64": 64,
-    "u1": 1, "u2": 2, "u4": 4, "u8": 8, "u16": 16, "u32": 32, "u64": 64,
-    "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3b11fnuz": 8, "f8e4m3fnuz": 8,
-    "f8e5m2": 8, "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64,
-    "c64": 64, "c128": 128,
-}  # fmt: skip
+from ._shapes import COMMENT, TOKEN, split_text
+from ._shapes import Array as Array
+from ._shapes import Shape as Shape
+from ._shapes import leaves_of as leaves_of
+from ._shapes import parse_shape as parse_shape
+
 # Attributes whose value names computations. `select` and `scatter` belong to select-and-scatter.
 CALLING = frozenset((
     "calls", "body", "condition", "to_apply", "branch_computations", "true_computation",
@@ -32,14 +28,10 @@ CALLING = frozenset((
 NAMING_INSTRUCTIONS = frozenset(("control-predecessors",))
 
 _NAME = r"[\w.\-]+"
-_COMMENT = re.compile(r"/\*.*?\*/")
 _COMPUTATION = re.compile(rf"(ENTRY )?%?({_NAME}) (?:\(.*\) -> .* )?\{{$")
 _END = re.compile(r'\}(, execution_thread="[^"]*")?$')
 _INSTRUCTION = re.compile(rf"\s+(ROOT )?%({_NAME}) = ")
 _OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
-_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,<=]*)\](\{.*\})?$")
-_MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _OPERAND = re.compile(rf"(?:.* )?%({_NAME}?)((?:#\d+)*)$")
 _CALLED = re.compile(rf"%({_NAME})")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
@@ -47,39 +39,6 @@ _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:.*?source_line=(\d+))?'
 _FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Array:
-    """The shape of one array: element type and dimensions, outermost first, on one device."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: str  # as printed: "{1,0:T(8,128)S(1)}", or ""
-    memory_space: int  # 0 is the device's main memory; 5 the host's on NVIDIA
-
-    @property
-    def num_elements(self) -> int:
-        """Product of the dimensions; a scalar has one."""
-        return math.prod(self.dims)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the elements; padding by a tiled layout is not counted."""
-        return -(-self.num_elements * DTYPE_BITS[self.dtype] // 8)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
-
-
-Shape = Array | tuple["Shape", ...]
-
-
-def leaves_of(shape: Shape) -> tuple[Array, ...]:
-    """The arrays of a shape, tuples flattened."""
-    if isinstance(shape, Array):
-        return (shape,)
-    return tuple(leaf for part in shape for leaf in leaves_of(part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,14 +265,16 @@ def _instruction(line: str) -> Instruction:
     closing = _closing(line, opcode.end() - 1)
     inside = line[opcode.end() : closing - 1]
     plain = opcode[1] in ("constant", "parameter")
-    attributes = dict(_attribute(part) for part in _split(line[closing:]) if part)
+    attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
     metadata = attributes.get("metadata", "")
     op_name = _OP_NAME.search(metadata)
     return Instruction(
         name=start[2],
         opcode=opcode[1],
         shape=shape,
-        operands=() if plain else tuple(_operand(part) for part in _split(_COMMENT.sub("", inside)) if part),
+        operands=()
+        if plain
+        else tuple(_operand(part) for part in split_text(COMMENT.sub("", inside)) if part),
         literal=inside if plain else "",
         attributes=attributes,
         called={key: _called(value) for key, value in attributes.items() if _names_computations(key, value)},
@@ -325,7 +286,7 @@ def _instruction(line: str) -> Instruction:
 def _closing(text: str, at: int) -> int:
     """The index just past the parenthesis that closes the one at `at`; strings are stepped over."""
     depth = 0
-    for token in _TOKEN.finditer(text, at):
+    for token in TOKEN.finditer(text, at):
         if token[0] in "([{":
             depth += 1
         elif token[0] in ")]}":
@@ -333,21 +294,6 @@ def _closing(text: str, at: int) -> int:
             if not depth:
                 return token.end()
     raise ValueError("unbalanced parentheses")
-
-
-def _split(text: str) -> list[str]:
-    """The parts of `text` between commas that stand in no bracket and no string."""
-    parts: list[str] = []
-    depth, start = 0, 0
-    for token in _TOKEN.finditer(text):
-        if token[0] in "([{":
-            depth += 1
-        elif token[0] in ")]}":
-            depth -= 1
-        elif token[0] == "," and not depth:
-            parts.append(text[start : token.start()].strip())
-            start = token.end()
-    return [*parts, text[start:].strip()]
 
 
 def _attribute(part: str) -> tuple[str, str]:
@@ -374,25 +320,6 @@ def _operand(part: str) -> Operand:
     if not match:
         raise ValueError(f"operand {part!r}")
     return Operand(name=match[1], index=tuple(int(k) for k in match[2].split("#")[1:]))
-
-
-@functools.lru_cache(maxsize=100_000)
-def parse_shape(text: str) -> Shape:
-    """Read "bf16[2,4]{1,0:T(8,128)S(1)}" or a tuple of such.
-
-    Raises:
-        ValueError: the text is no shape, or names an unknown element type.
-    """
-    text = _COMMENT.sub("", text).strip()
-    if text.startswith("("):
-        return tuple(parse_shape(part) for part in _split(text[1:-1]) if part)
-    match = _ARRAY.match(text)
-    if not match or match[1] not in DTYPE_BITS:
-        raise ValueError(f"shape {text!r}")
-    dims = tuple(int(d.removeprefix("<=")) for d in match[2].split(",") if d)
-    layout = match[3] or ""
-    space = _MEMORY_SPACE.search(layout)
-    return Array(dtype=match[1], dims=dims, layout=layout, memory_space=int(space[1]) if space else 0)
 
 
 def _unquoted(text: str) -> str:
