@@ -272,9 +272,7 @@ def _instruction(line: str) -> Instruction:
         name=start[2],
         opcode=opcode[1],
         shape=shape,
-        operands=()
-        if plain
-        else tuple(_operand(part) for part in split_text(COMMENT.sub("", inside)) if part),
+        operands=() if plain else _operands(inside),
         literal=inside if plain else "",
         attributes=attributes,
         called={key: _called(value) for key, value in attributes.items() if _names_computations(key, value)},
@@ -315,11 +313,14 @@ def _called(value: str) -> tuple[str, ...]:
     return tuple(_CALLED.findall(value))
 
 
-def _operand(part: str) -> Operand:
-    match = _OPERAND.match(part)
-    if not match:
-        raise ValueError(f"operand {part!r}")
-    return Operand(name=match[1], index=tuple(int(k) for k in match[2].split("#")[1:]))
+def _operands(text: str) -> tuple[Operand, ...]:
+    operands: list[Operand] = []
+    for part in filter(None, split_text(COMMENT.sub("", text))):
+        match = _OPERAND.match(part)
+        if not match:
+            raise ValueError(f"operand {part!r}")
+        operands.append(Operand(name=match[1], index=tuple(int(k) for k in match[2].split("#")[1:])))
+    return tuple(operands)
 
 
 def _unquoted(text: str) -> str:

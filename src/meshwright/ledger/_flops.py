@@ -1,0 +1,121 @@
+"""FLOPs that the optimised program executes: each instruction's, times how often it runs.
+
+Counted and not counted: see `_rules`. A `while` runs as often as the compiler knows; one of unknown length
+is counted once and named among the unpriced. A `conditional` costs as much as its dearest branch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ._phases import Phases
+from ._rules import Work, unpriced_work, work_of
+from .hlo import Computation, Instruction, Program
+
+# What runs other instructions as they stand; a reduction's or sort's computation is scalar arithmetic.
+RUNNING = ("fusion", "call", "async-start", "custom-call")
+
+
+@dataclass(slots=True)
+class ExecutedFlops:
+    """Sums over one device's program; `unpriced` counts how often each entry runs."""
+
+    by_phase: Counter[str] = field(default_factory=Counter[str])
+    by_format: Counter[str] = field(default_factory=Counter[str])
+    by_kind: Counter[str] = field(default_factory=Counter[str])
+    unpriced: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def total(self) -> int:
+        """All FLOPs counted."""
+        return self.by_phase.total()
+
+    def add(self, other: ExecutedFlops) -> None:
+        """Add another's sums to these."""
+        self.by_phase.update(other.by_phase)
+        self.by_format.update(other.by_format)
+        self.by_kind.update(other.by_kind)
+        self.unpriced.update(other.unpriced)
+
+
+def executed_flops(program: Program) -> ExecutedFlops:
+    """FLOPs of one device in one run of the entry computation."""
+    return _Walk(program).computation(program.entry, 1, None)
+
+
+def instruction_work(
+    program: Program, computation: Computation, instruction: Instruction
+) -> tuple[Work, ...]:
+    """The multiply-adds of one scheduled instruction run once, those inside its fusion or call included.
+
+    Loops and branches are not entered: whoever walks the schedule walks their bodies.
+    """
+    found = work_of(computation, instruction)
+    inner: list[Work] = [found] if found else []
+    if instruction.opcode in RUNNING:
+        for name in instruction.all_called:
+            called = program.computations[name]
+            for each in called.instructions:
+                inner.extend(instruction_work(program, called, each))
+    return tuple(inner)
+
+
+_Place = tuple[Computation, Instruction]
+
+
+class _Walk:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._phases = Phases(program)
+
+    def computation(self, computation: Computation, times: int, caller: _Place | None) -> ExecutedFlops:
+        total = ExecutedFlops()
+        for instruction in computation.instructions:
+            place = (computation, instruction)
+            if caller and not instruction.op_name:
+                place = caller  # the nameless inside of a fusion is part of what the fusion is
+            if found := work_of(computation, instruction):
+                self._count(total, found, self._phases.of(*place), times)
+            elif unpriced := unpriced_work(computation, instruction):
+                total.unpriced[unpriced] += times
+            if instruction.opcode == "while":
+                total.add(self._loop(instruction, times))
+            elif instruction.opcode == "conditional":
+                total.add(self._dearest(instruction, times))
+            elif instruction.opcode in RUNNING:
+                inside = place if instruction.opcode in ("fusion", "async-start") else None
+                for name in instruction.all_called:
+                    total.add(self.computation(self._program.computations[name], times, inside))
+        return total
+
+    def _count(self, total: ExecutedFlops, work: Work, phase: str, times: int) -> None:
+        total.by_phase[phase] += times * (work.flops - work.recompute_flops)
+        if work.recompute_flops:
+            total.by_phase["recompute"] += times * work.recompute_flops
+        total.by_format[work.format] += times * work.flops
+        total.by_kind[work.kind] += times * work.flops
+
+    def _loop(self, instruction: Instruction, times: int) -> ExecutedFlops:
+        trips = instruction.trip_count
+        body, condition = (
+            self._program.computations[instruction.called[k][0]] for k in ("body", "condition")
+        )
+        total = self.computation(body, times * (1 if trips is None else trips), None)
+        total.add(self.computation(condition, times * (1 if trips is None else trips + 1), None))
+        if trips is None:
+            place = instruction.op_name or "an unnamed operation"
+            total.unpriced[
+                f"while %{instruction.name} of unknown length, from {place}: body counted once"
+            ] += times
+        return total
+
+    def _dearest(self, instruction: Instruction, times: int) -> ExecutedFlops:
+        branches = [
+            self.computation(self._program.computations[n], times, None) for n in instruction.all_called
+        ]
+        dearest = max(branches, key=lambda branch: branch.total)
+        for branch in branches:
+            if branch is not dearest:
+                dearest.unpriced |= branch.unpriced
+        return dearest

@@ -1,0 +1,83 @@
+"""Which part of a training step an instruction belongs to, by the path in its `op_name`.
+
+JAX names what it traces: `jit(step)/jvp()/...` is forward, `transpose(jvp())` backward,
+`rematted_computation` recomputation; a scope `optimizer` is the caller's own. XLA leaves some instructions
+unnamed (its own copies, rewritten dots): they take the phase of their neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from .hlo import Computation, Instruction, Program
+
+PHASES = ("forward", "backward", "recompute", "optimizer", "other")
+_OPTIMIZER = re.compile(r"(^|[/(])optimizer([/)]|$)")
+# A value is used by its own phase and by later ones, and made from its own and earlier ones.
+_ORDER = ("forward", "recompute", "backward", "optimizer")
+
+
+class Phases:
+    """Answers `of` for one program."""
+
+    def __init__(self, program: Program) -> None:
+        names = {instruction.op_name for _, instruction in program.instructions()}
+        differentiated = any("jvp(" in name or "transpose(" in name for name in names)
+        self._otherwise = "other" if differentiated else "forward"
+        self._users: dict[str, dict[str, list[Instruction]]] = {}
+
+    def of(self, computation: Computation, instruction: Instruction) -> str:
+        """The phase by the instruction's own name, else by its neighbours' in its computation."""
+        if instruction.op_name:
+            return self._named(instruction.op_name)
+        return self._inherited(computation, instruction)
+
+    def _named(self, op_name: str) -> str:
+        if "rematted_computation" in op_name:
+            return "recompute"
+        if "transpose(" in op_name:
+            return "backward"
+        if "jvp(" in op_name:
+            return "forward"
+        return "optimizer" if _OPTIMIZER.search(op_name) else self._otherwise
+
+    def _inherited(self, computation: Computation, instruction: Instruction) -> str:
+        """The earliest phase that uses the value; where only the optimizer does, the latest it comes from."""
+        users = self._reached(instruction, self._users_in(computation))
+        for phase in _ORDER[:-1]:
+            if phase in users:
+                return phase
+        made_from = {
+            i.name: [computation.by_name[o.name] for o in i.operands] for i in computation.instructions
+        }
+        makers = self._reached(instruction, made_from)
+        for phase in reversed(_ORDER[:-1]):
+            if phase in makers:
+                return phase
+        return "optimizer" if "optimizer" in users else self._otherwise
+
+    def _reached(self, start: Instruction, edges: dict[str, list[Instruction]]) -> set[str]:
+        """Phases of the nearest named instructions along `edges`, through unnamed ones."""
+        found: set[str] = set()
+        seen = {start.name}
+        queue = deque(edges.get(start.name, []))
+        while queue:
+            instruction = queue.popleft()
+            if instruction.name in seen:
+                continue
+            seen.add(instruction.name)
+            if instruction.op_name and instruction.opcode != "parameter":
+                found.add(self._named(instruction.op_name))
+            else:
+                queue.extend(edges.get(instruction.name, []))
+        return found
+
+    def _users_in(self, computation: Computation) -> dict[str, list[Instruction]]:
+        if computation.name not in self._users:
+            users: dict[str, list[Instruction]] = {}
+            for instruction in computation.instructions:
+                for operand in instruction.operands:
+                    users.setdefault(operand.name, []).append(instruction)
+            self._users[computation.name] = users
+        return self._users[computation.name]

@@ -1,0 +1,228 @@
+"""FLOPs of one instruction on one device, executed once, from its shapes and attributes alone.
+
+Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's GPU backend
+replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two.
+Not counted: elementwise arithmetic, reductions, sorts. What could do arithmetic and has no rule here is
+named by `unpriced_work`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .hlo import Array, Computation, Instruction, leaves_of
+
+FORMATS = {
+    "f64": "fp64", "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8-e4m3", "f8e4m3": "fp8-e4m3",
+    "f8e4m3fnuz": "fp8-e4m3", "f8e5m2": "fp8-e5m2", "f8e5m2fnuz": "fp8-e5m2", "f4e2m1fn": "fp4",
+    "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
+}  # fmt: skip
+# Custom calls that move, mark, sort or draw random bits: no multiply-adds in them.
+WITHOUT_MATMULS = frozenset((
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "AllocateBuffer",
+    "MoveToHost", "MoveToDevice", "PinToDevice", "PinToDeviceSram", "annotate_device_placement",
+    "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "TopK", "__gpu$TopK",
+    "__cub$DeviceRadixSort", "__cub$DeviceRadixSortUnassignedScratchSize", "cu_threefry2x32",
+    "cu_threefry2x32_ffi", "__cudnn$norm",
+))  # fmt: skip
+OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Multiply-adds of one kind in one instruction; `format` is that of the first operand.
+
+    `recompute_flops`: the part of `flops` that repeats work of the forward pass.
+    """
+
+    kind: str  # matmul | convolution | attention
+    flops: int
+    format: str
+    recompute_flops: int = 0
+
+
+def work_of(computation: Computation, instruction: Instruction) -> Work | None:
+    """The multiply-adds of `instruction` itself (not of what it calls); None where it has none.
+
+    Sources: the dot's and convolution's definitions at https://openxla.org/xla/operation_semantics;
+    attention: two matmuls forward, five backward of which one repeats the scores (Dao et al. 2022,
+    arXiv 2205.14135), each counted by half where the mask is causal.
+    """
+    rule = _OPCODE_RULES.get(instruction.opcode)
+    if instruction.opcode == "custom-call":
+        target = instruction.custom_call_target
+        rule = next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
+    return rule(computation, instruction) if rule else None
+
+
+def unpriced_work(computation: Computation, instruction: Instruction) -> str | None:
+    """How a report names an instruction that could do multiply-adds and has no rule; else None."""
+    if instruction.opcode == "custom-call":
+        name = instruction.custom_call_target
+        if name in WITHOUT_MATMULS or any(name.startswith(prefix) for prefix, _ in _TARGET_RULES):
+            return None
+    elif instruction.opcode in OPCODES_WITHOUT_RULE:
+        name = instruction.opcode
+    else:
+        return None
+    inputs = ", ".join(str(a) for s in computation.operand_shapes(instruction) for a in leaves_of(s))
+    outputs = ", ".join(map(str, instruction.shapes))
+    return f"{name}({inputs}) -> {outputs}, from {instruction.op_name or 'an unnamed operation'}"
+
+
+def format_of(dtype: str) -> str:
+    """The number format of an element type, by the project's names ("bf16", "fp8-e4m3")."""
+    return FORMATS.get(dtype, dtype)
+
+
+def _array(computation: Computation, instruction: Instruction, number: int) -> Array:
+    return leaves_of(computation.operand_shape(instruction.operands[number]))[0]
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(d) for d in re.findall(r"\d+", text))
+
+
+def _dot(computation: Computation, instruction: Instruction) -> Work:
+    left = _array(computation, instruction, 0)
+    contracted = _dims(instruction.attributes.get("lhs_contracting_dims", ""))
+    flops = 2 * instruction.shapes[0].num_elements * math.prod(left.dims[d] for d in contracted)
+    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
+
+
+def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
+    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
+    left, right = (_array(computation, instruction, n) for n in (0, 1))
+    spent: set[int] = set()
+    for attribute in ("rhs_contracting_dims", "rhs_batch_dims", "rhs_group_dims"):
+        spent |= set(_dims(instruction.attributes.get(attribute, "")))
+    columns = math.prod(size for d, size in enumerate(right.dims) if d not in spent)
+    return Work(kind="matmul", flops=2 * left.num_elements * columns, format=format_of(left.dtype))
+
+
+def _multiply(computation: Computation, instruction: Instruction) -> Work | None:
+    """XLA writes a dot with a dimension of size one as a product, then perhaps a sum: two per product."""
+    shape = instruction.array
+    if not instruction.op_name.endswith("dot_general") or shape.dtype[0] in "su":
+        return None  # an integer product is the partitioner's arithmetic on offsets
+    return Work(kind="matmul", flops=2 * shape.num_elements, format=format_of(shape.dtype))
+
+
+def _gemm(computation: Computation, instruction: Instruction) -> Work:
+    numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
+    left = _array(computation, instruction, 0)
+    contracted = [left.dims[int(d)] for d in numbers["lhs_contracting_dimensions"]]
+    flops = 2 * instruction.shapes[0].num_elements * math.prod(contracted)
+    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
+
+
+def _attention(computation: Computation, instruction: Instruction) -> Work:
+    config: dict[str, Any] = instruction.backend_config["cudnn_fmha_backend_config"]
+    query = _array(computation, instruction, 0)
+    scores = [int(d) for d in config["intermediate_tensor_shape"]["dimensions"]]
+    one = 2 * math.prod(scores) * query.dims[-1]
+    if "CAUSAL" in config["mask_type"]:
+        one //= 2
+    backward = "Backward" in instruction.custom_call_target
+    return Work(
+        kind="attention",
+        flops=one * (5 if backward else 2),
+        format=format_of(query.dtype),
+        recompute_flops=one if backward else 0,
+    )
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> Work:
+    image, kernel = (_array(computation, instruction, n) for n in (0, 1))
+    flops = _convolution_flops(instruction, image=image, kernel=kernel, result=instruction.shapes[0])
+    return Work(kind="convolution", flops=flops, format=format_of(image.dtype))
+
+
+def _cudnn_convolution(computation: Computation, instruction: Instruction) -> Work:
+    """The three cuDNN calls keep the forward convolution's window and labels; the roles change."""
+    first, second = (_array(computation, instruction, n) for n in (0, 1))
+    result, target = instruction.shapes[0], instruction.custom_call_target
+    if target.startswith("__cudnn$convBackwardFilter"):
+        arrays = {"image": first, "result": second, "kernel": result}
+    elif target.startswith("__cudnn$convBackwardInput"):
+        arrays = {"result": first, "kernel": second, "image": result}
+    else:
+        arrays = {"image": first, "kernel": second, "result": result}
+    flops = _convolution_flops(instruction, **arrays)
+    return Work(kind="convolution", flops=flops, format=format_of(first.dtype))
+
+
+def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array, result: Array) -> int:
+    """2 x batch x input features x output features x pairs of positions that meet a real element.
+
+    As XLA's HloCostAnalysis::HandleConvolution counts; a TPU's matmul is the case without a window.
+    """
+    labels = re.match(r"([^_]+)_([^-]+)->(.+)$", instruction.attributes["dim_labels"])
+    assert labels, f"%{instruction.name}: dim_labels {instruction.attributes['dim_labels']!r}"
+    in_labels, kernel_labels, out_labels = labels.groups()
+    window = _window(instruction.attributes.get("window", "{}"))
+    pairs = 1
+    for label in (c for c in kernel_labels if c.isdigit()):
+        number = int(label)
+        pairs *= _meeting_pairs(
+            size=image.dims[in_labels.index(label)],
+            window=kernel.dims[kernel_labels.index(label)],
+            outputs=result.dims[out_labels.index(label)],
+            stride=_of(window, "stride", number, 1),
+            low=_of(window, "pad", number, 0),
+            base_dilation=_of(window, "lhs_dilate", number, 1),
+            window_dilation=_of(window, "rhs_dilate", number, 1),
+        )
+    batch_groups = int(instruction.attributes.get("batch_group_count", "1"))
+    batch = image.dims[in_labels.index("b")] // batch_groups
+    features = kernel.dims[kernel_labels.index("i")] * kernel.dims[kernel_labels.index("o")]
+    return 2 * batch * features * pairs
+
+
+def _window(text: str) -> dict[str, list[int]]:
+    """Each field of a window by spatial dimension; of "pad=1_2x0_0" the low side (1, 0)."""
+    fields = re.findall(r"(\w+)=(\S+)", text.strip("{}"))
+    return {key: [int(part.split("_")[0]) for part in value.split("x")] for key, value in fields}
+
+
+def _of(window: dict[str, list[int]], key: str, number: int, otherwise: int) -> int:
+    return window[key][number] if key in window else otherwise
+
+
+@functools.lru_cache(maxsize=10_000)
+def _meeting_pairs(
+    *, size: int, window: int, outputs: int, stride: int, low: int, base_dilation: int, window_dilation: int
+) -> int:
+    """How many (output, window) positions along one dimension meet an element, no hole or padding."""
+    last = (size - 1) * base_dilation
+    pairs = 0
+    for tap in range(window):
+        offset = tap * window_dilation - low
+        first = max(0, -(offset // stride))  # the least output with output x stride + offset >= 0
+        final = min(outputs - 1, (last - offset) // stride)
+        if base_dilation == 1:
+            pairs += max(0, final - first + 1)
+        else:
+            pairs += sum((o * stride + offset) % base_dilation == 0 for o in range(first, final + 1))
+    return pairs
+
+
+_Rule = Callable[[Computation, Instruction], Work | None]
+_OPCODE_RULES: dict[str, _Rule] = {
+    "dot": _dot,
+    "scaled-dot": _dot,
+    "ragged-dot": _ragged_dot,
+    "multiply": _multiply,
+    "convolution": _convolution,
+}
+_TARGET_RULES: tuple[tuple[str, _Rule], ...] = (
+    ("__cublas$gemm", _gemm),
+    ("__cublas$lt$matmul", _gemm),
+    ("__cudnn$conv", _cudnn_convolution),
+    ("__cudnn$fmha", _attention),
+)
