@@ -97,7 +97,7 @@ def _override_tree(overrides: Sequence[str]) -> dict[str, Any]:
         keys = dotted.strip().split(".")
         if not equals or not all(keys):
             raise InputError(
-                f"override {override!r} is not section.key=value", hint="e.g. model.num_layers=12"
+                f"override {override!r} is not section.key=value", hint="as in model.num_layers=12"
             )
         if len(keys) > 2:
             raise InputError(
@@ -138,7 +138,7 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
     if section not in RunConfig.model_fields:
         return old
     choice, records = variants(section)
-    if not choice or new.get(choice, old.get(choice)) == old.get(choice) or new[choice] not in records:
+    if not choice or new.get(choice, old.get(choice)) == old.get(choice) or str(new[choice]) not in records:
         return old
     still_known = known_keys(section, new[choice])
     return {key: value for key, value in old.items() if key in still_known}

@@ -133,7 +133,7 @@ class TransformerModel(Section):
         if value == 0 and embed is not None and heads is not None and embed % heads:
             hint = f"set head_dim, or use num_heads = {or_list(near_divisors(embed, heads))}"
             raise_problems(
-                [("", f"is missing, and embed_dim / num_heads = {embed} / {heads} is not whole", hint)]
+                [("", f"is missing, and {embed} / {heads} (embed_dim / num_heads) is not whole", hint)]
             )
         return value
 

@@ -23,7 +23,7 @@ _TYPES = {
     "string_too_short": "text that is not empty",
     "finite_number": "a finite number",
     "model_type": "a section of keys",
-    "model_attributes_type": "a section of keys",
+    "dict_type": "a section of keys",
 }
 _LIMITS = {
     "greater_than_equal": ("at least", "ge"),
@@ -109,8 +109,7 @@ def _place(loc: tuple[int | str, ...]) -> tuple[str, str, str]:
 def _tag_problem(section: str, value: Any) -> Problem:
     key, records = variants(section)
     path, known = f"{section}.{key}", ", ".join(sorted(records))
-    if not is_table(value):
-        return section, f"= {_show(value)}: expected a section of keys", f"set {path} to one of {known}"
+    assert is_table(value), f"pydantic looks for {path} only in a table, not in {value!r}"
     tag = value.get(key)
     if tag is None:
         return path, "is missing", f"set it to one of {known}"

@@ -1,0 +1,45 @@
+"""From a run's description to the data it trains on."""
+
+from __future__ import annotations
+
+from meshwright.config import CruncherModel, LinearModel, RunConfig, StdlibData, TokenFileData
+
+from ._rows import RegressionRows
+from ._stdlib import stdlib_parts
+from ._tokens import RandomTokens, TokenWindows, token_file_parts
+
+Dataset = RegressionRows | RandomTokens | TokenWindows
+"""Each has `batch`; the two of tokens also `unigram_entropy_nats` and `decode`."""
+
+
+def open_data(config: RunConfig) -> Dataset:
+    """The data of `config`.
+
+    Raises:
+        InputError: a file that is missing, short or of another type, or an interpreter without sources.
+    """
+    model, data, batch = config.model, config.data, config.batch
+    if isinstance(model, LinearModel):
+        return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.input_dim, has_answer=True)
+    if isinstance(model, CruncherModel):
+        return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.width, has_answer=False)
+    if isinstance(data, StdlibData):
+        name, parts = data.source, stdlib_parts(data.held_out_fraction)
+    elif isinstance(data, TokenFileData):
+        name, parts = data.path, token_file_parts(data)
+    else:
+        return RandomTokens(
+            seed=config.seed,
+            sequences=batch.sequences,
+            sequence_length=batch.sequence_length,
+            vocab_size=model.vocab_size,
+        )
+    return TokenWindows(
+        name=name,
+        parts=parts,
+        is_bytes=isinstance(data, StdlibData),
+        seed=config.seed,
+        sequences=batch.sequences,
+        sequence_length=batch.sequence_length,
+        vocab_size=model.vocab_size,
+    )

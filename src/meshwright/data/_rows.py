@@ -1,0 +1,32 @@
+"""Rows for regression, made from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._split import Split, generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionRows:
+    """Standard normal inputs; targets are inputs . [0, 1, ..., D-1] without noise, or normal as well.
+
+    `has_answer`: whether the targets follow from the inputs.
+    """
+
+    seed: int
+    rows: int
+    dim: int
+    has_answer: bool
+
+    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+        """`inputs` float32 [rows, dim] and `targets` float32 [rows]."""
+        random = generator(self.seed, step, split)
+        inputs = random.standard_normal((self.rows, self.dim), dtype=np.float32)
+        if self.has_answer:
+            targets = inputs @ np.arange(self.dim, dtype=np.float32)
+        else:
+            targets = random.standard_normal(self.rows, dtype=np.float32)
+        return {"inputs": inputs, "targets": targets}

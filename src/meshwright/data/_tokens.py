@@ -1,0 +1,159 @@
+"""Windows of tokens: at random places of an array that exists, or random throughout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.config import TokenFileData
+from meshwright.errors import InputError
+
+from ._split import Split, generator
+
+_TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomTokens:
+    """Tokens drawn evenly from the vocabulary: for weighing and timing, there is nothing to learn."""
+
+    seed: int
+    sequences: int
+    sequence_length: int
+    vocab_size: int
+
+    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+        """`tokens` int32 [sequences, sequence_length + 1]."""
+        shape = (self.sequences, self.sequence_length + 1)
+        random = generator(self.seed, step, split)
+        return {"tokens": random.integers(self.vocab_size, size=shape, dtype=np.int32)}
+
+    def unigram_entropy_nats(self, split: Split) -> float:
+        """ln(vocabulary): what no model can beat."""
+        return math.log(self.vocab_size)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The ids, since they stand for nothing."""
+        return _ids_as_text(tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWindows:
+    """Windows at random places of a long array of tokens; they may overlap.
+
+    `name`: of the source, for errors. `parts`: one 1-D array of integers per split, perhaps a memory
+    map. `is_bytes`: whether the tokens are the bytes of UTF-8 text.
+
+    Raises:
+        InputError: a part is shorter than one window.
+    """
+
+    name: str
+    parts: Mapping[Split, np.ndarray]
+    is_bytes: bool
+    seed: int
+    sequences: int
+    sequence_length: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        for split, part in self.parts.items():
+            if len(part) <= self.sequence_length:
+                raise InputError(
+                    f"{self.name}: the {split} part has {len(part)} tokens, and a window needs "
+                    f"{self.sequence_length + 1} (sequence_length + 1)",
+                    hint=self._what_is_enough(),
+                )
+
+    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+        """`tokens` int32 [sequences, sequence_length + 1].
+
+        Raises:
+            InputError: a token is outside the model's vocabulary.
+        """
+        part, window = self.parts[split], self.sequence_length + 1
+        starts = generator(self.seed, step, split).integers(len(part) - window + 1, size=self.sequences)
+        tokens = np.stack([part[start : start + window] for start in starts])
+        self._check_vocabulary(tokens)
+        return {"tokens": tokens.astype(np.int32)}
+
+    def unigram_entropy_nats(self, split: Split) -> float:
+        """Entropy of the single tokens of a part, in nats per token: what counting alone predicts.
+
+        Reads the whole part.
+
+        Raises:
+            InputError: a token is outside the model's vocabulary.
+        """
+        part, counts = self.parts[split], np.zeros(self.vocab_size, np.int64)
+        for start in range(0, len(part), _TOKENS_COUNTED_AT_ONCE):
+            tokens = part[start : start + _TOKENS_COUNTED_AT_ONCE]
+            self._check_vocabulary(tokens)
+            counts += np.bincount(tokens, minlength=self.vocab_size)
+        shares = counts[counts > 0] / len(part)
+        return float(-(shares * np.log(shares)).sum())
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of byte tokens (what is no UTF-8 shows as the replacement sign); else the ids."""
+        if not self.is_bytes:
+            return _ids_as_text(tokens)
+        return np.asarray(tokens, np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def _check_vocabulary(self, tokens: np.ndarray) -> None:
+        largest, smallest = int(tokens.max()), int(tokens.min())
+        if largest >= self.vocab_size:
+            raise InputError(
+                f"{self.name} holds token {largest}, outside model.vocab_size = {self.vocab_size}",
+                hint=f"use at least model.vocab_size = {largest + 1}, or check data.dtype",
+            )
+        if smallest < 0:
+            raise InputError(
+                f"{self.name} holds token {smallest}; token ids are not negative",
+                hint=f"check data.dtype; as uint32 these bytes are {smallest % 2**32}",
+            )
+
+    def _what_is_enough(self) -> str:
+        lengths, window = [len(part) for part in self.parts.values()], self.sequence_length + 1
+        if sum(lengths) >= 2 * window:
+            thousandths = min(math.ceil(1000 * window / sum(lengths)), 500)
+            enough = f"data.held_out_fraction = {thousandths / 1000}"
+        else:
+            enough = f"longer data, at least {2 * window} tokens"
+        return f"use {enough}" + (
+            f", or batch.sequence_length = {min(lengths) - 1}" if min(lengths) > 1 else ""
+        )
+
+
+def _ids_as_text(tokens: np.ndarray) -> str:
+    return " ".join(str(token) for token in tokens)
+
+
+def token_file_parts(data: TokenFileData) -> dict[Split, np.ndarray]:
+    """Memory maps of a token file's beginning (to train) and of its tail (held out).
+
+    Raises:
+        InputError: no such file, or its size is no whole number of tokens.
+    """
+    path, dtype = Path(data.path), np.dtype(data.dtype).newbyteorder("<")
+    if not path.is_file():
+        raise InputError(f"data.path: no token file {path}", hint=f"{_nearest_existing(path)} exists")
+    num_bytes = path.stat().st_size
+    if num_bytes == 0:
+        raise InputError(f"{path} is empty", hint=f"write tokens to it as {data.dtype}")
+    if num_bytes % dtype.itemsize:
+        fits = [name for name in ("uint16", "int32", "uint32") if num_bytes % np.dtype(name).itemsize == 0]
+        raise InputError(
+            f"{path}: {num_bytes} bytes are no whole number of {data.dtype} tokens ({dtype.itemsize} bytes)",
+            hint=f"data.dtype may be {' or '.join(fits)}" if fits else "the file is cut short; copy it again",
+        )
+    tokens: np.ndarray = np.memmap(path, dtype=dtype, mode="r")
+    cut = len(tokens) - math.ceil(len(tokens) * data.held_out_fraction)
+    return {"train": tokens[:cut], "held-out": tokens[cut:]}
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(folder for folder in path.absolute().parents if folder.is_dir())

@@ -1,0 +1,83 @@
+import pytest
+
+from meshwright.config import Layout, check_layout, load_config
+from meshwright.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("preset", "layout"),
+    [
+        ("llama3-405b", "fsdp=64,tensor=8"),
+        ("llama3-8b", "data=8,fsdp=64"),
+        ("bytes-10m", "data=2,fsdp=2,tensor=2"),
+        ("bytes-nano", "data=2,fsdp=2,tensor=2"),
+        ("gpt2-1.5b", "fsdp=64"),
+        ("cruncher", "data=2,fsdp=2,tensor=2"),
+        ("linear", "data=4,fsdp=2"),
+    ],
+)
+def test_layouts_that_split_evenly_pass(preset: str, layout: str):
+    check_layout(load_config(preset), Layout.parse(layout))
+
+
+@pytest.mark.parametrize(
+    ("preset", "layout", "message", "hint"),
+    [
+        ("bytes-nano", "data=3", "batch.sequences = 8 does not divide over data*fsdp = 3", "= 6 or 9"),
+        ("bytes-nano", "data=3", "bytes-nano on layout data=3", "or data*fsdp = 2 or 4"),
+        (
+            "llama3-8b",
+            "fsdp=4096",
+            "batch.sequences = 512 does not divide over data*fsdp = 4096 x batch.microbatch_sequences = 1",
+            "use batch.sequences = 4096, or data*fsdp = 512",
+        ),
+        ("llama3-70b", "fsdp=3", "model.embed_dim = 8192 does not divide over fsdp = 3", "fsdp=2 or 4"),
+        ("llama3-8b", "tensor=64", "model.num_heads = 32 does not divide over tensor = 64", "tensor=8"),
+        (
+            "llama3-8b",
+            "tensor=16",
+            "model.num_kv_heads = 8 does not divide over tensor = 16",
+            "num_kv_heads = 16",
+        ),
+        ("gpt2-124m", "tensor=5", "model.mlp_dim = 3072 does not divide over tensor = 5", "3070 or 3075"),
+        (
+            "gpt2-124m",
+            "tensor=2",
+            "model.vocab_size = 50257 does not divide over tensor = 2",
+            "50256 or 50258",
+        ),
+        (
+            "gpt2-124m",
+            "tensor=3",
+            "batch.sequence_length = 1024 does not divide over tensor = 3",
+            "1023 or 1026",
+        ),
+        ("cruncher", "tensor=3", "model.width = 64 does not divide over tensor = 3", "tensor=2 or 4"),
+        ("cruncher", "fsdp=3", "model.width = 64 does not divide over fsdp = 3", "model.width = 63 or 66"),
+        ("linear", "fsdp=3", "model.input_dim = 16 does not divide over fsdp = 3", "input_dim = 15 or 18"),
+        ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
+        ("llama3-8b", "context=2,fsdp=4", "axis 'context' is reserved", "use context=1"),
+        ("llama3-8b", "fsdp=4,expert=2", "axis 'expert' is reserved", "use expert=1"),
+    ],
+)
+def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str, message: str, hint: str):
+    with pytest.raises(InputError) as caught:
+        check_layout(load_config(preset), Layout.parse(layout))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_the_sizes_that_are_suggested_do_work():
+    config = load_config("llama3-8b", ["batch.microbatch_sequences=2"])
+    with pytest.raises(InputError, match=r"use batch.sequences = 384 or 576, or data\*fsdp = 64 or 128"):
+        check_layout(config, Layout.parse("data=96"))
+    for override, layout in [
+        ("batch.sequences=384", "data=96"),
+        ("batch.sequences=576", "data=96"),
+        ("seed=0", "data=64"),
+        ("seed=0", "data=128"),
+    ]:
+        check_layout(
+            load_config("llama3-8b", ["batch.microbatch_sequences=2", override]), Layout.parse(layout)
+        )

@@ -1,0 +1,99 @@
+"""Parameter counts against published figures, and what a model refuses about itself."""
+
+import pytest
+
+from meshwright.config import CruncherModel, LinearModel, TransformerModel, load_config
+from meshwright.errors import InputError
+
+# The released checkpoints' own counts: `sum(p.numel() for p in model.parameters())` of gpt2 and gpt2-xl,
+# https://huggingface.co/openai-community; of Llama-2-7b, Meta-Llama-3-8B, -70B and Llama-3.1-405B.
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-1.5b": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_has_the_published_number_of_parameters(preset: str):
+    assert load_config(preset).model.num_parameters == PUBLISHED[preset]
+
+
+def test_gpt3_rounds_to_the_published_175_billion():
+    assert load_config("gpt3-175b").model.num_parameters == pytest.approx(175.0e9, rel=0.003)
+
+
+def test_the_matmul_parameters_of_a_small_transformer_by_hand():
+    # bytes-nano: 2 layers, embed 64, 4 query and 2 key-value heads of 16, gated MLP of 128, 256 bytes
+    query_and_output, key_and_value = 2 * 64 * 64, 2 * 64 * 32
+    mlp, head = 3 * 64 * 128, 64 * 256
+    model = load_config("bytes-nano").model
+    assert model.num_matmul_parameters == 2 * (query_and_output + key_and_value + mlp) + head
+    assert model.num_parameters == model.num_matmul_parameters + 256 * 64 + 5 * 64  # embedding, norms
+
+
+def test_a_tied_head_multiplies_but_is_not_counted_twice():
+    tied = load_config("gpt2-124m").model
+    untied = load_config("gpt2-124m", ["model.tied_embeddings=false"]).model
+    assert tied.num_matmul_parameters == untied.num_matmul_parameters
+    assert untied.num_parameters - tied.num_parameters == 50_257 * 768
+
+
+def test_cruncher_and_linear_count_as_the_course_does():
+    cruncher = CruncherModel(kind="cruncher", width=64, num_layers=2)
+    assert cruncher.num_parameters == 64 * 64 + 64 * 64 + 64
+    assert cruncher.num_matmul_parameters == cruncher.num_parameters
+    linear = LinearModel(kind="linear", input_dim=16, bias=True)
+    assert (linear.num_parameters, linear.num_matmul_parameters) == (17, 16)
+
+
+def test_the_head_dim_follows_from_embed_and_heads_unless_given():
+    assert load_config("bytes-nano").model.head_dim == 16  # pyright: ignore
+    assert load_config("bytes-nano", ["model.head_dim=32"]).model.head_dim == 32  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (["num_kv_heads=3"], "model.num_kv_heads = 3 does not divide num_heads = 4", "num_kv_heads = 2"),
+        (["num_heads=6"], "model.head_dim is missing, and 64 / 6", "num_heads = 4 or 8"),
+        (
+            ["rope_theta=none"],
+            "model.rope_theta is missing; position = 'rotary'",
+            "set rope_theta to 10000.0",
+        ),
+        (
+            ["position=learned", "rope_theta=none"],
+            "model.max_positions is missing; position = 'learned'",
+            "set max_positions",
+        ),
+        (
+            ["position=learned", "max_positions=64"],
+            "model.rope_theta = 10000.0 has no effect with position = 'learned'",
+            'rope_theta = "none"',
+        ),
+        (["max_positions=64"], "model.max_positions = 64 has no effect", "leave max_positions out"),
+        (["head_dim=15"], "model.head_dim = 15 is odd", "use head_dim = 16"),
+    ],
+)
+def test_a_transformer_that_contradicts_itself_is_refused(overrides: list[str], message: str, hint: str):
+    with pytest.raises(InputError) as caught:
+        load_config("bytes-nano", [f"model.{override}" for override in overrides])
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_transformer_built_in_python_is_checked_as_well():
+    with pytest.raises(ValueError, match="rope_theta is missing"):
+        TransformerModel(
+            kind="transformer",
+            num_layers=1,
+            embed_dim=8,
+            num_heads=1,
+            num_kv_heads=1,
+            mlp_dim=8,
+            vocab_size=8,
+        )

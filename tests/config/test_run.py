@@ -1,0 +1,39 @@
+import pytest
+
+from meshwright.config import RunConfig, load_config, preset_names
+from meshwright.errors import InputError
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_config_survives_json(preset: str):
+    config = load_config(preset)
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_tokens_per_step_are_those_of_the_whole_fleet():
+    assert load_config("llama3-405b").batch.tokens_per_step == 2048 * 8192
+
+
+def test_only_a_transformer_rematerialises_by_default():
+    assert load_config("llama3-8b").remat == "dots-attention"
+    assert load_config("cruncher").remat == "none"
+
+
+@pytest.mark.parametrize(
+    ("preset", "override", "message", "hint"),
+    [
+        ("cruncher", "batch.sequence_length=2", "takes rows, not sequences", "batch.sequence_length = 1"),
+        ("cruncher", "remat=full", "remat = 'full' has no effect on a cruncher", 'remat = "none"'),
+        ("linear", "data.source=python-stdlib", "gives tokens, but a linear", 'data.source = "synthetic"'),
+        ("gpt2-124m", "batch.sequence_length=2048", "longer than model.max_positions = 1024", "= 1024"),
+        ("bytes-nano", "model.loss_chunk=48", "model.loss_chunk = 48 does not divide", "loss_chunk = 32"),
+        ("bytes-nano", "batch.microbatch_sequences=3", "batch.sequences = 8 is not a multiple", "= 6"),
+        ("bytes-10m", "schedule.warmup_steps=200", "leaves nothing of steps = 200", "warmup_steps = 199"),
+        ("bytes-nano", "layout=tenosr=2", "layout = 'tenosr=2': layout", "did you mean 'tensor'?"),
+    ],
+)
+def test_sections_that_disagree_are_refused(preset: str, override: str, message: str, hint: str):
+    with pytest.raises(InputError) as caught:
+        load_config(preset, [override])
+    assert message in caught.value.message
+    assert hint in caught.value.hint

@@ -1,0 +1,139 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.config import load_config
+from meshwright.data import RandomTokens, TokenWindows, open_data
+from meshwright.errors import InputError
+
+
+def open_file(path: Path, dtype: str = "uint16", *overrides: str) -> TokenWindows:
+    data = ["data.source=tokens", f"data.path={path}", f"data.dtype={dtype}"]
+    batch = ["batch.sequences=4", "batch.sequence_length=8", "model.vocab_size=1000"]
+    opened = open_data(load_config("bytes-nano", [*data, *batch, *overrides]))
+    assert isinstance(opened, TokenWindows)
+    return opened
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint32"])
+def test_batches_are_windows_of_the_file(tmp_path: Path, dtype: str):
+    np.arange(1000, dtype=dtype).tofile(tmp_path / "tokens.bin")
+    data = open_file(tmp_path / "tokens.bin", dtype)
+    seen = {"train": set[int](), "held-out": set[int]()}
+    for step in range(200):
+        for split, tokens_seen in seen.items():
+            tokens = data.batch(step, split)["tokens"]  # pyright: ignore
+            assert tokens.shape == (4, 9)
+            assert tokens.dtype == np.int32
+            assert (np.diff(tokens, axis=1) == 1).all()
+            tokens_seen |= set(tokens.flatten().tolist())
+    assert max(seen["train"]) < 950  # 5 % of 1000 are held out, at the end
+    assert len(seen["train"]) > 900
+    assert (min(seen["held-out"]), max(seen["held-out"])) == (950, 999)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    first, again = open_file(tmp_path / "tokens.bin"), open_file(tmp_path / "tokens.bin")
+    other = open_file(tmp_path / "tokens.bin", "uint16", "seed=7")
+    again.batch(0, "train")
+    assert np.array_equal(first.batch(9, "train")["tokens"], again.batch(9, "train")["tokens"])
+    assert not np.array_equal(first.batch(9, "train")["tokens"], other.batch(9, "train")["tokens"])
+
+
+def test_a_file_of_exactly_two_windows_serves(tmp_path: Path):
+    np.arange(18, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    data = open_file(tmp_path / "tokens.bin", "uint16", "data.held_out_fraction=0.5")
+    assert data.batch(0, "train")["tokens"].tolist() == [list(range(9))] * 4
+    assert data.batch(0, "held-out")["tokens"].tolist() == [list(range(9, 18))] * 4
+
+
+def test_the_unigram_entropy_is_that_of_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tokens = np.array([0] * 50 + [1] * 25 + [2] * 25 + [0] * 100, np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    data = open_file(tmp_path / "tokens.bin", "uint16", "data.held_out_fraction=0.5")
+    by_hand = 0.5 * math.log(2) + 2 * 0.25 * math.log(4)
+    assert data.unigram_entropy_nats("train") == pytest.approx(by_hand)
+    assert data.unigram_entropy_nats("held-out") == 0.0
+    monkeypatch.setattr("meshwright.data._tokens._TOKENS_COUNTED_AT_ONCE", 7)
+    assert data.unigram_entropy_nats("train") == pytest.approx(by_hand)
+
+
+def test_the_tokens_of_a_file_decode_to_their_ids(tmp_path: Path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    assert open_file(tmp_path / "tokens.bin").decode(np.array([5, 6])) == "5 6"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token", "message", "hint"),
+    [
+        (
+            "uint16",
+            1000,
+            "holds token 1000, outside model.vocab_size = 1000",
+            "at least model.vocab_size = 1001",
+        ),
+        ("uint32", 2**31 + 5, "holds token 2147483653, outside", "or check data.dtype"),
+        ("int32", -1, "holds token -1; token ids are not negative", "as uint32 these bytes are 4294967295"),
+    ],
+)
+def test_a_token_outside_the_vocabulary_is_refused(
+    tmp_path: Path, dtype: str, token: int, message: str, hint: str
+):
+    path = tmp_path / "tokens.bin"
+    np.full(1000, token, dtype).tofile(path)
+    data = open_file(path, dtype)
+    for use in (lambda: data.batch(0, "train"), lambda: data.unigram_entropy_nats("train")):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert f"{path} {message}" in caught.value.message
+        assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype", "message", "hint"),
+    [
+        (None, "uint16", "no token file", "exists"),
+        (b"", "uint16", "is empty", "write tokens to it as uint16"),
+        (b"x" * 101, "uint16", "101 bytes are no whole number of uint16 tokens", "cut short"),
+        (b"x" * 102, "int32", "102 bytes are no whole number of int32 tokens", "data.dtype may be uint16"),
+        (
+            b"xx" * 10,
+            "uint16",
+            "the train part has 9 tokens, and a window needs 10",
+            "longer data, at least 20 tokens",
+        ),
+        (
+            b"xx" * 60,
+            "uint16",
+            "the held-out part has 3 tokens, and a window",
+            "use data.held_out_fraction = 0.167, or batch.sequence_length = 2",
+        ),
+    ],
+)
+def test_a_file_that_cannot_serve_is_refused(
+    tmp_path: Path, content: bytes | None, dtype: str, message: str, hint: str
+):
+    path = tmp_path / "tokens.bin"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        open_file(path, dtype, "batch.sequence_length=9")
+    assert message in caught.value.message
+    assert str(path) in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_random_tokens_fill_the_vocabulary_evenly():
+    config = load_config("bytes-nano", ["data.source=synthetic", "model.vocab_size=16"])
+    data = open_data(config)
+    assert isinstance(data, RandomTokens)
+    tokens = np.concatenate([data.batch(step, "train")["tokens"] for step in range(20)])
+    assert tokens.dtype == np.int32
+    assert tokens.shape == (160, 65)
+    assert np.bincount(tokens.flatten(), minlength=16) / tokens.size == pytest.approx(1 / 16, rel=0.2)
+    assert data.unigram_entropy_nats("train") == pytest.approx(math.log(16))
+    assert data.decode(np.array([3, 1])) == "3 1"
+    assert not np.array_equal(data.batch(0, "train")["tokens"], data.batch(0, "held-out")["tokens"])
