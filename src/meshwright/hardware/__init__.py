@@ -1,1 +1,20 @@
-"""Under construction."""
+"""Chips, links and fleets: what a machine can do, and what a compiler must be told about it.
+
+Imports: `errors`, `formats`; no jax. Used by: everything that weighs, predicts, plans or trains.
+Every figure stands in catalog.toml with its source; nothing is matched by substring.
+"""
+
+from ._chip import CATALOG as CATALOG
+from ._chip import Chip as Chip
+from ._chip import Link as Link
+from ._chip import Slices as Slices
+from ._chip import Target as Target
+from ._chip import chip_of_device_kind as chip_of_device_kind
+from ._chip import find_chip as find_chip
+from ._chip import memory_fraction as memory_fraction
+from ._fleet import Fleet as Fleet
+from ._target import DEFAULT_MEMORY_FRACTION as DEFAULT_MEMORY_FRACTION
+from ._target import pool_bytes as pool_bytes
+from ._target import target_config as target_config
+from ._target import target_topology as target_topology
+from ._target import topology_arguments as topology_arguments

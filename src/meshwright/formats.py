@@ -1,0 +1,190 @@
+"""Number formats: what each can hold, derived from its exponent and mantissa bits.
+
+Sources: IEEE 754-2019 (fp16, fp32, fp64); OCP "8-bit Floating Point Specification" 1.0 (fp8); OCP
+"Microscaling Formats (MX) Specification" 1.0 (mxfp8, mxfp6, mxfp4 and their elements); NVIDIA's
+description of NVFP4 (blocks of 16 with an fp8-e4m3 scale). Modelled: rounding to nearest even.
+Not modelled: stochastic rounding, flush-to-zero units, nvfp4's rounding of its own scale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwright.errors import InputError, nearest_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormat:
+    """One number format.
+
+    `bits`: of storage for one value, a block's scale apart (tf32 uses 19 of its 32).
+    `has_inf`, `has_nan`: whether the largest exponent is kept for them (IEEE), whether only the
+    all-ones pattern is NaN (fp8-e4m3), or neither (the narrow element formats).
+    `block_size`, `scale_bits`: values that share one scale, and its bits; 1 and 0 without one.
+    An integer has no exponent bits; its mantissa bits are those of its magnitude.
+    """
+
+    name: str
+    bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    has_inf: bool = False
+    has_nan: bool = False
+    signed: bool = True
+    block_size: int = 1
+    scale_bits: int = 0
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it has an exponent."""
+        return self.exponent_bits > 0
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits one value takes with its share of the block's scale."""
+        return self.bits + self.scale_bits / self.block_size
+
+    @property
+    def _bias(self) -> int:
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def _largest_exponent(self) -> int:
+        return self._bias if self.has_inf else self._bias + 1
+
+    @property
+    def max(self) -> float:
+        """The largest finite value, of one element before its scale."""
+        if not self.is_float:
+            return float(2**self.mantissa_bits - 1)
+        lost = 2 if self.has_nan and not self.has_inf else 1  # patterns at the top, in steps of the mantissa
+        return math.ldexp(2 - lost * self.epsilon, self._largest_exponent)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive value with a full mantissa."""
+        return math.ldexp(1, 1 - self._bias) if self.is_float else 1.0
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive value."""
+        return math.ldexp(1, 1 - self._bias - self.mantissa_bits) if self.is_float else 1.0
+
+    @property
+    def epsilon(self) -> float:
+        """The step from 1 to the next value."""
+        return math.ldexp(1, -self.mantissa_bits) if self.is_float else 1.0
+
+    def round_trip(self, value: float, *, block_max: float | None = None) -> float:
+        """`value` after it was stored in this format and read back.
+
+        Args:
+            value: any float.
+            block_max: the largest magnitude of its block; needed by block-scaled formats, whose scale
+                follows from it (a power of two in MX, block_max / 6 in nvfp4).
+
+        Beyond `max` it is infinite where the format has infinities, else NaN where it has NaN, else
+        `max`, which is what XLA's conversion does.
+        """
+        assert self.is_float, f"{self.name} is no float"
+        assert (block_max is None) == (self.block_size == 1), (
+            f"{self.name}: block_max belongs to block formats"
+        )
+        if value == 0 or not math.isfinite(value):
+            return value
+        scale = 1.0 if block_max is None else self._scale(block_max)
+        magnitude = abs(value) / scale
+        exponent = max(math.frexp(magnitude)[1] - 1, 1 - self._bias)
+        step = math.ldexp(1, exponent - self.mantissa_bits)
+        rounded = round(magnitude / step) * step
+        if rounded > self.max:
+            # A scale that fits the block leaves at most a rounding above max: hardware saturates it.
+            narrow = math.nan if self.has_nan and self.block_size == 1 else self.max
+            rounded = math.inf if self.has_inf else narrow
+        return math.copysign(rounded * scale, value)
+
+    def underflows(self, value: float, *, block_max: float | None = None) -> bool:
+        """Whether a value that is not zero is stored as zero."""
+        return value != 0 and self.round_trip(value, block_max=block_max) == 0
+
+    def _scale(self, block_max: float) -> float:
+        assert block_max > 0, f"a block's largest magnitude is {block_max}"
+        if self.name == "nvfp4":
+            return block_max / self.max
+        return math.ldexp(1, math.frexp(block_max)[1] - 1 - self._largest_exponent)
+
+
+def _float(
+    name: str,
+    bits: int,
+    exponent_bits: int,
+    mantissa_bits: int,
+    specials: str = "",
+    block: tuple[int, int] = (1, 0),
+) -> NumberFormat:
+    return NumberFormat(
+        name=name,
+        bits=bits,
+        exponent_bits=exponent_bits,
+        mantissa_bits=mantissa_bits,
+        has_inf="inf" in specials,
+        has_nan="nan" in specials,
+        block_size=block[0],
+        scale_bits=block[1],
+    )
+
+
+def _integer(name: str, bits: int, signed: bool) -> NumberFormat:
+    return NumberFormat(name=name, bits=bits, exponent_bits=0, mantissa_bits=bits - signed, signed=signed)
+
+
+_MX = (32, 8)  # values that share one power-of-two scale, and its bits
+
+_ALL = (
+    _float("fp64", 64, 11, 52, "inf nan"),
+    _float("fp32", 32, 8, 23, "inf nan"),
+    _float("tf32", 32, 8, 10, "inf nan"),
+    _float("bf16", 16, 8, 7, "inf nan"),
+    _float("fp16", 16, 5, 10, "inf nan"),
+    _float("fp8-e5m2", 8, 5, 2, "inf nan"),
+    _float("fp8-e4m3", 8, 4, 3, "nan"),
+    _float("fp6-e3m2", 6, 3, 2),
+    _float("fp6-e2m3", 6, 2, 3),
+    _float("fp4-e2m1", 4, 2, 1),
+    _float("mxfp8", 8, 4, 3, "nan", _MX),
+    _float("mxfp6-e3m2", 6, 3, 2, "", _MX),
+    _float("mxfp6-e2m3", 6, 2, 3, "", _MX),
+    _float("mxfp4", 4, 2, 1, "", _MX),
+    _float("nvfp4", 4, 2, 1, "", (16, 8)),
+    *(_integer(f"int{bits}", bits, True) for bits in (4, 8, 16, 32, 64)),
+    *(_integer(f"uint{bits}", bits, False) for bits in (4, 8, 16, 32, 64)),
+    NumberFormat(name="bool", bits=8, exponent_bits=0, mantissa_bits=1, signed=False),
+)
+
+FORMATS = {f.name: f for f in _ALL}
+"""Every format by its name, widest floats first."""
+
+# Names of numpy, jax and ml_dtypes, and XLA's own where they differ.
+_DTYPES = {
+    **{n: n for n in FORMATS},
+    **{"float64": "fp64", "f64": "fp64", "float32": "fp32", "f32": "fp32"},
+    **{"float16": "fp16", "f16": "fp16", "bfloat16": "bf16"},
+    **{"float8_e5m2": "fp8-e5m2", "f8e5m2": "fp8-e5m2", "float8_e4m3fn": "fp8-e4m3", "f8e4m3fn": "fp8-e4m3"},
+    **{"float6_e3m2fn": "fp6-e3m2", "float6_e2m3fn": "fp6-e2m3"},
+    **{"float4_e2m1fn": "fp4-e2m1", "f4e2m1fn": "fp4-e2m1", "pred": "bool"},
+    **{f"s{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32, 64)},
+}
+
+
+def format_of_dtype(dtype: str) -> NumberFormat:
+    """The format of a dtype by its name in numpy, jax or XLA: "bfloat16", "bf16", "f32", "s32", "pred".
+
+    Raises:
+        InputError: no format is known by that name.
+    """
+    name = _DTYPES.get(dtype.lower())
+    if name is None:
+        raise InputError(f"unknown number format {dtype!r}", hint=nearest_name(dtype, _DTYPES))
+    return FORMATS[name]

@@ -1,0 +1,208 @@
+"""`Chip` and `Link`, and the catalog they are read from.
+
+A chip here is one JAX device: one GCD of an MI250X card, one core of a TPU v3 or v7x, one GPU of a rack.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any
+
+from meshwright.errors import InputError, nearest_name
+from meshwright.formats import FORMATS
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What devices talk over; the rate is one direction, per device (half a marketing figure)."""
+
+    name: str
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What XLA's compiler asks about an NVIDIA GPU that is not there; figures of XLA's own specs."""
+
+    compute_capability: tuple[int, int]
+    accelerated_features: bool
+    core_count: int
+    fpus_per_core: int
+    clock_ghz: float
+    memory_bytes_per_second: int
+    l2_bytes: int
+    shared_memory_per_core_bytes: int
+    shared_memory_per_block_optin_bytes: int
+    threads_per_core_limit: int
+    nvlink_active_links: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """How Google names and shapes the slices of one TPU generation.
+
+    `cores_per_chip_in_name`: what the number in "v5p-512" counts: 2 a chip (TensorCores) or 1.
+    `devices_per_chip`: JAX devices of one chip. `chip_config_name`: what libtpu must be told so that
+    it makes that many of them; "" for its default.
+    """
+
+    topology_prefix: str
+    cores_per_chip_in_name: int
+    devices_per_chip: int
+    shapes: tuple[str, ...]
+    chip_config_name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """One JAX device, not one card; every rate is a dense peak.
+
+    `device_kinds`: exact `jax.Device.device_kind` values; empty where none was ever seen.
+    `peak_flops_per_second`: by format name; a format that is not there is not known or not native.
+    `memory_bytes`: what the device's runtime reports as total; None where that is not known.
+    `inside`, `between`, `host`: links of the fast domain, between domains, and to host memory.
+    `chips_per_host`, `chips_per_domain`: JAX devices of a usual host and of a full fast domain.
+    `uncertain_fields`: fields and formats about which sources disagree, or which vary between hosts.
+    `sources`: by group of figures (rates, memory, device_kinds, between, target, slices).
+    `target`: None where XLA has no spec: nothing can be compiled for this chip without the chip.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    platform: str  # cuda | rocm | tpu | cpu
+    device_kinds: tuple[str, ...]
+    peak_flops_per_second: Mapping[str, float] = field(hash=False)
+    memory_bytes: int | None
+    memory_bytes_per_second: float | None
+    num_sms: int | None
+    inside: Link | None
+    between: Link | None
+    host: Link | None
+    chips_per_host: int
+    chips_per_domain: int
+    watts: float | None
+    confidence: str  # high | medium | low
+    uncertain_fields: tuple[str, ...]
+    sources: Mapping[str, str] = field(hash=False)
+    target: Target | None
+    slices: Slices | None
+
+
+def _link(fields: dict[str, Any] | None) -> Link | None:
+    return None if fields is None else Link(**fields)
+
+
+def _target(fields: dict[str, Any] | None) -> Target | None:
+    if fields is None:
+        return None
+    major, minor = fields.pop("compute_capability").split(".")
+    return Target(compute_capability=(int(major), int(minor)), **fields)
+
+
+def _slices(fields: dict[str, Any] | None) -> Slices | None:
+    return None if fields is None else Slices(shapes=tuple(fields.pop("shapes")), **fields)
+
+
+def _chip(name: str, fields: dict[str, Any]) -> Chip:
+    """One table of catalog.toml as a record; a key that no record has is our own bug."""
+    memory_gib = fields.pop("memory_gib", None)
+    chip = Chip(
+        name=name,
+        aliases=tuple(fields.pop("aliases", ())),
+        device_kinds=tuple(fields.pop("device_kinds")),
+        peak_flops_per_second=MappingProxyType(fields.pop("peak_flops_per_second")),
+        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
+        memory_bytes_per_second=fields.pop("memory_bytes_per_second", None),
+        num_sms=fields.pop("num_sms", None),
+        inside=_link(fields.pop("inside", None)),
+        between=_link(fields.pop("between", None)),
+        host=_link(fields.pop("host", None)),
+        watts=fields.pop("watts", None),
+        uncertain_fields=tuple(fields.pop("uncertain_fields")),
+        sources=MappingProxyType(fields.pop("sources")),
+        target=_target(fields.pop("target", None)),
+        slices=_slices(fields.pop("slices", None)),
+        **fields,
+    )
+    strangers = set(chip.peak_flops_per_second) - set(FORMATS)
+    assert not strangers, f"catalog.toml: {name} has peaks of unknown formats {strangers}"
+    return chip
+
+
+def _read_catalog() -> Mapping[str, Chip]:
+    text = files("meshwright.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
+    return MappingProxyType({name: _chip(name, fields) for name, fields in tomllib.loads(text).items()})
+
+
+CATALOG: Mapping[str, Chip] = _read_catalog()
+"""Every chip by its canonical name."""
+
+
+def _index(keys_of: Mapping[str, tuple[str, ...]]) -> dict[str, Chip]:
+    index: dict[str, Chip] = {}
+    for name, keys in keys_of.items():
+        for key in keys:
+            assert key not in index, f"catalog.toml: {key!r} names both {name} and {index[key].name}"
+            index[key] = CATALOG[name]
+    return index
+
+
+_BY_NAME = _index({c.name: tuple(n.lower() for n in (c.name, *c.aliases)) for c in CATALOG.values()})
+_BY_KIND = _index({c.name: c.device_kinds for c in CATALOG.values()})
+
+
+def find_chip(name: str) -> Chip:
+    """The chip of that canonical name or alias, upper or lower case.
+
+    Raises:
+        InputError: no chip has exactly that name.
+    """
+    chip = _BY_NAME.get(name.lower())
+    if chip is None:
+        known = [n for c in CATALOG.values() for n in (c.name, *c.aliases)]
+        raise InputError(f"unknown chip {name!r}", hint=nearest_name(name, known))
+    return chip
+
+
+def chip_of_device_kind(device_kind: str) -> Chip:
+    """The chip whose runtime reports exactly this `jax.Device.device_kind`.
+
+    Raises:
+        InputError: no chip of the catalog reports it.
+    """
+    chip = _BY_KIND.get(device_kind)
+    if chip is None:
+        raise InputError(
+            f"no chip of the catalog reports the device kind {device_kind!r}",
+            hint=nearest_name(device_kind, _BY_KIND),
+        )
+    return chip
+
+
+def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
+    """The share of the chip's memory that is left for JAX's pool, rounded down to three digits.
+
+    What `train` sets as XLA_PYTHON_CLIENT_MEM_FRACTION and `target_config` schedules for: all of
+    `memory_bytes` but `allowance_bytes`, which the context, libraries and NCCL take beside the pool.
+
+    Raises:
+        InputError: the chip's memory is not known, or the allowance takes all of it.
+    """
+    if chip.memory_bytes is None:
+        raise InputError(
+            f"the catalog does not know how much memory {chip.name} has",
+            hint="choose a chip with a known size",
+        )
+    if not 0 <= allowance_bytes < chip.memory_bytes:
+        raise InputError(
+            f"{allowance_bytes} bytes beside the pool do not fit into {chip.memory_bytes} of {chip.name}",
+            hint=f"allow at least 0 and less than {chip.memory_bytes} bytes",
+        )
+    return (chip.memory_bytes - allowance_bytes) * 1000 // chip.memory_bytes / 1000

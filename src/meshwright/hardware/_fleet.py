@@ -1,0 +1,189 @@
+"""`Fleet`: which chips, how many in a host, and how they are joined; and the text that names one."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from meshwright.errors import InputError
+
+from ._chip import CATALOG, Chip, Link, chip_of_device_kind, find_chip
+
+_EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
+_LARGEST = 10**6  # devices; far above any machine, and below what the compiler's own figures can hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """`num_hosts` alike hosts of `chips_per_host` JAX devices.
+
+    `chips_per_domain`: devices that `inside` joins: a host, a rack of trays, or a whole TPU slice;
+    `between` joins the domains. `topology`: for TPUs what libtpu calls the slice ("v5p:4x8x8"), else "".
+    `price_per_chip_hour`: only where the user says it; in the user's currency.
+    """
+
+    chip: Chip
+    num_hosts: int
+    chips_per_host: int
+    chips_per_domain: int
+    topology: str = ""
+    price_per_chip_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        assert self.num_hosts >= 1, f"a fleet of {self.num_hosts} hosts"
+        assert self.chips_per_host >= 1, f"a fleet of hosts with {self.chips_per_host} chips"
+        assert 1 <= self.chips_per_domain <= self.num_devices, f"a domain of {self.chips_per_domain}"
+
+    @property
+    def num_devices(self) -> int:
+        """JAX devices of the whole fleet."""
+        return self.num_hosts * self.chips_per_host
+
+    @property
+    def inside(self) -> Link | None:
+        """The link inside a fast domain."""
+        return self.chip.inside
+
+    @property
+    def between(self) -> Link | None:
+        """The link between fast domains; None where no figure is known."""
+        return self.chip.between
+
+    @property
+    def name(self) -> str:
+        """The canonical text: `Fleet.parse(fleet.name)` is this fleet (without its price)."""
+        if self.chip.slices is not None:
+            shape = self.topology.partition(":")[2]
+            return f"{self.chip.name}-{_number_of(self.chip, shape)}"
+        if self.num_hosts == 1 and _fits_one_host(self.chip, self.chips_per_host):
+            return f"{self.num_devices}x{self.chip.name}"
+        if self.chip.platform != "cpu" and self.chips_per_host == self.chip.chips_per_host:
+            return f"{self.num_devices}x{self.chip.name}"
+        return f"{self.num_hosts}x{self.chips_per_host}x{self.chip.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fleet:
+        """Read "64xH100", "16x4xA100-80GB" (hosts x chips), "v5p-512" (as Google names it) or "8xCPU".
+
+        Raises:
+            InputError: what is written cannot be read, or no such chip, count or slice exists.
+        """
+        text = text.strip()
+        counted = re.fullmatch(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(\S.*)", text, re.ASCII)
+        if counted is not None:
+            return _counted(text, counted[1], counted[2], counted[3])
+        sliced = re.fullmatch(r"(.+)-(\d+)", text, re.ASCII)
+        if sliced is not None and (chip := _tpu(sliced[1])) is not None:
+            return _slice(text, chip, sliced[2])
+        words = [n for c in CATALOG.values() for n in (c.name, *c.aliases)]
+        if text.lower() in (w.lower() for w in words):
+            raise InputError(f"fleet {text!r} does not say how many", hint=_example_of(find_chip(text)))
+        raise InputError(f"cannot read the fleet {text!r}", hint=_EXAMPLES)
+
+    @classmethod
+    def local(cls, device_kind: str, count: int) -> Fleet:
+        """The fleet of `count` devices of one kind that are attached to this machine, as one host.
+
+        TPUs are a slice of the catalog's shapes, whose hosts are Google's.
+
+        Raises:
+            InputError: no chip of the catalog reports that kind, or no slice has that many devices.
+        """
+        assert count >= 1, f"{count} devices are attached"
+        chip = chip_of_device_kind(device_kind)
+        if chip.slices is None:
+            return _hosts(chip, 1, count)
+        for shape in chip.slices.shapes:
+            if math.prod(_sizes(shape)) * chip.slices.devices_per_chip == count:
+                return _of_shape(chip, shape)
+        raise InputError(f"no slice of {chip.name} has {count} devices", hint=_known_slices(chip))
+
+
+def _fits_one_host(chip: Chip, count: int) -> bool:
+    """Whether a bare count of chips means one host, which need not be full."""
+    return chip.platform == "cpu" or count <= chip.chips_per_host
+
+
+def _example_of(chip: Chip) -> str:
+    if chip.slices is not None:
+        return f"write {chip.name}-{_number_of(chip, chip.slices.shapes[-1])}"
+    return f"write {chip.chips_per_host}x{chip.name}"
+
+
+def _hosts(chip: Chip, num_hosts: int, chips_per_host: int) -> Fleet:
+    """Hosts of one size: a domain spans hosts only where the chip's own does (a rack of trays)."""
+    spans = chip.chips_per_domain > chip.chips_per_host
+    domain = min(chip.chips_per_domain, num_hosts * chips_per_host) if spans else chips_per_host
+    return Fleet(chip=chip, num_hosts=num_hosts, chips_per_host=chips_per_host, chips_per_domain=domain)
+
+
+def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
+    chip = find_chip(name)
+    if chip.slices is not None:
+        raise InputError(
+            f"fleet {text!r}: a TPU slice has a shape, not only a count", hint=_known_slices(chip)
+        )
+    counts = [int(first)] if second is None else [int(first), int(second)]
+    if not 1 <= math.prod(counts) <= _LARGEST:
+        raise InputError(f"fleet {text!r} has {math.prod(counts)} devices", hint=_example_of(chip))
+    if len(counts) == 2:
+        return _hosts(chip, counts[0], counts[1])
+    count, usual = counts[0], chip.chips_per_host
+    if _fits_one_host(chip, count):
+        return _hosts(chip, 1, count)
+    if count % usual:
+        below, above = count - count % usual, count - count % usual + usual
+        raise InputError(
+            f"fleet {text!r}: {count} is no multiple of the {usual} {chip.name} of a host",
+            hint=f"use {below}x{chip.name} or {above}x{chip.name}; for other hosts write 1x{count}x{chip.name}",
+        )
+    return _hosts(chip, count // usual, usual)
+
+
+def _tpu(name: str) -> Chip | None:
+    """The TPU generation of that name, or None: "A100-40" is no slice."""
+    for chip in CATALOG.values():
+        if chip.slices is not None and name.lower() in (n.lower() for n in (chip.name, *chip.aliases)):
+            return chip
+    return None
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.split("x")]
+
+
+def _number_of(chip: Chip, shape: str) -> int:
+    """The number by which Google names a slice: its TensorCores, or for v5e and v6e its chips."""
+    assert chip.slices is not None, f"{chip.name} has no slices"
+    return math.prod(_sizes(shape)) * chip.slices.cores_per_chip_in_name
+
+
+def _known_slices(chip: Chip) -> str:
+    assert chip.slices is not None, f"{chip.name} has no slices"
+    return "slices: " + ", ".join(f"{chip.name}-{_number_of(chip, shape)}" for shape in chip.slices.shapes)
+
+
+def _slice(text: str, chip: Chip, number: str) -> Fleet:
+    assert chip.slices is not None, f"{chip.name} has no slices"
+    shapes = {str(_number_of(chip, shape)): shape for shape in chip.slices.shapes}
+    if number not in shapes:
+        near = min(shapes, key=lambda known: abs(math.log(int(known) / max(int(number), 1))))
+        raise InputError(
+            f"fleet {text!r}: Google has no such slice in one of its standard shapes",
+            hint=f"the nearest is {chip.name}-{near}; {_known_slices(chip)}",
+        )
+    return _of_shape(chip, shapes[number])
+
+
+def _of_shape(chip: Chip, shape: str) -> Fleet:
+    assert chip.slices is not None, f"{chip.name} has no slices"
+    num_devices = math.prod(_sizes(shape)) * chip.slices.devices_per_chip
+    chips_per_host = min(chip.chips_per_host, num_devices)
+    return Fleet(
+        chip=chip,
+        num_hosts=num_devices // chips_per_host,
+        chips_per_host=chips_per_host,
+        chips_per_domain=num_devices,
+        topology=f"{chip.slices.topology_prefix}:{shape}",
+    )

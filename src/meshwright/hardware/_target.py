@@ -1,0 +1,132 @@
+"""What XLA's compiler must be told to compile for devices that are not there.
+
+Memory. XLA's GPU scheduler keeps a program within `GetSchedulerMemoryLimit`
+(openxla/xla, xla/service/gpu/gpu_hlo_schedule.cc): a base limit, less the program's arguments and
+results (aliased ones once), times `xla_gpu_memory_limit_slop_factor` (95) / 100. The base limit is
+the pool's size (`HloModuleConfig::device_memory_size`, which the client sets to its allocator's
+`bytes_limit`) in a process that has the device, and 80 % of the target's `device_memory_size` in one
+that has not. Seen on jax 0.10.2: a target of 10,000,000,000 bytes gives "exceeds the base limit
+(8000000000)". So `device_memory_size` is rendered as the pool / 0.8, and both schedule alike.
+Not covered: passes that read `device_memory_size` without the 80 % (the collective combiners'
+suggested thresholds, xla/service/gpu/transforms/collectives/collective_combiner_utils.cc).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.errors import InputError
+
+from ._chip import CATALOG
+from ._fleet import Fleet
+
+DEFAULT_MEMORY_FRACTION = 0.75
+"""JAX's own share of a GPU's memory for its pool (docs.jax.dev, "GPU memory allocation")."""
+
+OLDEST_COMPUTE_CAPABILITY = (7, 5)
+"""CUDA 13 dropped what is older (CUDA Toolkit 13.0 release notes)."""
+
+# Alike for every compute capability from 7.0 on (CUDA C++ programming guide, "Compute Capabilities").
+_COMMON = (
+    "threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 "
+    "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+    "registers_per_core_limit: 65536 registers_per_block_limit: 65536 "
+    "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_address_bits: 64"
+)
+
+
+def _chips_with_target() -> str:
+    chips = CATALOG.values()
+    return ", ".join(
+        c.name for c in chips if c.target and c.target.compute_capability >= OLDEST_COMPUTE_CAPABILITY
+    )
+
+
+def pool_bytes(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> int:
+    """Bytes of one device's pool: the share of what its runtime reports, as JAX allocates it.
+
+    Raises:
+        InputError: the chip's memory is not known, or the fraction is not in (0, 1].
+    """
+    if fleet.chip.memory_bytes is None:
+        raise InputError(
+            f"the catalog does not know how much memory {fleet.chip.name} has",
+            hint="choose a chip with a known size",
+        )
+    if not 0 < memory_fraction <= 1:
+        raise InputError(f"a memory fraction of {memory_fraction} is no share", hint="use 0.75, or up to 1")
+    return int(fleet.chip.memory_bytes * memory_fraction)
+
+
+def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> str:
+    """The text of a `GpuTargetConfigProto` for the fleet's chip, scheduled for that share of its memory.
+
+    Raises:
+        InputError: no such target: not an NVIDIA GPU, unknown to XLA, or too old for CUDA 13.
+    """
+    chip, target = fleet.chip, fleet.chip.target
+    if target is None:
+        why = (
+            "XLA has no target spec for it" if chip.platform == "cuda" else f"it is a {chip.platform} device"
+        )
+        raise InputError(
+            f"cannot compile for {chip.name} without one: {why}",
+            hint=f"chips with a GPU target: {_chips_with_target()}",
+        )
+    major, minor = target.compute_capability
+    if target.compute_capability < OLDEST_COMPUTE_CAPABILITY:
+        raise InputError(
+            f"CUDA 13's compiler has no compute capability {major}.{minor}, which {chip.name} has",
+            hint=f"chips with a GPU target: {_chips_with_target()}",
+        )
+    limit_bytes = pool_bytes(fleet, memory_fraction)
+    device_memory_bytes = -(-limit_bytes * 100 // 80)  # up, so that 80 % of it is not a byte short
+    features = "ACCELERATED_FEATURES" if target.accelerated_features else "NONE"
+    kind = chip.device_kinds[0]
+    # The versions are those of the compiler that the nvidia extra installs, not of some machine's driver.
+    return (
+        f"gpu_device_info {{ {_COMMON} "
+        f"shared_memory_per_core: {target.shared_memory_per_core_bytes} "
+        f"shared_memory_per_block_optin: {target.shared_memory_per_block_optin_bytes} "
+        f"threads_per_core_limit: {target.threads_per_core_limit} "
+        f"core_count: {target.core_count} fpus_per_core: {target.fpus_per_core} "
+        f"memory_bandwidth: {target.memory_bytes_per_second} l2_cache_size: {target.l2_bytes} "
+        f"clock_rate_ghz: {target.clock_ghz} device_memory_size: {device_memory_bytes} "
+        f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} "
+        f'name: "{kind}" driver_version: "13.0.0" runtime_version: "13.0.0" '
+        f'compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0" '
+        f"device_interconnect_info {{ active_links: {target.nvlink_active_links} }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} '
+        f'device_description_str: "{kind}"'
+    )
+
+
+def target_topology(fleet: Fleet) -> str:
+    """Partitions x hosts x devices per host, as the GPU compiler reads it: "1x64x8"."""
+    return f"1x{fleet.num_hosts}x{fleet.chips_per_host}"
+
+
+def topology_arguments(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> dict[str, Any]:
+    """The keyword arguments of `jax.experimental.topologies.get_topology_desc` for an absent fleet.
+
+    Args:
+        fleet: of NVIDIA GPUs or TPUs.
+        memory_fraction: for GPUs; a TPU's compiler knows its memory itself.
+
+    Raises:
+        InputError: the fleet's platform cannot be compiled for without a device.
+    """
+    slices = fleet.chip.slices
+    if slices is None:
+        return {
+            "platform": "cuda",
+            "topology_name": "",
+            "target_config": target_config(fleet, memory_fraction),
+            "topology": target_topology(fleet),
+        }
+    arguments: dict[str, Any] = {"platform": "tpu", "topology_name": fleet.topology}
+    if slices.chip_config_name:
+        arguments["chip_config_name"] = slices.chip_config_name
+    if fleet.num_devices // slices.devices_per_chip == 1:
+        arguments["chips_per_host_bounds"] = (1, 1, 1)  # libtpu's default host has four chips
+    return arguments

@@ -1,0 +1,87 @@
+"""Print quantities shortly, with three digits that count, and read the counts people write."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from meshwright.errors import InputError
+
+_COUNT_LETTERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
+_SI = ("", "k", "M", "G", "T", "P", "E", "Z")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def _three_digits(value: float) -> str:
+    """Three digits that count below 1000: "1.50", "79.1", "989"."""
+    for digits, below in ((2, 9.995), (1, 99.95)):
+        if abs(value) < below:
+            return f"{value:.{digits}f}"
+    return f"{value:.0f}"
+
+
+def _scaled(value: float, step: int, num_prefixes: int) -> tuple[str, int]:
+    """The value's three digits in the largest prefix that leaves at least 1, and which prefix that is."""
+    power = 0
+    while abs(value) >= step - 0.5 and power < num_prefixes - 1:
+        value /= step
+        power += 1
+    return _three_digits(value), power
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Memory in powers of 1024: "512 B", "1.50 MiB", "79.1 GiB"."""
+    digits, power = _scaled(num_bytes, 1024, len(_BINARY))
+    return f"{num_bytes:.0f} B" if power == 0 else f"{digits} {_BINARY[power]}"
+
+
+def format_count(count: float) -> str:
+    """Parameters, tokens, FLOPs: "512", "8.03B", "15T", "3.14e23"; exact below 1000, else three digits."""
+    if abs(count) >= 999.5e12:
+        return f"{count:.2e}".replace("e+", "e")
+    for letter, size in _COUNT_LETTERS:
+        if abs(count) >= size * 0.9995:
+            digits = _three_digits(count / size)
+            return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + letter
+    return f"{count:.4g}"
+
+
+def format_rate(value: float, unit: str) -> str:
+    """A decimal SI prefix before `unit`: "989 TFLOP/s", "3.35 TB/s", "12.5 GB" of traffic."""
+    digits, power = _scaled(value, 1000, len(_SI))
+    return f"{digits} {_SI[power]}{unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit people would use: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days"."""
+    for size, unit, below in (
+        (1e-6, "us", 1e-3),
+        (1e-3, "ms", 1),
+        (1, "s", 120),
+        (60, "min", 7200),
+        (3600, "h", 172800),
+    ):
+        if abs(seconds) < below * 0.9995:
+            return f"{_three_digits(seconds / size)} {unit}"
+    return f"{_three_digits(seconds / 86400)} days"
+
+
+def parse_count(text: str) -> int:
+    """Read "15T", "300e9", "4M", "1.5B" or "4096", in powers of ten.
+
+    Raises:
+        InputError: it is no number, not finite, negative, or no whole number.
+    """
+    match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+]?\d{1,2})?)\s*([KMBTkmbt]?)\s*", text, re.ASCII)
+    if match is None:
+        raise InputError(f"cannot read {text!r} as a count", hint="write it as 15T, 300e9, 4M or 4096")
+    number, letter = match[1].replace("_", "").replace(",", ""), match[2].upper()
+    mantissa, _, exponent = number.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    power = int(exponent or 0) - len(fraction) + int(math.log10(dict(_COUNT_LETTERS).get(letter, 1)))
+    digits = int(whole + fraction)
+    if power < 0 and digits % 10**-power:
+        raise InputError(
+            f"{text!r} is {digits}e{power}, which is no whole number", hint=f"use {digits // 10**-power}"
+        )
+    return digits * 10**power if power >= 0 else digits // 10**-power
