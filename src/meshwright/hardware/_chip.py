@@ -78,7 +78,7 @@ class Chip:
     vendor: str
     platform: str  # cuda | rocm | tpu | cpu
     device_kinds: tuple[str, ...]
-    peak_flops_per_second: Mapping[str, float] = field(hash=False)
+    peak_flops_per_second: dict[str, float] = field(hash=False)
     memory_bytes: int | None
     memory_bytes_per_second: float | None
     num_sms: int | None
@@ -90,7 +90,7 @@ class Chip:
     watts: float | None
     confidence: str  # high | medium | low
     uncertain_fields: tuple[str, ...]
-    sources: Mapping[str, str] = field(hash=False)
+    sources: dict[str, str] = field(hash=False)
     target: Target | None
     slices: Slices | None
 
@@ -117,7 +117,7 @@ def _chip(name: str, fields: dict[str, Any]) -> Chip:
         name=name,
         aliases=tuple(fields.pop("aliases", ())),
         device_kinds=tuple(fields.pop("device_kinds")),
-        peak_flops_per_second=MappingProxyType(fields.pop("peak_flops_per_second")),
+        peak_flops_per_second=fields.pop("peak_flops_per_second"),
         memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
         memory_bytes_per_second=fields.pop("memory_bytes_per_second", None),
         num_sms=fields.pop("num_sms", None),
@@ -126,7 +126,7 @@ def _chip(name: str, fields: dict[str, Any]) -> Chip:
         host=_link(fields.pop("host", None)),
         watts=fields.pop("watts", None),
         uncertain_fields=tuple(fields.pop("uncertain_fields")),
-        sources=MappingProxyType(fields.pop("sources")),
+        sources=fields.pop("sources"),
         target=_target(fields.pop("target", None)),
         slices=_slices(fields.pop("slices", None)),
         **fields,

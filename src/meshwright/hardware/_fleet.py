@@ -136,7 +136,7 @@ def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
         below, above = count - count % usual, count - count % usual + usual
         raise InputError(
             f"fleet {text!r}: {count} is no multiple of the {usual} {chip.name} of a host",
-            hint=f"use {below}x{chip.name} or {above}x{chip.name}; for other hosts write 1x{count}x{chip.name}",
+            hint=f"use {below}x{chip.name} or {above}x{chip.name}; or one host: 1x{count}x{chip.name}",
         )
     return _hosts(chip, count // usual, usual)
 

@@ -1,0 +1,152 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.errors import InputError
+from meshwright.hardware import CATALOG, Fleet, find_chip
+
+SLICES = [
+    f"{name}-{math.prod(map(int, shape.split('x'))) * chip.slices.cores_per_chip_in_name}"
+    for chip in CATALOG.values()
+    if chip.slices
+    for name in (chip.name, *chip.aliases)
+    for shape in chip.slices.shapes
+]
+counted = st.builds(
+    "{}x{}x{}".format,
+    st.integers(1, 600),
+    st.integers(1, 80),
+    st.sampled_from([c.name for c in CATALOG.values() if c.slices is None]),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts", "chips", "domain"),
+    [
+        ("64xH100", 8, 8, 8),
+        ("4xH100", 1, 4, 4),
+        ("1xT4", 1, 1, 1),
+        ("16x4xA100-80GB", 16, 4, 4),
+        ("512xh100-sxm", 64, 8, 8),
+        ("144xGB200", 36, 4, 72),  # trays of four, a rack of 72
+        ("8xGB200", 2, 4, 8),
+        ("8xGH200", 8, 1, 1),
+        ("8xCPU", 1, 8, 8),
+        ("100xcpu", 1, 100, 100),
+        ("2x4xCPU", 2, 4, 4),
+        (" 8 x MI300X ", 1, 8, 8),
+    ],
+)
+def test_a_counted_fleet_has_these_hosts(text: str, hosts: int, chips: int, domain: int):
+    fleet = Fleet.parse(text)
+    assert (fleet.num_hosts, fleet.chips_per_host, fleet.chips_per_domain) == (hosts, chips, domain)
+    assert fleet.num_devices == hosts * chips
+
+
+@pytest.mark.parametrize(
+    ("text", "topology", "hosts", "devices"),
+    [  # shapes: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}; hosts and devices: libtpu 0.0.42
+        ("v5p-512", "v5p:4x8x8", 64, 256),
+        ("v5p-12288", "v5p:16x16x24", 1536, 6144),
+        ("v4-8", "v4:2x2x1", 1, 4),
+        ("v3-8", "v3:2x2", 1, 8),
+        ("v6e-256", "v6e:16x16", 64, 256),
+        ("v5litepod-256", "v5e:16x16", 64, 256),
+        ("V5E-1", "v5e:1x1", 1, 1),
+        ("v5e-8", "v5e:2x4", 2, 8),
+        ("tpu7x-128", "tpu7x:4x4x4", 16, 128),
+        ("v7x-8", "tpu7x:2x2x1", 1, 8),
+    ],
+)
+def test_a_slice_is_read_as_google_names_it(text: str, topology: str, hosts: int, devices: int):
+    fleet = Fleet.parse(text)
+    assert (fleet.topology, fleet.num_hosts, fleet.num_devices) == (topology, hosts, devices)
+    assert fleet.chips_per_domain == devices
+
+
+@given(counted | st.sampled_from(SLICES))
+def test_the_name_of_a_fleet_is_that_fleet(text: str):
+    fleet = Fleet.parse(text)
+    assert Fleet.parse(fleet.name) == fleet
+    assert Fleet.parse(fleet.name).name == fleet.name
+
+
+def test_canonical_names_are_short():
+    names = {
+        t: Fleet.parse(t).name for t in ("8x8xh100-sxm", "1x4xH100", "1x12xH100", "2x8xCPU", "tpu7x-128")
+    }
+    assert list(names.values()) == ["64xH100", "4xH100", "1x12xH100", "2x8xCPU", "v7x-128"]
+
+
+def test_a_fleet_has_the_links_of_its_chip():
+    fleet = Fleet.parse("64xH100")
+    assert fleet.inside is find_chip("H100").inside
+    assert fleet.between is find_chip("H100").between
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("12xH100", "12 is no multiple of the 8 H100 of a host", "8xH100 or 16xH100"),
+        ("0xH100", "has 0 devices", "write 8xH100"),
+        ("0x8xH100", "has 0 devices", "write 8xH100"),
+        ("99999999xH100", "has 99999999 devices", "write 8xH100"),
+        ("8xH1000", "unknown chip 'H1000'", "'H100'"),
+        ("64xA100-80G", "unknown chip 'A100-80G'", "A100-80GB"),
+        ("H100", "does not say how many", "write 8xH100"),
+        ("v5p", "does not say how many", "write v5p-12288"),
+        ("v5p-500", "no such slice", "nearest is v5p-512"),
+        ("v5p-0", "no such slice", "nearest is v5p-8"),
+        ("256xv5p", "a TPU slice has a shape", "v5p-512"),
+        ("v9z-8", "cannot read the fleet 'v9z-8'", "64xH100"),
+        ("A100-40", "cannot read the fleet 'A100-40'", "64xH100"),
+        ("", "cannot read the fleet ''", "64xH100"),
+        ("-8xH100", "cannot read the fleet", "64xH100"),
+        ("x8x", "cannot read the fleet", "64xH100"),
+    ],
+)
+def test_what_is_no_fleet_is_refused_with_the_nearest(text: str, message: str, hint: str):
+    with pytest.raises(InputError) as refused:
+        Fleet.parse(text)
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+@given(st.text(max_size=30))
+def test_no_text_does_anything_worse_than_be_refused(text: str):
+    try:
+        fleet = Fleet.parse(text)
+    except InputError:
+        return
+    assert Fleet.parse(fleet.name) == fleet
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "name"),
+    [
+        ("NVIDIA H200", 1, "1xH200"),
+        ("NVIDIA H100 80GB HBM3", 8, "8xH100"),
+        ("NVIDIA L4", 12, "1x12xL4"),
+        ("cpu", 3, "3xCPU"),
+        ("TPU v5 lite", 4, "v5e-4"),
+        ("TPU v3", 8, "v3-8"),
+    ],
+)
+def test_what_is_attached_is_found_by_its_exact_kind(kind: str, count: int, name: str):
+    fleet = Fleet.local(kind, count)
+    assert fleet.name == name
+    assert fleet.num_devices == count
+
+
+def test_an_attached_device_that_nobody_knows_is_refused():
+    with pytest.raises(InputError, match="device kind 'NVIDIA H2000'") as refused:
+        Fleet.local("NVIDIA H2000", 1)
+    assert "NVIDIA H200" in refused.value.hint
+
+
+def test_attached_tpus_that_are_no_slice_are_refused():
+    with pytest.raises(InputError, match="no slice of v5e has 3 devices") as refused:
+        Fleet.local("TPU v5 lite", 3)
+    assert "v5e-4" in refused.value.hint
