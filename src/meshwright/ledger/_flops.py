@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ._phases import Phases
+from ._loops import trips_of
+from ._phases import Phases, has_path
 from ._rules import Work, unpriced_work, work_of
 from .hlo import Computation, Instruction, Program
 
@@ -73,14 +74,14 @@ class _Walk:
         total = ExecutedFlops()
         for instruction in computation.instructions:
             place = (computation, instruction)
-            if caller and not instruction.op_name:
+            if caller and not has_path(instruction):
                 place = caller  # the nameless inside of a fusion is part of what the fusion is
             if found := work_of(computation, instruction):
                 self._count(total, found, self._phases.of(*place), times)
             elif unpriced := unpriced_work(computation, instruction):
                 total.unpriced[unpriced] += times
             if instruction.opcode == "while":
-                total.add(self._loop(instruction, times))
+                total.add(self._loop(computation, instruction, times))
             elif instruction.opcode == "conditional":
                 total.add(self._dearest(instruction, times))
             elif instruction.opcode in RUNNING:
@@ -96,8 +97,8 @@ class _Walk:
         total.by_format[work.format] += times * work.flops
         total.by_kind[work.kind] += times * work.flops
 
-    def _loop(self, instruction: Instruction, times: int) -> ExecutedFlops:
-        trips = instruction.trip_count
+    def _loop(self, home: Computation, instruction: Instruction, times: int) -> ExecutedFlops:
+        trips = trips_of(self._program, home, instruction)
         body, condition = (
             self._program.computations[instruction.called[k][0]] for k in ("body", "condition")
         )

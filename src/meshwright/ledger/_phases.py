@@ -18,6 +18,11 @@ _OPTIMIZER = re.compile(r"(^|[/(])optimizer([/)]|$)")
 _ORDER = ("forward", "recompute", "backward", "optimizer")
 
 
+def has_path(instruction: Instruction) -> bool:
+    """Whether JAX named it: an argument's path and a name of XLA's own ("multiply.3") have no slash."""
+    return "/" in instruction.op_name
+
+
 class Phases:
     """Answers `of` for one program."""
 
@@ -29,7 +34,7 @@ class Phases:
 
     def of(self, computation: Computation, instruction: Instruction) -> str:
         """The phase by the instruction's own name, else by its neighbours' in its computation."""
-        if instruction.op_name:
+        if has_path(instruction):
             return self._named(instruction.op_name)
         return self._inherited(computation, instruction)
 
@@ -67,7 +72,7 @@ class Phases:
             if instruction.name in seen:
                 continue
             seen.add(instruction.name)
-            if instruction.op_name and instruction.opcode != "parameter":
+            if has_path(instruction):
                 found.add(self._named(instruction.op_name))
             else:
                 queue.extend(edges.get(instruction.name, []))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ._phases import has_path
 from .hlo import Array, Computation, Instruction, leaves_of
 
 FORMATS = {
@@ -28,7 +29,8 @@ WITHOUT_MATMULS = frozenset((
     "MoveToHost", "MoveToDevice", "PinToDevice", "PinToDeviceSram", "annotate_device_placement",
     "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "TopK", "__gpu$TopK",
     "__cub$DeviceRadixSort", "__cub$DeviceRadixSortUnassignedScratchSize", "cu_threefry2x32",
-    "cu_threefry2x32_ffi", "__cudnn$norm",
+    "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
 ))  # fmt: skip
 OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft"))
 
@@ -107,9 +109,17 @@ def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
 
 def _multiply(computation: Computation, instruction: Instruction) -> Work | None:
     """XLA writes a dot with a dimension of size one as a product, then perhaps a sum: two per product."""
-    shape = instruction.array
-    if not instruction.op_name.endswith("dot_general") or shape.dtype[0] in "su":
+    if not isinstance(shape := instruction.shape, Array) or shape.dtype[0] in "su":
         return None  # an integer product is the partitioner's arithmetic on offsets
+    names = [instruction.op_name]
+    if not has_path(instruction):  # on TPUs only the sum over the products keeps it
+        names = [
+            user.op_name
+            for user in computation.instructions
+            if user.opcode == "reduce" and user.operands[0].name == instruction.name
+        ]
+    if not any(name.endswith("dot_general") for name in names):
+        return None
     return Work(kind="matmul", flops=2 * shape.num_elements, format=format_of(shape.dtype))
 
 

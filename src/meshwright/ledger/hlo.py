@@ -266,6 +266,8 @@ def _instruction(line: str) -> Instruction:
     inside = line[opcode.end() : closing - 1]
     plain = opcode[1] in ("constant", "parameter")
     attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
+    if "device_ids" in attributes:  # one value, with a comma in it: mesh[..], device_ids=(..) {..}
+        attributes["replica_groups"] += f", device_ids={attributes.pop('device_ids')}"
     metadata = attributes.get("metadata", "")
     op_name = _OP_NAME.search(metadata)
     return Instruction(

@@ -1,0 +1,123 @@
+"""Which devices talk to each other: replica groups in every form XLA prints, and the mesh axes they span.
+
+Forms: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the numbers 0.. in the right shape, transposed,
+read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`, perhaps of reordered devices
+(`device_ids=([4,2]T(1,0))`) and of a part of an axis (`{'a':(1)2}`); pairs for collective-permute.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+
+Axes = tuple[tuple[str, int], ...]
+Groups = tuple[tuple[int, ...], ...]
+
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\((.*)\))? \{([^}]*)\}$")
+_MESH_AXIS = re.compile(r"'([^']+)'=(\d+)$")
+_USED_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?$")
+_REORDERED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+
+
+@functools.lru_cache(maxsize=10_000)
+def parse_groups(text: str, num_devices: int) -> Groups:
+    """The groups of device numbers; `{}` is one group of all.
+
+    Raises:
+        ValueError: the text has none of the known forms, or names a device beyond `num_devices`.
+    """
+    if match := _IOTA.match(text):
+        numbers = _iota(_numbers(match[2]), _numbers(match[3] or ""))
+        num_groups, size = _numbers(match[1])
+        groups = tuple(tuple(numbers[g * size : (g + 1) * size]) for g in range(num_groups))
+    elif match := _MESH.match(text):
+        groups = _mesh_groups(match[1], match[2], match[3])
+    elif re.fullmatch(r"\{\s*\}", text):
+        groups = (tuple(range(num_devices)),)
+    elif re.fullmatch(r"\{(\{[\d,\s]*\}[,\s]*)+\}", text):
+        groups = tuple(_numbers(inner) for inner in re.findall(r"\{([\d,\s]*)\}", text))
+    else:
+        raise ValueError(f"replica groups {text!r} have no known form")
+    if any(not 0 <= device < num_devices for group in groups for device in group):
+        raise ValueError(f"replica groups {text!r} name a device beyond the program's {num_devices}")
+    return groups
+
+
+def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
+    """The mesh axes over which the members of a group differ; None where a group is no block of the mesh.
+
+    Device numbers run over `mesh_axes` row-major. A group may take a part of an axis.
+    """
+    spanned: set[str] = set()
+    for group in groups:
+        positions = [_position(device, mesh_axes) for device in group]
+        along = [sorted(set(values)) for values in zip(*positions, strict=True)]
+        if math.prod(map(len, along)) != len(set(group)):
+            return None
+        spanned |= {name for (name, _), values in zip(mesh_axes, along, strict=True) if len(values) > 1}
+    return tuple(name for name, _ in mesh_axes if name in spanned)
+
+
+def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
+    """The mesh axes along which any (source, target) pair of a collective-permute differs."""
+    spanned: set[str] = set()
+    for source, target in pairs:
+        there, here = _position(source, mesh_axes), _position(target, mesh_axes)
+        spanned |= {name for (name, _), a, b in zip(mesh_axes, there, here, strict=True) if a != b}
+    return tuple(name for name, _ in mesh_axes if name in spanned)
+
+
+def _position(device: int, mesh_axes: Axes) -> tuple[int, ...]:
+    position: list[int] = []
+    for _, size in reversed(mesh_axes):
+        device, along = divmod(device, size)
+        position.append(along)
+    return tuple(reversed(position))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", text))
+
+
+def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
+    """0, 1, 2, ... in the shape `dims`, its dimensions transposed by `order`, flattened."""
+    order = order or tuple(range(len(dims)))
+    strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
+    ranges = [range(dims[d]) for d in order]
+    return [sum(i * strides[d] for i, d in zip(at, order, strict=True)) for at in itertools.product(*ranges)]
+
+
+def _mesh_groups(axes_text: str, devices_text: str | None, used_text: str) -> Groups:
+    axes = [_matched(_MESH_AXIS, part.strip()) for part in axes_text.split(",")]
+    sizes = {name: int(size) for name, size in axes}
+    if devices_text is None:
+        devices = list(range(math.prod(sizes.values())))
+    elif "[" in devices_text:
+        dims, order = _matched(_REORDERED, devices_text)
+        devices = _iota(_numbers(dims), _numbers(order))
+    else:
+        devices = list(_numbers(devices_text))
+    # Each axis as (before, used, after): only the used part varies within a group.
+    parts = {name: (size, 1, 1) for name, size in sizes.items()}
+    for part in filter(None, (p.strip() for p in used_text.split(","))):
+        name, before, used = _matched(_USED_AXIS, part)
+        if not used:
+            parts[name] = (1, sizes[name], 1)
+        else:
+            parts[name] = (int(before), int(used), sizes[name] // (int(before) * int(used)))
+    shape = [size for three in parts.values() for size in three]
+    within = [d for d in range(len(shape)) if d % 3 == 1]
+    between = [d for d in range(len(shape)) if d % 3 != 1]
+    size = math.prod(shape[d] for d in within)
+    places = _iota(tuple(shape), (*between, *within))
+    return tuple(tuple(devices[p] for p in places[at : at + size]) for at in range(0, len(places), size))
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    match = pattern.match(text)
+    if not match:
+        raise ValueError(f"replica groups: {text!r} is not understood")
+    return match.groups("")

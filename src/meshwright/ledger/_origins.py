@@ -1,0 +1,95 @@
+"""Where a value in memory comes from in the user's program: an `op_name` path and a source line.
+
+Most bytes at the peak are loop state or stacked results, which XLA names after the loop. The walk steps
+from there to what makes them: out of tuples, into the loop's body, through copies, and from an update of a
+stack to the update.
+"""
+
+from __future__ import annotations
+
+from .hlo import Computation, Instruction, Operand, Program
+
+MOVING = frozenset((
+    "bitcast", "copy", "convert", "reshape", "transpose", "broadcast", "opt-barrier", "copy-start",
+    "copy-done", "async-done", "all-gather-done", "all-reduce-done", "collective-permute-done",
+))  # fmt: skip
+Place = tuple[Computation, Instruction, tuple[int, ...]]
+
+
+class Origins:
+    """Answers `of` for one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._home = {i.name: (computation, i) for computation, i in program.instructions()}
+        self._fusions = {
+            i.all_called[0]: (computation, i)
+            for computation, i in program.instructions()
+            if i.opcode == "fusion"
+        }
+        self._loops = {  # a loop's body or condition: the loop and its home
+            name: (computation, i)
+            for computation, i in program.instructions()
+            if i.opcode == "while"
+            for name in i.all_called
+        }
+
+    def of(self, name: str, index: str) -> tuple[str, str]:
+        """The path and "file.py:line" of value `index` ("{2}") of instruction `name`; "" where unknown."""
+        if name not in self._home:
+            return "", ""
+        numbers = tuple(int(n) for n in index.strip("{}").split(",") if n)
+        place: Place | None = (*self._home[name], numbers)
+        named: Instruction | None = None
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        while place is not None and (place[1].name, place[2]) not in seen:
+            seen.add((place[1].name, place[2]))
+            instruction = place[1]
+            if instruction.op_name:
+                named = instruction
+            place = self._step(*place)
+        return (named.op_name, self._program.source_line(named)) if named else ("", "")
+
+    def _step(self, home: Computation, instruction: Instruction, index: tuple[int, ...]) -> Place | None:
+        """One step towards what makes the value; None where `instruction` makes it."""
+        opcode = instruction.opcode
+        if opcode == "get-tuple-element":
+            return self._operand(
+                home, instruction.operands[0], (int(instruction.attributes["index"]), *index)
+            )
+        if opcode == "tuple" and index:
+            return self._operand(home, instruction.operands[index[0]], index[1:])
+        if opcode == "while":
+            body = self._program.computations[instruction.called["body"][0]]
+            return self._operand(body, Operand(name=body.root.name), index)
+        if opcode == "parameter" and home.name in self._loops and index:
+            return self._around(home, instruction, index)
+        if opcode == "parameter" and home.name in self._fusions:
+            outside, fusion = self._fusions[home.name]
+            return self._operand(outside, fusion.operands[int(instruction.literal)], index)
+        if opcode == "fusion" and not instruction.op_name.endswith("dot_general"):
+            called = self._program.computations[instruction.all_called[0]]
+            root = called.root
+            if root.opcode == "tuple" and index:
+                root = called.by_name[root.operands[index[0]].name]
+            return (called, root, ()) if root.op_name or root.opcode in MOVING else None
+        if opcode == "dynamic-update-slice":
+            return self._operand(home, instruction.operands[1], ())
+        stacking = not instruction.op_name or "dynamic_update" in instruction.op_name
+        if stacking and opcode in MOVING and instruction.operands:
+            return self._operand(home, instruction.operands[0], ())
+        return None
+
+    def _around(self, body: Computation, parameter: Instruction, index: tuple[int, ...]) -> Place | None:
+        """From a loop's parameter to what the body hands to the next round, or to the loop's input."""
+        computation, loop = self._loops[body.name]
+        if body.root.opcode == "tuple":
+            handed = body.root.operands[index[0]]
+            maker = body.by_name[handed.name]
+            passed = maker.opcode == "get-tuple-element" and maker.operands[0].name == parameter.name
+            if not passed and handed.name != parameter.name:
+                return self._operand(body, handed, index[1:])
+        return self._operand(computation, loop.operands[0], index)
+
+    def _operand(self, home: Computation, operand: Operand, index: tuple[int, ...]) -> Place:
+        return home, home.by_name[operand.name], (*operand.index, *index)
