@@ -1,0 +1,142 @@
+"""`Machine`: everything the walk asks about one device and its links, from catalog, tables or calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+
+from ._calibration import Calibration
+from ._models import AttentionRate, CollectiveRate, GemmRate
+from ._rates import ChipRates, rates_of
+
+# Best single factor on bf16 GEMM rates over 38 published training runs, 0.80 to 0.82 leaving one source
+# out at a time; on 20 rows drawn afterwards the median error is 6.4 %. Cause not known (clocks under
+# sustained load, transposed layouts); fp8 runs do not want it (docs/how-weighing-works.md).
+PUBLISHED_RUNS_FACTOR = 0.81
+# Copies of 64 MB or more reach 84 to 92 % of the nominal bandwidth on the GPUs measured.
+MEMORY_EFFICIENCY = 0.85
+# 40 to 48 of 50 GB/s per GPU are reported for NDR InfiniBand with one rank per rail.
+NETWORK_EFFICIENCY = 0.85
+# Synchronisation per node of a collective that spans several (meta-pytorch/autoparallel's NCCL model).
+NETWORK_ALPHA_SECONDS = 4.7e-6
+# The gap between two kernels of one stream. An assumption: published runs do not resolve it.
+LAUNCH_SECONDS = 1.5e-6
+# Backward attention runs at this share of the forward rate. An assumption: no public table has the
+# backward pass; between 0.6 and 0.9 the bias over published runs moves by one or two points.
+BACKWARD_ATTENTION_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One device of a fleet and its links; rates per device.
+
+    `num_sms`: None where no tile or wave quantisation is modelled (TPU, CPU).
+    `basis`: tables | default | roofline | calibration: how much is known about the rates.
+    `inside_bytes_per_second`, `between_bytes_per_second`: None where no figure is known.
+    """
+
+    name: str
+    basis: str
+    peak_flops_per_second: Mapping[str, float]
+    memory_bytes_per_second: float
+    memory_efficiency: float
+    num_sms: int | None
+    launch_seconds: float
+    inside_bytes_per_second: float | None
+    between_bytes_per_second: float | None
+    host_bytes_per_second: float | None
+    devices_per_domain: int
+    rates: ChipRates
+    gemm_factor: float  # of formats of 16 bits or more
+    matmul_of_fp32: str  # the format in which a float32 product runs at default precision
+
+    def gemm_flops_per_second(self, format_name: str) -> float | None:
+        """The peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
+        peak = self.peak_flops_per_second.get(format_name)
+        if peak is None or format_name.startswith(("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")):
+            return peak
+        return peak * self.gemm_factor
+
+
+def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
+    """What is known of a fleet's devices.
+
+    Raises:
+        InputError: a CPU without a calibration, or a chip whose memory bandwidth the catalog lacks.
+    """
+    chip = fleet.chip
+    if chip.platform == "cpu":
+        return _simulated(fleet, calibration)
+    if chip.memory_bytes_per_second is None:
+        raise InputError(
+            f"the catalog does not know the memory bandwidth of {chip.name}",
+            hint="choose a chip with a known bandwidth: `meshwright fleets` lists them",
+        )
+    rates, on_cuda = rates_of(chip), chip.platform == "cuda"
+    # JAX's default precision multiplies float32 as TF32 on NVIDIA and as bf16 on a TPU
+    # (docs.jax.dev, jax.default_matmul_precision).
+    reduced = "tf32" if on_cuda else "bf16" if chip.platform == "tpu" else "fp32"
+    return Machine(
+        name=chip.name,
+        basis="tables" if rates.measured else "default" if on_cuda else "roofline",
+        peak_flops_per_second=chip.peak_flops_per_second,
+        memory_bytes_per_second=chip.memory_bytes_per_second,
+        memory_efficiency=MEMORY_EFFICIENCY,
+        num_sms=chip.num_sms,
+        launch_seconds=LAUNCH_SECONDS,
+        inside_bytes_per_second=chip.inside.bytes_per_second if chip.inside else None,
+        between_bytes_per_second=chip.between.bytes_per_second if chip.between else None,
+        host_bytes_per_second=chip.host.bytes_per_second if chip.host else None,
+        devices_per_domain=fleet.chips_per_domain,
+        rates=rates,
+        gemm_factor=PUBLISHED_RUNS_FACTOR,
+        matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
+    )
+
+
+def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
+    """N simulated devices share one host: each has an N-th of what was measured of it.
+
+    A collective is a copy through memory: each byte sent is read once and written once.
+    """
+    if calibration is None:
+        raise InputError(
+            f"no rates are known for {fleet.name}: a CPU's are measured, not looked up",
+            hint="run the probe first: meshwright.measure.probe",
+        )
+    share = 1 / fleet.num_devices
+    memory = calibration.memory_bytes_per_second * share
+    whole = CollectiveRate(efficiency=1.0, alpha_seconds=calibration.launch_seconds, ramp_seconds=0.0)
+    kinds = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+    plain = GemmRate(
+        efficiency=1.0,
+        k_half=0.0,
+        start_seconds=0.0,
+        memory_efficiency=1.0,
+        wave_share=0.0,
+        small_tile_exponent=0.0,
+    )
+    return Machine(
+        name=fleet.chip.name,
+        basis="calibration",
+        peak_flops_per_second={f: r * share for f, r in calibration.matmul_flops_per_second.items()},
+        memory_bytes_per_second=memory,
+        memory_efficiency=1.0,
+        num_sms=None,
+        launch_seconds=calibration.launch_seconds,
+        inside_bytes_per_second=memory / 2,
+        between_bytes_per_second=None,
+        host_bytes_per_second=None,
+        devices_per_domain=fleet.num_devices,
+        rates=ChipRates(
+            gemm={"bf16": plain},
+            attention={128: AttentionRate(efficiency=1.0, half_length=0.0, start_seconds=0.0)},
+            collectives={kind: {1: whole, fleet.num_devices: whole} for kind in kinds},
+            measured=True,
+        ),
+        gemm_factor=1.0,
+        matmul_of_fp32="fp32",
+    )

@@ -1,0 +1,135 @@
+"""The fitted coefficients, by chip: `rates.toml` read, and what stands in for a chip without tables."""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from meshwright.hardware import Chip
+
+from ._models import AttentionRate, CollectiveRate, GemmRate
+
+Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
+
+# The one PCIe system with peer-to-peer transfers among the tables; L40S's goes through the host.
+_PCIE_SYSTEM = "rtx_pro_6000_server"
+_PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipRates:
+    """Coefficients for one chip: GEMMs by format, attention by head size, collectives by kind and group.
+
+    `measured`: whether they come from tables of this very chip. `collectives_measured` likewise.
+    """
+
+    gemm: Mapping[str, GemmRate]
+    attention: Mapping[int, AttentionRate]
+    collectives: Mapping[str, Mapping[int, CollectiveRate]]
+    measured: bool
+
+    def gemm_for(self, format_name: str) -> GemmRate:
+        """The format's own, fp8-e4m3's for any fp8, else bf16's: a share of its peak like bf16's of its own."""
+        if format_name.startswith("fp8") and "fp8-e4m3" in self.gemm:
+            return self.gemm["fp8-e4m3"]
+        return self.gemm["bf16"]
+
+    def attention_for(self, head_size: int) -> AttentionRate:
+        """Of the head size measured nearest to this one."""
+        return self.attention[min(self.attention, key=lambda measured: abs(measured - head_size))]
+
+    def collective_for(self, kind: str, group_size: int) -> CollectiveRate:
+        """Of the largest measured group not above this one; beyond it the ring's steps, hence alpha, grow.
+
+        A collective-permute is priced as the all-to-all of two, which sends the same: no table has it.
+        """
+        if kind == "collective-permute":
+            kind, group_size = "all-to-all", 2
+        by_size = self.collectives[kind]
+        size = max((s for s in by_size if s <= group_size), default=min(by_size))
+        rate = by_size[size]
+        if group_size <= size:
+            return rate
+        longer = 1.0 if size < max(by_size) else group_size / size
+        return CollectiveRate(
+            efficiency=rate.efficiency,
+            alpha_seconds=rate.alpha_seconds * longer,
+            ramp_seconds=rate.ramp_seconds,
+        )
+
+
+def rates_of(chip: Chip) -> ChipRates:
+    """The chip's own coefficients, or each coefficient's median over the measured chips.
+
+    Collectives of an unmeasured chip: medians over the NVLink systems, but of the PCIe system with
+    peer-to-peer transfers where the chip's link is PCIe.
+    """
+    systems = _systems()
+    for names, rates in systems.values():
+        if chip.name in names:
+            return rates
+    measured = [rates for _, rates in systems.values()]
+    pcie = chip.inside is not None and chip.inside.name.startswith("PCIe")
+    linked = [r for name, (_, r) in systems.items() if (name == _PCIE_SYSTEM if pcie else name not in _PCIE_SYSTEMS)]
+    return ChipRates(
+        gemm=_medians(r.gemm for r in measured),
+        attention=_medians(r.attention for r in measured),
+        collectives={
+            kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives
+        },
+        measured=False,
+    )
+
+
+@cache
+def efficiency_spread() -> float:
+    """How far the bf16 GEMM efficiency of a measured chip lies from their median, at most, relatively."""
+    found = [rates.gemm["bf16"].efficiency for _, rates in _systems().values()]
+    median = statistics.median(found)
+    return max(abs(each / median - 1) for each in found)
+
+
+def _medians(tables: Iterable[Mapping[Any, Rate]]) -> dict[Any, Rate]:
+    by_key: dict[Any, list[Rate]] = {}
+    for table in tables:
+        for key, rate in table.items():
+            by_key.setdefault(key, []).append(rate)
+    return {key: _median(rates) for key, rates in sorted(by_key.items())}
+
+
+def _median(rates: list[Rate]) -> Rate:
+    return type(rates[0])(
+        **{f.name: statistics.median(getattr(rate, f.name) for rate in rates) for f in fields(rates[0])}
+    )
+
+
+@cache
+def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
+    text = files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8")
+    return {
+        system: (tuple(table["names"]), _read(table)) for system, table in tomllib.loads(text)["chips"].items()
+    }
+
+
+@cache
+def provenance() -> str:
+    """Where the coefficients come from, and when they were fitted."""
+    table = tomllib.loads(files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8"))
+    return f"{table['source']}, fitted {table['date']}"
+
+
+def _read(table: dict[str, Any]) -> ChipRates:
+    return ChipRates(
+        gemm={name: GemmRate(**fields) for name, fields in table["gemm"].items()},
+        attention={int(head): AttentionRate(**fields) for head, fields in table["attention"].items()},
+        collectives={
+            kind: {int(size): CollectiveRate(**fields) for size, fields in sizes.items()}
+            for kind, sizes in table["collectives"].items()
+        },
+        measured=True,
+    )
