@@ -1,0 +1,35 @@
+"""What holds in every test: eight simulated CPU devices, no accelerator, a compile cache of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+# In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
+# a process of its own that is given another platform.
+os.environ["JAX_PLATFORMS"] = "cpu"
+# A cold cache each session: else a test could pass on what an older source left behind.
+_CACHE = tempfile.mkdtemp(prefix="meshwright-tests-")
+os.environ["MESHWRIGHT_CACHE_DIR"] = _CACHE
+
+import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
+from jaxtyping import install_import_hook  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Checks every annotation of the modules that hold arrays. Not pytest's `--jaxtyping-packages`: that option
+# cannot take several packages and a type checker with arguments. `_registry` is left out because it names
+# a protocol, which cannot be checked while the program runs.
+_MODELS = Path(__file__).parents[1] / "src/meshwright/models"
+install_import_hook(
+    [f"meshwright.{package}" for package in ("sharding", "step", "measure", "train")]
+    + [f"meshwright.models.{path.stem}" for path in _MODELS.glob("[!_]*.py")],
+    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
