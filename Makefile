@@ -1,0 +1,72 @@
+# Everything a newcomer types. A fresh machine needs python3 (3.11 to 3.13), make and a package index.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])')
+LOCK := requirements/py$(subst .,,$(basename $(TAG))).txt
+# The version is part of the name: another interpreter makes the environment anew.
+INSTALLED := $(VENV)/.installed-$(TAG)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+SOURCES := src tests benchmarks examples
+
+.PHONY: help demo test test-long lint types contract lock clean
+
+help:
+	@echo 'make demo       set up, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
+	@echo 'make test       set up and run the tests'
+	@echo 'make test-long  the tests that take minutes each; leaves a record in benchmarks/records'
+	@echo 'make lint       ruff: rules and format'
+	@echo 'make types      pyright, strict where jax is not imported'
+	@echo 'make contract   which package may import which'
+	@echo 'make lock       renew requirements/py3*.txt from pyproject.toml'
+	@echo 'make clean      remove the environment and everything that tools leave behind'
+	@echo 'With another interpreter: make test PYTHON=python3.12 VENV=.venv-3.12'
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'not long and not gpu'
+
+test-long: $(INSTALLED)
+	$(BIN)/python benchmarks/long_tests.py
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check $(wildcard $(SOURCES))
+	$(BIN)/ruff format --check $(wildcard $(SOURCES))
+
+types: $(INSTALLED)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+contract: $(INSTALLED)
+	$(BIN)/lint-imports
+
+# Without hashes: an index may serve its own builds of the same versions.
+lock: $(INSTALLED)
+	$(PIP) install --quiet uv
+	for version in 3.11 3.12 3.13; do \
+		$(BIN)/uv pip compile --quiet --upgrade --python-version $$version \
+			--python-platform x86_64-unknown-linux-gnu --no-emit-index-url --no-header \
+			--extra nvidia --extra dev pyproject.toml \
+			--output-file requirements/py$$(echo $$version | tr -d .).txt || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find $(wildcard $(SOURCES)) -name __pycache__ -type d -exec rm -rf {} +
+
+# An environment that was made by hand with the same interpreter is kept and brought to the lock.
+$(INSTALLED): $(LOCK) pyproject.toml
+	@if [ "$$($(BIN)/python -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)" != "$(TAG)" ]; \
+	then echo 'Making $(VENV) with Python $(TAG).'; $(PYTHON) -m venv --clear $(VENV); fi
+	@echo 'Installing into $(VENV): about SIZE, once. The unpacking at the end is silent.'
+	$(PIP) install --no-deps --requirement $(LOCK)
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) check
+	@touch $@
+
+# Reached only where no such lock is in the repository.
+$(LOCK):
+	@echo "Meshwright needs Python 3.11, 3.12 or 3.13; '$(PYTHON)' is '$(TAG)'." >&2
+	@echo "Name another interpreter: make PYTHON=python3.12 test" >&2
+	@exit 2
