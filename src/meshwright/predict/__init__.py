@@ -1,1 +1,11 @@
-"""Under construction."""
+"""What a step will take: a walk over the compiled schedule with kernel and collective models.
+
+Imports: `ledger`, `compiler` (its record only), `hardware`, `errors`, `formats`, numpy. No jax, no clock.
+Used by: `reconcile`, `plan`, `report`, `api`. Coefficients: rates.toml, by benchmarks/fit_rates.py.
+"""
+
+from ._calibration import Calibration as Calibration
+from ._predict import predict as predict
+from ._records import Interval as Interval
+from ._records import Prediction as Prediction
+from ._records import Slice as Slice

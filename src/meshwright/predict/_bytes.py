@@ -47,9 +47,7 @@ def _read(program: Program, computation: Computation, value: Instruction) -> int
     return min(needed, whole)
 
 
-def _read_by(
-    program: Program, computation: Computation, user: Instruction, number: int, whole: int
-) -> int:
+def _read_by(program: Program, computation: Computation, user: Instruction, number: int, whole: int) -> int:
     if user.opcode in _VIEWS:
         return _read(program, computation, user)
     if user.opcode in _SLICES and number == 0:

@@ -25,7 +25,7 @@ _PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
 class ChipRates:
     """Coefficients for one chip: GEMMs by format, attention by head size, collectives by kind and group.
 
-    `measured`: whether they come from tables of this very chip. `collectives_measured` likewise.
+    `measured`: whether they come from tables of this very chip.
     """
 
     gemm: Mapping[str, GemmRate]
@@ -34,7 +34,7 @@ class ChipRates:
     measured: bool
 
     def gemm_for(self, format_name: str) -> GemmRate:
-        """The format's own, fp8-e4m3's for any fp8, else bf16's: a share of its peak like bf16's of its own."""
+        """The format's own, fp8-e4m3's for any fp8, else the same share of its peak as bf16."""
         if format_name.startswith("fp8") and "fp8-e4m3" in self.gemm:
             return self.gemm["fp8-e4m3"]
         return self.gemm["bf16"]
@@ -75,13 +75,13 @@ def rates_of(chip: Chip) -> ChipRates:
             return rates
     measured = [rates for _, rates in systems.values()]
     pcie = chip.inside is not None and chip.inside.name.startswith("PCIe")
-    linked = [r for name, (_, r) in systems.items() if (name == _PCIE_SYSTEM if pcie else name not in _PCIE_SYSTEMS)]
+    linked = [
+        r for name, (_, r) in systems.items() if (name == _PCIE_SYSTEM if pcie else name not in _PCIE_SYSTEMS)
+    ]
     return ChipRates(
         gemm=_medians(r.gemm for r in measured),
         attention=_medians(r.attention for r in measured),
-        collectives={
-            kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives
-        },
+        collectives={kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives},
         measured=False,
     )
 
@@ -112,7 +112,8 @@ def _median(rates: list[Rate]) -> Rate:
 def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
     text = files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8")
     return {
-        system: (tuple(table["names"]), _read(table)) for system, table in tomllib.loads(text)["chips"].items()
+        system: (tuple(table["names"]), _read(table))
+        for system, table in tomllib.loads(text)["chips"].items()
     }
 
 

@@ -16,11 +16,15 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Seconds of one class of work in one step, on one device."""
+    """Seconds of one class of work in one step, on one device.
+
+    `exposed_seconds`: the part that the step waits for: all of a compute class; of a collective what
+    is not hidden behind computation. The exposed seconds of all slices sum to the step.
+    """
 
     name: str  # matmul | attention | convolution | memory-bound | launch | all-gather[fsdp] ...
     seconds: float
-    exposed_seconds: float  # the part during which nothing was computed
+    exposed_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

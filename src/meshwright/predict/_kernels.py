@@ -1,0 +1,196 @@
+"""Seconds of one instruction of the compute stream, by what it is.
+
+Priced: matmuls (dots in fusions, cuBLAS calls), cuDNN attention, convolutions as the product they come to,
+everything else by the bytes it moves. Not modelled: what an elementwise fusion computes (on a GPU its
+bytes take longer), the host's own dispatch, caches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from meshwright.ledger import Work, instruction_work
+from meshwright.ledger.hlo import Computation, Instruction, Program
+
+from ._bytes import bytes_of
+from ._machine import BACKWARD_ATTENTION_SHARE, Machine
+from ._models import attention_seconds, gemm_seconds
+
+# Nothing is launched for these: names, views and constants.
+FREE = frozenset((
+    "parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency",
+    "partition-id", "replica-id", "opt-barrier", "domain",
+))  # fmt: skip
+_HOST_SPACE = 5
+_CALLING = ("fusion", "call", "async-start", "custom-call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One instruction's work on the compute stream, run once.
+
+    `kind`: matmul | attention | convolution | memory-bound | host-transfer. `flops`: by the format in
+    which they run. `unpriced`: arithmetic for whose format the chip has no known peak.
+    """
+
+    kind: str
+    seconds: float
+    flops: Counter[str]
+    unpriced: tuple[str, ...] = ()
+
+
+def kernel_of(
+    machine: Machine, program: Program, computation: Computation, instruction: Instruction
+) -> Kernel:
+    """The time of one instruction that is neither a collective nor a loop nor free."""
+    num_bytes = bytes_of(program, computation, instruction)
+    found: dict[str, float] = {}
+    flops: Counter[str] = Counter()
+    unpriced: list[str] = []
+    for inner, place, work in _works(program, computation, instruction):
+        format_name = _running_format(machine, place, work.format)
+        per_second = machine.gemm_flops_per_second(format_name)
+        if per_second is None:
+            unpriced.append(f"{work.kind} in {format_name}: {machine.name} has no known peak for it")
+            continue
+        flops[format_name] += work.flops
+        if work.kind == "attention":
+            seconds = _attention(machine, inner, place, work, format_name)
+        else:
+            seconds = _product(machine, inner, place, work, format_name, num_bytes)
+        found[work.kind] = found.get(work.kind, 0.0) + seconds
+    if found:
+        kind = max(found, key=lambda k: found[k])
+        return Kernel(kind=kind, seconds=sum(found.values()), flops=flops, unpriced=tuple(unpriced))
+    host = _is_host_transfer(computation, instruction) and machine.host_bytes_per_second
+    if host:
+        seconds = sum(array.num_bytes for array in instruction.shapes) / host
+        return Kernel(kind="host-transfer", seconds=seconds, flops=flops)
+    seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
+    return Kernel(kind="memory-bound", seconds=seconds, flops=flops, unpriced=tuple(unpriced))
+
+
+def _works(
+    program: Program, computation: Computation, instruction: Instruction
+) -> Iterator[tuple[Computation, Instruction, Work]]:
+    """Each multiply-add instruction inside, where it stands; products written as such run as elementwise."""
+    if instruction.opcode in _CALLING and instruction.all_called:
+        for name in instruction.all_called:
+            inner = program.computations[name]
+            for each in inner.instructions:
+                yield from _works(program, inner, each)
+    elif instruction.opcode != "multiply":
+        for work in instruction_work(program, computation, instruction):
+            yield computation, instruction, work
+
+
+def _running_format(machine: Machine, instruction: Instruction, format_name: str) -> str:
+    """float32 at default precision runs in the machine's reduced format, else in what it asks for."""
+    if format_name == "fp32":
+        algorithm = instruction.attributes.get("algorithm", "")
+        if algorithm in ("dot_bf16_bf16_f32", "dot_tf32_tf32_f32"):
+            format_name = algorithm.split("_")[1]
+        elif "highest" not in _precision(instruction) and not algorithm:
+            format_name = machine.matmul_of_fp32
+    if machine.basis == "calibration" and format_name not in machine.peak_flops_per_second:
+        return "fp32"  # XLA's CPU backend widens what the host has no instructions for
+    return format_name
+
+
+def _precision(instruction: Instruction) -> str:
+    gemm: dict[str, Any] = {}
+    if instruction.opcode == "custom-call":
+        gemm = instruction.backend_config.get("gemm_backend_config", {})
+    return f"{instruction.attributes.get('operand_precision', '')}{gemm.get('precision_config', '')}".lower()
+
+
+def _product(
+    machine: Machine,
+    computation: Computation,
+    instruction: Instruction,
+    work: Work,
+    format_name: str,
+    num_bytes: int,
+) -> float:
+    batch, m, n, k = _sizes(computation, instruction, work)
+    rate, peak = machine.rates.gemm_for(format_name), machine.gemm_flops_per_second(format_name)
+    assert peak is not None, f"{format_name} was looked up before"
+    if machine.num_sms is None:
+        arithmetic = work.flops / (peak * rate.efficiency)
+        memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
+        return max(arithmetic, memory) + rate.start_seconds
+    return float(
+        gemm_seconds(
+            rate,
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            num_bytes=num_bytes,
+            flops_per_second=peak,
+            memory_bytes_per_second=machine.memory_bytes_per_second,
+            num_sms=machine.num_sms,
+        )
+    )
+
+
+def _sizes(
+    computation: Computation, instruction: Instruction, work: Work
+) -> tuple[float, float, float, float]:
+    """Batch, m, n and k such that 2 x batch x m x n x k is the work.
+
+    A convolution is the product its implicit-GEMM kernel computes: n is the result's minor dimension.
+    """
+    result = instruction.shapes[0]
+    if work.kind == "convolution" or instruction.opcode == "ragged-dot":
+        batch, n = 1, result.dims[-1] if result.dims else 1
+        m = result.num_elements / n
+    else:
+        left = computation.operand_shapes(instruction)[0]
+        assert not isinstance(left, tuple), f"%{instruction.name} multiplies a tuple"
+        batch = prod(left.dims[d] for d in _dimensions(instruction, "batch"))
+        contracted = prod(left.dims[d] for d in _dimensions(instruction, "contracting"))
+        m = left.num_elements / (batch * contracted)
+        n = result.num_elements / (batch * m)
+    return batch, m, n, work.flops / (2 * result.num_elements)
+
+
+def _dimensions(instruction: Instruction, kind: str) -> list[int]:
+    """Dimensions of a dot's left side, from its attributes or from the cuBLAS call's configuration."""
+    if instruction.opcode == "custom-call":
+        config = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
+        return [int(d) for d in config.get(f"lhs_{kind}_dimensions", [])]
+    text = instruction.attributes.get(f"lhs_{kind}_dims", "{}").strip("{}")
+    return [int(d) for d in text.split(",") if d.strip()]
+
+
+def _attention(
+    machine: Machine, computation: Computation, instruction: Instruction, work: Work, format_name: str
+) -> float:
+    """Five matmuls backward against two forward are in `work`; the rate is that of the forward kernel."""
+    config = instruction.backend_config["cudnn_fmha_backend_config"]
+    query = computation.operand_shapes(instruction)[0]
+    assert not isinstance(query, tuple), f"%{instruction.name} attends to a tuple"
+    backward = "Backward" in instruction.custom_call_target
+    share = BACKWARD_ATTENTION_SHARE if backward else 1.0
+    return float(
+        attention_seconds(
+            machine.rates.attention_for(query.dims[-1]),
+            flops=work.flops,
+            length=int(config["intermediate_tensor_shape"]["dimensions"][-1]),
+            flops_per_second=machine.peak_flops_per_second[format_name] * share,
+        )
+    )
+
+
+def _is_host_transfer(computation: Computation, instruction: Instruction) -> bool:
+    """Whether a copy has the host's memory on one side."""
+    if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
+        return False
+    operands = (computation.by_name[operand.name] for operand in instruction.operands)
+    spaces = [array.memory_space for i in (instruction, *operands) for array in i.shapes]
+    return _HOST_SPACE in spaces
