@@ -196,9 +196,8 @@ class _Walk:
     ) -> None:
         if instruction.opcode in KINDS_WITHOUT_RULE:
             shapes = ", ".join(map(str, instruction.shapes))
-            total.unpriced[f"{instruction.opcode} of {shapes}, from {instruction.op_name or 'unnamed'}"] += (
-                times
-            )
+            place = instruction.op_name or "an unnamed operation"
+            total.unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
         message = message_of(computation, instruction, self._mesh_axes)
         if message is None:
             return

@@ -1,0 +1,152 @@
+"""Counts by hand of the programs in `fixtures/programs.py`, and small modules."""
+
+import numpy as np
+import pytest
+
+from meshwright.ledger._flops import executed_flops, instruction_work
+
+# fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
+L, B, S, E, M, V = 4, 16, 256, 512, 1024, 2048
+WEIGHTS = 4 * E * E + 2 * E * M
+SCORES = 2 * B * S * S * E  # one of attention's matmuls, over all heads
+HEAD = 2 * B * S * E * V
+
+
+@pytest.mark.parametrize("name", ["cruncher-8xH100", "cruncher-8xCPU"])
+def test_cruncher_is_2bp_forward_and_4bp_backward_less_the_input_gradient(samples, name):
+    batch, width = 4096, 1024
+    parameters = 2 * width * width + width
+    by_phase = executed_flops(samples.program(name)).by_phase
+    assert 8 * by_phase["forward"] == 2 * batch * parameters
+    assert 8 * by_phase["backward"] == 4 * batch * parameters - 2 * batch * width * width
+    assert set(by_phase) == {"forward", "backward"}
+
+
+def test_a_tpu_runs_the_outer_product_of_crunchers_head_in_two_fusions(samples):
+    batch, width = 4096, 1024
+    parameters = 2 * width * width + width
+    by_phase = executed_flops(samples.program("cruncher-v5e-8")).by_phase
+    assert 8 * by_phase["forward"] == 2 * batch * parameters
+    assert 8 * by_phase["backward"] == 4 * batch * parameters - 2 * batch * width * width + 2 * batch * width
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer-8xH100", "transformer-8xH100-jax-0.12", "transformer-8xCPU", "transformer-v5e-8"],
+)
+def test_a_rematerialised_transformer_counts_as_by_hand(samples, name):
+    executed = executed_flops(samples.program(name))
+    layer = 2 * B * S * WEIGHTS + 2 * SCORES
+    forward = L * layer + HEAD
+    assert 8 * executed.by_phase["forward"] == forward
+    assert 8 * executed.by_phase["backward"] == 2 * forward
+    # The layer runs again but for its last matmul, whose result no gradient needs.
+    assert 8 * executed.by_phase["recompute"] == L * (layer - 2 * B * S * E * M)
+    assert not executed.unpriced
+    assert set(executed.by_format) == ({"fp32"} if name == "transformer-8xCPU" else {"bf16"})
+
+
+def test_causal_flash_attention_counts_by_half_and_repeats_its_scores(samples):
+    executed = executed_flops(samples.program("transformer-cudnn-16xH100"))
+    layer = 2 * B * S * WEIGHTS + SCORES
+    assert 16 * executed.by_phase["forward"] == L * layer + HEAD
+    assert 16 * executed.by_phase["backward"] == 2 * (L * layer + HEAD)
+    again = layer - 2 * B * S * E * M + SCORES // 2
+    assert 16 * executed.by_phase["recompute"] == L * again
+    assert 16 * executed.by_kind["attention"] == L * (SCORES * 2 + SCORES * 5 // 2)
+
+
+def real_taps(size, window, low, high, stride):
+    ones = np.pad(np.ones(size, int), (low, high))
+    return sum(int(ones[s : s + window].sum()) for s in range(0, size + low + high - window + 1, stride))
+
+
+def test_a_strided_and_a_grouped_convolution_count_as_by_hand(samples):
+    executed = executed_flops(samples.program("convolution-8xCPU"))
+    strided = 2 * 2 * real_taps(32, 3, 0, 1, 2) ** 2 * 16 * 32  # two images a device
+    # The partitioner gathers the batch before the grouped one: each device convolves all sixteen images,
+    # or, for the filter's gradient, its own two.
+    grouped = 2 * real_taps(16, 5, 2, 2, 1) ** 2 * 8 * 64
+    assert executed.by_phase["forward"] == strided + 16 * grouped
+    assert executed.by_phase["backward"] == 2 * strided + 16 * grouped + 2 * grouped
+
+
+def test_cudnn_convolves_the_padding_that_was_written_out_before_it(samples):
+    executed = executed_flops(samples.program("convolution-8xH100"))
+    strided = 2 * 2 * (16 * 3) ** 2 * 16 * 32  # into 33 x 33, all of it read
+    grouped = 2 * real_taps(16, 5, 2, 2, 1) ** 2 * 8 * 64
+    assert executed.by_phase["forward"] == strided + 16 * grouped
+    assert executed.by_phase["backward"] == 2 * strided + 16 * grouped + 2 * grouped
+
+
+DOT = "dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+FIVE = '{"known_trip_count":{"n":"5"}}'
+BODY = f"""%body (x: f32[4,4]) -> f32[4,4] {{
+  %x = f32[4,4]{{1,0}} parameter(0)
+  ROOT %d = f32[4,4]{{1,0}} {DOT}
+}}
+
+%test (x: f32[4,4]) -> pred[] {{
+  %x.1 = f32[4,4]{{1,0}} parameter(0)
+  ROOT %c = pred[] custom-call(%x.1), custom_call_target="done"
+}}
+
+%outer (x: f32[4,4]) -> f32[4,4] {{
+  %x.2 = f32[4,4]{{1,0}} parameter(0)
+  ROOT %w = f32[4,4]{{1,0}} while(%x.2), condition=%test, body=%body, backend_config={FIVE}
+}}
+
+%nothing (x: f32[4,4]) -> f32[4,4] {{
+  ROOT %x.3 = f32[4,4]{{1,0}} parameter(0)
+}}
+"""
+
+
+def test_nested_loops_multiply_and_conditions_run_once_more(module):
+    program = module(
+        "%a = f32[4,4]{1,0} parameter(0)",
+        "ROOT %v = f32[4,4]{1,0} while(%a), condition=%test, body=%outer, "
+        'backend_config={"known_trip_count":{"n":"3"}}',
+        before=BODY,
+    )
+    executed = executed_flops(program)
+    assert executed.total == 3 * 5 * 2 * 4**3
+    assert executed.unpriced == {"done(f32[4,4]) -> pred[], from an unnamed operation": 3 * 6 + 4}
+
+
+def test_a_loop_of_unknown_length_counts_once_and_is_named(module):
+    program = module(
+        "%a = f32[4,4]{1,0} parameter(0)",
+        'ROOT %v = f32[4,4]{1,0} while(%a), condition=%test, body=%body, metadata={op_name="jit(f)/while"}',
+        before=BODY,
+    )
+    executed = executed_flops(program)
+    assert executed.total == 2 * 4**3
+    assert "while %v of unknown length, from jit(f)/while: body counted once" in executed.unpriced
+
+
+def test_a_conditional_costs_its_dearest_branch(module):
+    program = module(
+        "%i = s32[] parameter(0)",
+        "%a = f32[4,4]{1,0} parameter(1)",
+        "ROOT %c = f32[4,4]{1,0} conditional(%i, %a, %a, %a), branch_computations={%nothing, %outer, %body}",
+        before=BODY,
+    )
+    executed = executed_flops(program)
+    assert executed.total == 5 * 2 * 4**3
+    assert sum(executed.unpriced.values()) == 6
+
+
+def test_a_fusions_work_is_the_work_of_what_it_holds(samples):
+    program = samples.program("transformer-8xH100")
+    fusions = [i for i in program.entry.instructions if i.name.startswith("gemm_fusion")]
+    assert fusions
+    for fusion in fusions:
+        (work,) = instruction_work(program, program.entry, fusion)
+        assert work.flops == 2 * B * S * E * V // 8
+
+
+def test_loops_are_not_entered_by_an_instructions_own_work(samples):
+    program = samples.program("transformer-8xH100")
+    loop = next(i for i in program.entry.instructions if i.opcode == "while")
+    assert instruction_work(program, program.entry, loop) == ()

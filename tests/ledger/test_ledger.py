@@ -1,0 +1,54 @@
+import dataclasses
+import json
+
+import pytest
+
+from meshwright.compiler import TracedFlops
+from meshwright.hardware import Fleet
+from meshwright.ledger import ledger_dict, ledger_of
+
+
+def test_every_sample_has_a_ledger_with_nothing_unpriced(samples):
+    for name in samples.names:
+        assert samples.ledger(name).unpriced == ()
+
+
+def test_executed_flops_are_summed_over_devices_and_phases(samples):
+    flops = samples.ledger("transformer-8xH100").flops
+    assert flops.executed == sum(flops.by_phase.values()) == sum(flops.by_format.values())
+    assert flops.recomputed == flops.by_phase["recompute"] > 0
+    assert samples.ledger("cruncher-8xH100").flops.recomputed == 0
+
+
+def test_model_flops_leave_recomputation_out_and_the_rule_stands_beside_them(samples):
+    folder = samples.folder("cruncher-8xH100")
+    traced = TracedFlops(
+        by_phase={"forward": 5, "backward": 7, "recompute": 9}, unpriced=("odd",), attention=0
+    )
+    compiled = dataclasses.replace(
+        samples.compiled("cruncher-8xH100"), traced_flops=traced, num_parameters=10, tokens_per_step=3
+    )
+    ledger = ledger_of(folder, compiled, Fleet.parse("8xH100"))
+    assert (ledger.flops.model, ledger.flops.rule_6nd) == (12, 6 * 10 * 3)
+    assert ledger.unpriced == ("odd",)
+
+
+@pytest.mark.parametrize("missing", ["num_parameters", "tokens_per_step"])
+def test_without_parameters_or_tokens_there_is_no_rule_of_thumb(samples, missing):
+    known = {"num_parameters": 10, "tokens_per_step": 3} | {missing: None}
+    compiled = dataclasses.replace(samples.compiled("cruncher-8xH100"), **known)
+    ledger = ledger_of(samples.folder("cruncher-8xH100"), compiled, Fleet.parse("8xH100"))
+    assert ledger.flops.rule_6nd is None
+
+
+def test_the_json_has_the_agreed_names(samples):
+    ledger = samples.ledger("transformer-8xH100")
+    fields = json.loads(json.dumps(ledger_dict(ledger)))
+    assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(
+        fields["memory"]
+    )
+    assert {"model", "executed", "recomputed", "by_phase"} <= set(fields["flops"])
+    assert {"kind", "axes", "count", "payload_bytes", "wire_bytes"} <= set(fields["traffic"][0])
+    assert fields["unpriced"] == []
+    assert fields["memory"]["allowance_bytes"] == sum(ledger.memory.allowance.values())
+    assert fields["memory"]["fits"] is True

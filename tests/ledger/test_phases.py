@@ -1,0 +1,70 @@
+import pytest
+
+from meshwright.ledger._phases import PHASES, Phases, has_path
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("jit(step)/jvp()/while/body/dot_general", "forward"),
+        ("jit(step)/transpose(jvp())/dot_general", "backward"),
+        ("jit(step)/transpose(jvp(mlp))/checkpoint/rematted_computation/dot_general", "recompute"),
+        ("jit(step)/transpose(jvp())/rematted_computation/dot_general", "recompute"),
+        ("jit(step)/optimizer/mul", "optimizer"),
+        ("jit(step)/optimizer", "optimizer"),
+        ("jit(step)/my_optimizer/mul", "other"),
+        ("jit(step)/metrics/add", "other"),
+    ],
+)
+def test_a_path_tells_the_phase(module, name, phase):
+    program = module(
+        '%x = f32[] parameter(0), metadata={op_name="x"}',
+        '%d = f32[] negate(%x), metadata={op_name="jit(step)/jvp()/neg"}',
+        f'ROOT %r = f32[] negate(%d), metadata={{op_name="{name}"}}',
+    )
+    assert Phases(program).of(program.entry, program.entry.root) == phase
+    assert phase in PHASES
+
+
+def test_a_program_that_takes_no_gradient_is_all_forward(module):
+    program = module('ROOT %x = f32[] constant(0), metadata={op_name="jit(f)/dot_general"}')
+    assert Phases(program).of(program.entry, program.entry.root) == "forward"
+
+
+def chain(module, first, last):
+    return module(
+        f'%a = f32[] constant(0), metadata={{op_name="{first}"}}',
+        "%b = f32[] copy(%a)",
+        '%c = f32[] negate(%b), metadata={op_name="neg.1"}',
+        "%d = f32[] copy(%c)",
+        f'ROOT %e = f32[] negate(%d), metadata={{op_name="{last}"}}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "phase"),
+    [
+        ("jit(f)/jvp()/a", "jit(f)/jvp()/b", "forward"),
+        ("jit(f)/jvp()/a", "jit(f)/transpose(jvp())/b", "backward"),
+        ("jit(f)/transpose(jvp())/a", "jit(f)/optimizer/b", "backward"),
+        ("jit(f)/jvp()/a", "jit(f)/x/rematted_computation/b", "recompute"),
+        ("jit(f)/optimizer/a", "jit(f)/optimizer/b", "optimizer"),
+        ("jit(f)/jvp(", "jit(f)/metrics/b", "forward"),
+        ("jit(f)/optimizer/a", "jvp(", "other"),
+    ],
+)
+def test_a_nameless_instruction_takes_its_neighbours_phase(module, first, last, phase):
+    program = chain(module, first, last)
+    assert Phases(program).of(program.entry, program.entry.by_name["c"]) == phase
+
+
+def test_an_argument_and_a_name_of_xlas_own_are_no_path(module):
+    program = chain(module, "state['w']", "jit(f)/b")
+    assert [has_path(i) for i in program.entry.instructions] == [False, False, False, False, True]
+
+
+def test_a_nameless_inside_of_a_fusion_is_part_of_the_fusion(samples):
+    program = samples.program("cruncher-8xCPU")
+    phases = Phases(program)
+    heads = [i for i in program.entry.instructions if i.opcode == "dot" and not i.op_name]
+    assert [phases.of(program.entry, i) for i in heads] == ["forward", "backward"]

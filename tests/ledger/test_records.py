@@ -1,0 +1,24 @@
+import pytest
+
+from meshwright.ledger import MemoryLedger
+
+
+def memory(reserved, usable):
+    return MemoryLedger(
+        reserved_bytes=reserved,
+        peak_bytes=None,
+        allowance={"context": 10, "libraries": 5},
+        usable_bytes=usable,
+        by_category={},
+        largest=(),
+    )
+
+
+@pytest.mark.parametrize(("reserved", "fits"), [(85, True), (86, False)])
+def test_it_fits_if_reserved_and_allowance_are_at_most_usable(reserved, fits):
+    assert memory(reserved, 100).fits is fits
+    assert memory(reserved, 100).allowance_bytes == 15
+
+
+def test_whether_it_fits_is_unknown_where_the_usable_bytes_are():
+    assert memory(1, None).fits is None

@@ -1,0 +1,237 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.ledger._rules import unpriced_work, work_of
+
+
+def root_work(program):
+    return work_of(program.entry, program.entry.root)
+
+
+def test_a_dot_costs_two_per_multiply_add(module):
+    program = module(
+        "%a = bf16[3,5,7]{2,1,0} parameter(0)",
+        "%b = bf16[3,7,11]{2,1,0} parameter(1)",
+        "ROOT %d = bf16[3,5,11]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, "
+        "rhs_batch_dims={0}, rhs_contracting_dims={1}",
+    )
+    work = root_work(program)
+    assert (work.kind, work.flops, work.format) == ("matmul", 2 * 3 * 5 * 7 * 11, "bf16")
+
+
+def test_a_dot_over_two_dimensions_multiplies_both(module):
+    program = module(
+        "%a = f8e4m3fn[4,5,7]{2,1,0} parameter(0)",
+        "ROOT %d = f32[7,7]{1,0} dot(%a, %a), lhs_contracting_dims={0,1}, rhs_contracting_dims={0,1}",
+    )
+    assert (root_work(program).flops, root_work(program).format) == (2 * 7 * 7 * 20, "fp8-e4m3")
+
+
+def test_an_outer_product_contracts_nothing(module):
+    program = module(
+        "%a = f64[4]{0} parameter(0)", "%b = f64[6]{0} parameter(1)", "ROOT %d = f64[4,6]{1,0} dot(%a, %b)"
+    )
+    assert (root_work(program).flops, root_work(program).format) == (2 * 24, "fp64")
+
+
+def test_a_ragged_dot_meets_each_row_with_one_group_only(module):
+    program = module(
+        "%a = bf16[96,16]{1,0} parameter(0)",
+        "%b = bf16[8,16,32]{2,1,0} parameter(1)",
+        "%s = s32[8]{0} parameter(2)",
+        "ROOT %d = bf16[96,32]{1,0} ragged-dot(%a, %b, %s), lhs_contracting_dims={1}, "
+        "rhs_contracting_dims={1}, lhs_ragged_dims={0}, rhs_group_dims={0}",
+    )
+    assert root_work(program).flops == 2 * 96 * 16 * 32
+
+
+GEMM = (
+    'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],'
+    '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
+)
+
+
+@pytest.mark.parametrize("target", ["__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8"])
+def test_a_cublas_call_costs_what_its_dot_did(module, target):
+    program = module(
+        "%a = f8e5m2[512,64]{1,0} parameter(0)",
+        "%b = f8e4m3fn[512,32]{1,0} parameter(1)",
+        f"ROOT %d = (bf16[64,32]{{1,0}}, s8[4096]{{0}}) custom-call(%a, %b), "
+        f'custom_call_target="{target}", {GEMM}',
+    )
+    assert (root_work(program).flops, root_work(program).format) == (2 * 64 * 32 * 512, "fp8-e5m2")
+
+
+def attention(module, target, mask):
+    config = (
+        f'backend_config={{"cudnn_fmha_backend_config":{{"mask_type":"{mask}",'
+        '"intermediate_tensor_shape":{"dimensions":["2","8","128","256"]}}}'
+    )
+    return module(
+        "%q = bf16[2,128,8,64]{3,2,1,0} parameter(0)",
+        "%k = bf16[2,256,2,64]{3,2,1,0} parameter(1)",
+        f"ROOT %o = (bf16[2,128,8,64]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), "
+        f'custom_call_target="{target}", {config}',
+    )
+
+
+def test_attention_is_two_matmuls_forward_and_five_backward_of_which_one_repeats(module):
+    one = 2 * 2 * 8 * 128 * 256 * 64
+    forward = root_work(attention(module, "__cudnn$fmhaSoftmax", "NO_MASK"))
+    assert (forward.kind, forward.flops, forward.recompute_flops) == ("attention", 2 * one, 0)
+    backward = root_work(attention(module, "__cudnn$fmhaSoftmaxBackward", "NO_MASK"))
+    assert (backward.flops, backward.recompute_flops) == (5 * one, one)
+
+
+@pytest.mark.parametrize("mask", ["CAUSAL", "PADDING_CAUSAL"])
+def test_causal_attention_counts_by_the_needed_half(module, mask):
+    assert root_work(attention(module, "__cudnn$fmhaSoftmax", mask)).flops == 2 * 8 * 128 * 256 * 64 * 2
+
+
+def multiply_adds(size, window, stride, low, high, base, dilation):
+    """One dimension by brute force on an array: a one for each element, a nought for holes and padding."""
+    holed = np.zeros((size - 1) * base + 1, int)
+    holed[::base] = 1
+    padded = np.pad(holed[max(0, -low) : len(holed) - max(0, -high)], (max(0, low), max(0, high)))
+    reach = (window - 1) * dilation + 1
+    starts = range(0, len(padded) - reach + 1, stride)
+    return len(starts), sum(int(padded[s : s + reach : dilation].sum()) for s in starts)
+
+
+@given(
+    size=st.integers(1, 9),
+    window=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    pads=st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+    base=st.integers(1, 3),
+    dilation=st.integers(1, 3),
+)
+def test_a_convolution_counts_what_meets_neither_padding_nor_holes(
+    module, size, window, stride, pads, base, dilation
+):
+    if size * base <= 3:  # nothing would be left to crop
+        pads = (max(0, pads[0]), max(0, pads[1]))
+    outputs, pairs = multiply_adds(size, window, stride, *pads, base, dilation)
+    program = module(
+        f"%x = f32[2,{size},5,6]{{3,2,1,0}} parameter(0)",
+        f"%w = f32[{window},1,3,8]{{3,2,1,0}} parameter(1)",
+        f"ROOT %y = f32[2,{outputs},5,8]{{3,2,1,0}} convolution(%x, %w), window={{size={window}x1 "
+        f"stride={stride}x1 pad={pads[0]}_{pads[1]}x0_0 lhs_dilate={base}x1 rhs_dilate={dilation}x1}}, "
+        "dim_labels=b01f_01io->b01f, feature_group_count=2",
+    )
+    assert root_work(program).flops == 2 * 2 * pairs * 5 * 3 * 8
+
+
+def test_a_batch_group_meets_its_own_part_of_the_batch(module):
+    program = module(
+        "%x = f32[12,8]{1,0} parameter(0)",
+        "%w = f32[8,6]{1,0} parameter(1)",
+        "ROOT %y = f32[4,6]{1,0} convolution(%x, %w), dim_labels=bf_io->bf, batch_group_count=3",
+    )
+    assert root_work(program).flops == 2 * (12 // 3) * 8 * 6
+
+
+def test_a_tpu_matmul_is_a_convolution_without_a_window(module):
+    program = module(
+        "%x = bf16[12,8]{1,0} parameter(0)",
+        "%w = bf16[6,8]{1,0} parameter(1)",
+        "ROOT %y = f32[12,6]{1,0} convolution(%x, %w), dim_labels=bf_oi->bf",
+    )
+    assert root_work(program).flops == 2 * 12 * 8 * 6
+
+
+def strided(module, target, inputs, output):
+    names = {"x": "f32[4,9,9,3]", "w": "f32[8,3,3,3]", "y": "f32[4,4,4,8]"}
+    first, second = inputs
+    return module(
+        f"%a = {names[first]}{{3,2,1,0}} parameter(0)",
+        f"%b = {names[second]}{{3,2,1,0}} parameter(1)",
+        f"ROOT %c = ({names[output]}{{3,2,1,0}}, u8[0]{{0}}) custom-call(%a, %b), "
+        f'window={{size=3x3 stride=2x2}}, dim_labels=b01f_o01i->b01f, custom_call_target="{target}"',
+    )
+
+
+def test_a_strided_convolution_and_its_two_gradients_count_alike(module):
+    by_hand = 2 * 4 * (4 * 4) * (3 * 3) * 3 * 8
+    for target, inputs, output in [
+        ("__cudnn$convForward", "xw", "y"),
+        ("__cudnn$convBiasActivationForward", "xw", "y"),
+        ("__cudnn$convBackwardFilter", "xy", "w"),
+        ("__cudnn$convBackwardInput", "yw", "x"),
+    ]:
+        assert root_work(strided(module, target, inputs, output)).flops == by_hand
+
+
+def product(module, name, dtype="f32", user=""):
+    return module(
+        f"%a = {dtype}[5,7]{{1,0}} parameter(0)",
+        f'%m = {dtype}[5,7]{{1,0}} multiply(%a, %a), metadata={{op_name="{name}"}}',
+        f"%z = {dtype}[] constant(0)",
+        f'ROOT %r = {dtype}[5]{{0}} reduce(%m, %z), dimensions={{1}}, metadata={{op_name="{user}"}}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "user", "flops"),
+    [
+        ("jit(f)/jvp()/dot_general", "f32", "", 70),  # a dot with a dimension of one
+        ("jit(f)/jvp()/mul", "f32", "jit(f)/jvp()/dot_general", None),  # the program's own product
+        ("multiply.3", "f32", "jit(f)/jvp()/dot_general", 70),  # a TPU names only the sum
+        ("multiply.3", "f32", "jit(f)/jvp()/reduce_sum", None),
+        ("jit(f)/jvp()/dot_general", "s32", "", None),  # offsets
+    ],
+)
+def test_a_product_counts_where_it_was_a_dot(module, name, dtype, user, flops):
+    program = product(module, name, dtype, user)
+    work = work_of(program.entry, program.entry.by_name["m"])
+    assert (work.flops if work else None) == flops
+
+
+def test_a_product_of_tuples_is_nothing(module):
+    program = module(
+        "%a = (f32[2]{0}, f32[2]{0}) parameter(0)", "ROOT %m = (f32[2]{0}, f32[2]{0}) multiply(%a)"
+    )
+    assert root_work(program) is None
+
+
+def test_what_could_multiply_and_has_no_rule_is_named_with_its_shapes(module):
+    program = module(
+        "%a = f32[5,7]{1,0} parameter(0)",
+        'ROOT %c = (f32[5,5]{1,0}, s32[]) custom-call(%a, %a), custom_call_target="mystery", '
+        'metadata={op_name="jit(f)/mystery"}',
+    )
+    assert root_work(program) is None
+    text = unpriced_work(program.entry, program.entry.root)
+    assert text == "mystery(f32[5,7], f32[5,7]) -> f32[5,5], s32[], from jit(f)/mystery"
+
+
+def test_a_factorisation_is_named_and_an_addition_is_not(module):
+    program = module(
+        "%a = f32[5,5]{1,0} parameter(0)",
+        "%b = f32[5,5]{1,0} add(%a, %a)",
+        "ROOT %c = f32[5,5]{1,0} cholesky(%b)",
+    )
+    texts = [unpriced_work(program.entry, i) for i in program.entry.instructions]
+    assert texts == [None, None, "cholesky(f32[5,5]) -> f32[5,5], from an unnamed operation"]
+
+
+@pytest.mark.parametrize("target", ["Sharding", "TopK", "__cublas$gemm", "__cudnn$fmhaSoftmax"])
+def test_calls_that_have_a_rule_or_multiply_nothing_are_not_unpriced(module, target):
+    program = module(
+        "%a = f32[5]{0} parameter(0)", f'ROOT %c = f32[5]{{0}} custom-call(%a), custom_call_target="{target}"'
+    )
+    assert unpriced_work(program.entry, program.entry.root) is None
+
+
+def test_every_kind_of_work_in_the_samples_is_known(samples):
+    kinds = set(
+        itertools.chain.from_iterable(
+            {w.kind for c, i in samples.program(name).instructions() if (w := work_of(c, i))}
+            for name in samples.names
+        )
+    )
+    assert kinds == {"matmul", "attention", "convolution"}
