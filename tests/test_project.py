@@ -1,0 +1,123 @@
+"""Rules that hold for the project as a whole: its tree, its sizes, what its files may name, its start."""
+
+from __future__ import annotations
+
+import ast
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/meshwright"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CODE = [*MODULES, *(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_every_module_has_its_test():
+    expected = [
+        ROOT / "tests" / module.relative_to(PACKAGE).with_name(f"test_{module.name.removeprefix('_')}")
+        for module in MODULES
+        if module.name not in ("__init__.py", "__main__.py")
+    ]
+    missing = [name_of(test) for test in expected if not test.exists()]
+    assert not missing, f"write {missing}"
+
+
+@pytest.mark.parametrize("path", CODE, ids=name_of)
+def test_a_module_has_400_lines_at_most_and_a_function_60(path: Path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400, f"{name_of(path)}: make it a folder"
+    functions = [
+        n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = {n.name: (n.end_lineno or n.lineno) - n.lineno + 1 for n in functions}
+    long = {name: lines for name, lines in lengths.items() if lines > 60}
+    assert not long, f"{name_of(path)}: split {long}"
+
+
+def files_of_the_project() -> Iterator[Path]:
+    """What is kept in git, found without git so that an unpacked archive can be tested too."""
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
+    for folder in (".ci", "benchmarks", "docs", "examples", "requirements", "src", "tests"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def test_no_file_names_a_place_on_some_machine_or_a_package_index():
+    # Written apart, so that this file does not name them either.
+    places = ["/work/", "/root/", "/opt/pypi", "pythonhosted.org", "index-url", "find-links"]
+    forbidden = re.compile("|".join(map(re.escape, places)).encode())
+    allowed = {b"--no-emit-index" + b"-url"}  # the option that keeps the index out of the locks
+    found: list[str] = []
+    for path in files_of_the_project():
+        content = path.read_bytes()
+        for words in allowed:
+            content = content.replace(words, b"")
+        found += [f"{name_of(path)}: {match.decode()}" for match in forbidden.findall(content)]
+    assert not found
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=name_of)
+def test_a_lock_holds_exact_versions_and_nothing_else(lock: Path):
+    entries = [line for line in lock.read_text().splitlines() if not line.lstrip().startswith("#")]
+    assert entries
+    assert [line for line in entries if not re.fullmatch(r"[a-z0-9._-]+==[0-9][\w.+!]*", line)] == []
+
+
+@pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock.name.startswith("py")], ids=name_of)
+def test_a_lock_brings_one_release_of_jax_and_the_compile_target_for_nvidia(lock: Path):
+    entries = [line.split("==") for line in lock.read_text().splitlines() if "==" in line]
+    versions = {name: version for name, version in entries}
+    names = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt")
+    assert len({versions[name] for name in names}) == 1
+    assert {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cudnn-cu13"} <= versions.keys()
+
+
+# Fresh interpreters, since this one has imported jax long ago.
+HELP = """
+import sys
+sys.argv = ["meshwright", "--help"]
+from meshwright.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+heavy = {"jax", "jaxlib", "optax", "numpy", "matplotlib", "tensorboardX"} & sys.modules.keys()
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+RECKONING = ("units", "formats", "errors", "hardware", "config", "ledger", "predict", "reconcile", "cli")
+
+
+def run_python(code: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """The finished interpreter and the CPU seconds, user and system, that it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_help_takes_half_a_second_of_cpu_at_most_and_imports_nothing_heavy():
+    cpu_seconds: list[float] = []
+    for _ in range(3):  # the least of three: caches are cold at first, and neighbours slow a core down
+        done, seconds = run_python(HELP)
+        assert done.returncode == 0, done.stderr
+        assert "weigh" in done.stdout
+        cpu_seconds.append(seconds)
+    assert min(cpu_seconds) < 0.5, cpu_seconds
+
+
+def test_reckoning_imports_no_jax():
+    imports = "; ".join(f"import meshwright.{name}" for name in RECKONING)
+    done, _ = run_python(f"import sys; {imports}; sys.exit('jax' in sys.modules)")
+    assert done.returncode == 0, done.stderr
