@@ -1,0 +1,153 @@
+"""What README and docs say, done: Python blocks run, commands succeed, links lead somewhere.
+
+A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
+run. A command below the comment `takes minutes` runs in `make test-long`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"# file: (\S+)\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block; `line` is that of its first line on the page."""
+
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command that the reader of a page is to type."""
+
+    page: Path
+    text: str
+    takes_minutes: bool
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(language=match[1], text=match[2], line=text.count("\n", 0, match.start(2)) + 1)
+        for match in BLOCK.finditer(text)
+    ]
+
+
+def commands_of(page: Path) -> list[Command]:
+    """Of `sh` blocks each line, of `console` blocks each line after `$ `; `\\` joins lines."""
+    found: list[Command] = []
+    for block in blocks_of(page):
+        if block.language not in ("sh", "console"):
+            continue
+        takes_minutes = False
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if line.startswith("#"):
+                takes_minutes = "takes minutes" in line
+            elif block.language == "sh" and line.strip():
+                found.append(Command(page=page, text=line.strip(), takes_minutes=takes_minutes))
+                takes_minutes = False
+            elif line.startswith("$ "):
+                found.append(Command(page=page, text=line[2:].strip(), takes_minutes=takes_minutes))
+                takes_minutes = False
+    return found
+
+
+COMMANDS = [command for page in PAGES for command in commands_of(page)]
+OURS = [command for command in COMMANDS if command.text.startswith("meshwright ")]
+MAKE = sorted({command.text for command in COMMANDS if command.text.startswith("make ")})
+
+
+def id_of(command: Command) -> str:
+    return f"{name_of(command.page)}: {command.text}"
+
+
+def write_files(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if named := FILE.match(block.text):
+            (folder / named[1]).write_text(block.text)
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Run in `folder`, with the tools of this interpreter's environment first on the path."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+def run_command(command: Command, folder: Path) -> None:
+    write_files(command.page, folder)
+    run(["bash", "-c", command.text], folder)
+
+
+def test_the_pages_are_found():
+    assert {"README.md", "docs/getting-started.md", "docs/glossary.md"} <= {name_of(page) for page in PAGES}
+    assert OURS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_python_block_of_a_page_runs_in_one_namespace(page: Path, tmp_path: Path):
+    blocks = [b for b in blocks_of(page) if b.language == "python" and not FILE.match(b.text)]
+    if not blocks:
+        return  # nothing is claimed on this page
+    write_files(page, tmp_path)
+    lines = page.read_text().splitlines()
+    kept = {number for b in blocks for number in range(b.line, b.line + b.text.count("\n"))}
+    # All other lines are emptied, so that a traceback gives the page's own line numbers.
+    script = tmp_path / f"{page.stem}.page.py"
+    script.write_text("\n".join(line if n in kept else "" for n, line in enumerate(lines, start=1)))
+    run([sys.executable, str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("command", [c for c in OURS if not c.takes_minutes], ids=id_of)
+def test_every_command_of_the_docs_succeeds(command: Command, tmp_path: Path):
+    run_command(command, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", [c for c in OURS if c.takes_minutes], ids=id_of)
+def test_every_command_of_the_docs_that_takes_minutes_succeeds(command: Command, tmp_path: Path):
+    run_command(command, tmp_path)
+
+
+@pytest.mark.parametrize("command", MAKE)
+def test_every_make_command_of_the_docs_names_a_target(command: str):
+    # A dry run: `make test` run here would not end.
+    run(["bash", "-c", f"{command} --dry-run"], ROOT)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_every_link_to_a_page_or_heading_leads_there(page: Path):
+    broken: list[str] = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page.read_text())):
+        if "://" in link:
+            continue
+        place, _, heading = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        if not target.exists() or (heading and heading not in headings_of(target)):
+            broken.append(link)
+    assert not broken
+
+
+def headings_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as a web viewer makes them: lower case, spaces to hyphens."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
