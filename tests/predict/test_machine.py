@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.hardware import CATALOG, Fleet
+from meshwright.predict import Calibration
+from meshwright.predict._machine import machine_of
+
+CALIBRATION = Calibration(
+    matmul_flops_per_second={"fp32": 3e11},
+    memory_bytes_per_second=2e10,
+    launch_seconds=1e-6,
+    date="2026-11-21",
+    source="by hand",
+)
+
+
+def test_simulated_devices_share_their_host():
+    one, eight = (machine_of(Fleet.parse(f"{n}xCPU"), CALIBRATION) for n in (1, 8))
+    assert eight.peak_flops_per_second["fp32"] == pytest.approx(one.peak_flops_per_second["fp32"] / 8)
+    assert eight.memory_bytes_per_second == pytest.approx(one.memory_bytes_per_second / 8)
+
+
+def test_a_cpu_without_a_calibration_is_told_to_probe():
+    with pytest.raises(InputError, match="no rates are known for 8xCPU") as caught:
+        machine_of(Fleet.parse("8xCPU"), None)
+    assert caught.value.hint == "run the probe first: meshwright.measure.probe"
+
+
+def test_a_chip_without_a_memory_bandwidth_is_refused():
+    fleet = Fleet.parse("8xH100")
+    chip = dataclasses.replace(fleet.chip, memory_bytes_per_second=None)
+    with pytest.raises(InputError, match="does not know the memory bandwidth of H100"):
+        machine_of(dataclasses.replace(fleet, chip=chip), None)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CATALOG.items() if c.platform != "cpu" and not c.slices])
+def test_every_other_chip_makes_a_machine(name):
+    machine = machine_of(Fleet.parse(f"8x{name}"), None)
+    assert machine.basis in ("tables", "default", "roofline")
+    assert machine.matmul_of_fp32 in ("tf32", "fp32")
+
+
+def test_float32_products_run_reduced_where_jax_lets_them():
+    assert machine_of(Fleet.parse("8xH100"), None).matmul_of_fp32 == "tf32"
+    assert machine_of(Fleet.parse("v5p-8"), None).matmul_of_fp32 == "bf16"
+    assert machine_of(Fleet.parse("8xT4"), None).matmul_of_fp32 == "fp32"  # Turing has no tf32
+
+
+def test_published_runs_slow_bf16_products_and_not_fp8():
+    machine = machine_of(Fleet.parse("8xH100"), None)
+    assert machine.gemm_flops_per_second("bf16") == pytest.approx(0.81 * 989.4e12)
+    assert machine.gemm_flops_per_second("fp8-e4m3") == machine.peak_flops_per_second["fp8-e4m3"]
+    assert machine.gemm_flops_per_second("nvfp4") is None

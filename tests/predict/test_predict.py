@@ -1,0 +1,162 @@
+import dataclasses
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.predict import Calibration, predict
+from meshwright.predict._rates import efficiency_spread
+
+# A product, an all-reduce that a second product hides in part, and an update of memory.
+STEP = """
+%main (x: bf16[8192,8192], w: bf16[8192,8192], p: f32[400000000]) -> f32[400000000] {
+  %x = bf16[8192,8192] parameter(0)
+  %w = bf16[8192,8192] parameter(1)
+  %p = f32[400000000] parameter(2)
+  %y = bf16[8192,8192] dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %g = f32[400000000] all-reduce-start(%p), replica_groups={}, to_apply=%sum
+  %z = bf16[8192,8192] dot(%y, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %h = f32[400000000] all-reduce-done(%g)
+  ROOT %q = f32[400000000] subtract(%p, %h)
+}"""
+COPY = """
+%main (x: f32[1000]) -> f32[1000] {
+  %x = f32[1000] parameter(0)
+  ROOT %y = f32[1000] copy(%x)
+}"""
+FLOPS = 8 * 2 * (2 * 8192**3)  # eight devices, two products
+
+
+@pytest.fixture
+def predicted(program_of, ledger_with, compiled_for):
+    def make(fleet="8xH100", text=STEP, calibration=None, ledger=None, **compiled):
+        name = fleet if isinstance(fleet, str) else fleet.name
+        fleet = Fleet.parse(fleet) if isinstance(fleet, str) else fleet
+        ledger = ledger or ledger_with(model=FLOPS, executed=FLOPS)
+        return predict(program_of(text), ledger, compiled_for(name, **compiled), fleet, calibration)
+
+    return make
+
+
+def slower(fleet, what):
+    """The fleet with half of one rate."""
+    chip = fleet.chip
+    if what == "peak":
+        peaks = {name: rate / 2 for name, rate in chip.peak_flops_per_second.items()}
+        changed = dataclasses.replace(chip, peak_flops_per_second=peaks)
+    elif what == "memory":
+        changed = dataclasses.replace(chip, memory_bytes_per_second=chip.memory_bytes_per_second / 2)
+    else:
+        link = getattr(chip, what)
+        half = dataclasses.replace(link, bytes_per_second=link.bytes_per_second / 2)
+        changed = dataclasses.replace(chip, **{what: half})
+    return dataclasses.replace(fleet, chip=changed)
+
+
+@pytest.mark.parametrize("what", ["peak", "memory", "inside"])
+@pytest.mark.parametrize("name", ["8xA100-80GB", "8xH100", "8xB200", "8xRTX-PRO-6000", "8xH20"])
+def test_half_a_rate_makes_the_step_slower_by_at_most_two(predicted, what, name):
+    whole = Fleet.parse(name)
+    before = predicted(whole).step_seconds.expected
+    after = predicted(slower(whole, what)).step_seconds.expected
+    assert before < after <= 2 * before
+
+
+def test_half_the_network_makes_a_step_over_hosts_slower_by_at_most_two(predicted):
+    whole = Fleet.parse("32xH100")
+    before = predicted(whole).step_seconds.expected
+    after = predicted(slower(whole, "between")).step_seconds.expected
+    assert before < after <= 2 * before
+
+
+def test_the_exposed_seconds_of_all_slices_are_the_step(predicted):
+    found = predicted()
+    assert sum(s.exposed_seconds for s in found.slices) == pytest.approx(found.step_seconds.expected)
+    assert all(s.exposed_seconds <= s.seconds for s in found.slices)
+    by_name = {s.name: s for s in found.slices}
+    assert set(by_name) == {"matmul", "memory-bound", "launch", "all-reduce[data]"}
+    assert by_name["all-reduce[data]"].exposed_seconds < by_name["all-reduce[data]"].seconds
+
+
+def test_utilisation_and_throughput_follow_from_the_step(predicted, ledger_with):
+    found = predicted(tokens=8 * 8192, ledger=ledger_with(model=FLOPS // 2, executed=FLOPS))
+    seconds = found.step_seconds.expected
+    assert found.peak_flops_per_second == 989.4e12
+    assert found.mfu == pytest.approx(FLOPS / 2 / (8 * 989.4e12) / seconds)
+    assert found.hfu == pytest.approx(2 * found.mfu)
+    assert found.tokens_per_second_per_device == pytest.approx(8192 / seconds)
+
+
+def test_a_program_without_products_has_no_utilisation(predicted, ledger_with):
+    found = predicted(text=COPY, ledger=ledger_with())
+    assert (found.mfu, found.hfu, found.peak_flops_per_second) == (0, 0, 0)
+    assert found.tokens_per_second_per_device is None
+
+
+def test_more_model_flops_than_the_chip_can_do_are_our_bug(predicted, ledger_with):
+    with pytest.raises(AssertionError, match="an MFU of"):
+        predicted(ledger=ledger_with(model=10 * FLOPS, executed=FLOPS))
+
+
+def width(found):
+    interval = found.step_seconds
+    assert interval.low < interval.expected < interval.high
+    assert interval.high - interval.expected == pytest.approx(interval.expected - interval.low)
+    return interval.high / interval.expected - 1
+
+
+def test_the_interval_is_as_wide_as_what_is_known(predicted):
+    tables, default, tpu = predicted("8xH100"), predicted("8xH20"), predicted("v5p-8")
+    assert width(tables) == pytest.approx(0.22)
+    assert "held-out runs" in tables.basis
+    assert "aiconfigurator" in tables.basis
+    assert width(default) == pytest.approx(0.22 + efficiency_spread())
+    assert "No table for H20" in default.basis
+    assert width(tpu) == pytest.approx(0.50)
+    assert "not calibrated" in tpu.basis
+
+
+def test_fp8_has_its_own_interval(predicted):
+    found = predicted(text=STEP.replace("bf16", "f8e4m3fn"))
+    assert width(found) == pytest.approx(0.30)
+    assert "fp8 runs" in found.basis
+
+
+def test_many_small_kernels_widen_the_interval(predicted, ledger_with):
+    found = predicted(text=COPY, ledger=ledger_with())
+    assert width(found) == pytest.approx(0.50)
+    assert "kernel launches" in found.basis
+
+
+def test_a_program_simulated_on_a_cpu_has_a_wider_interval(predicted):
+    found = predicted(source="simulated on CPU")
+    assert width(found) == pytest.approx(0.60)
+    assert "CPU compiler" in found.basis
+
+
+def test_simulated_devices_are_priced_by_their_hosts_calibration(predicted):
+    host = Calibration(
+        matmul_flops_per_second={"fp32": 3e11},
+        memory_bytes_per_second=2e10,
+        launch_seconds=1e-6,
+        date="2026-11-21",
+        source="by hand",
+    )
+    found = predicted("8xCPU", calibration=host)
+    products = next(s for s in found.slices if s.name == "matmul")
+    assert products.seconds == pytest.approx(FLOPS / 3e11)  # all eight devices' work on one host
+    assert width(found) == pytest.approx(0.40)
+    assert "2026-11-21 (by hand)" in found.basis
+
+
+def test_simulated_devices_without_a_calibration_are_sent_to_the_probe(predicted):
+    with pytest.raises(InputError, match="no rates are known for 8xCPU") as caught:
+        predicted("8xCPU")
+    assert "meshwright.measure.probe" in caught.value.hint
+
+
+def test_what_the_ledger_and_the_walk_could_not_price_is_listed(predicted, ledger_with):
+    ledger = ledger_with(unpriced=("custom-call of unknown kind",))
+    found = predicted("8xT4", ledger=ledger)
+    assert found.unpriced[0] == "custom-call of unknown kind"
+    assert found.unpriced[1] == "matmul in bf16: T4 has no known peak for it, 2 times"

@@ -1,0 +1,61 @@
+import statistics
+
+import pytest
+
+from meshwright.hardware import CATALOG, find_chip
+from meshwright.predict._rates import efficiency_spread, provenance, rates_of
+
+MEASURED = [
+    "A100-40GB",
+    "A100-80GB",
+    "H100",
+    "H200",
+    "B200",
+    "B300",
+    "GB200",
+    "GB300",
+    "L40S",
+    "RTX-PRO-6000",
+]
+
+
+def test_exactly_the_chips_with_tables_are_measured():
+    assert sorted(name for name, chip in CATALOG.items() if rates_of(chip).measured) == sorted(MEASURED)
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_every_chip_has_a_rate_for_whatever_a_program_holds(name):
+    rates = rates_of(CATALOG[name])
+    for format_name in ("bf16", "fp8-e4m3", "fp8-e5m2", "tf32", "fp32"):
+        assert 0.4 < rates.gemm_for(format_name).efficiency < 1
+    for head_size in (32, 64, 80, 128, 256):
+        assert 0.3 < rates.attention_for(head_size).efficiency < 1
+    for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"):
+        for size in (2, 3, 8, 72, 512):
+            rate = rates.collective_for(kind, size)
+            assert 0 < rate.efficiency < 1.3  # NVLS reduces in the switch: less is sent than the ring's share
+            assert rate.alpha_seconds >= 0
+
+
+def test_a_chip_without_tables_gets_the_medians():
+    medians = rates_of(find_chip("H20"))
+    own = [rates_of(find_chip(name)).gemm["bf16"].efficiency for name in MEASURED if name != "A100-40GB"]
+    assert medians.gemm["bf16"].efficiency == statistics.median(own)
+    assert efficiency_spread() == pytest.approx(max(abs(e / statistics.median(own) - 1) for e in own))
+
+
+def test_a_pcie_chip_without_tables_gets_the_pcie_collectives():
+    pcie, nvlink = rates_of(find_chip("RTX-4090")), rates_of(find_chip("H20"))
+    assert pcie.collectives == rates_of(find_chip("RTX-PRO-6000")).collectives
+    assert pcie.collective_for("all-gather", 8).efficiency < nvlink.collective_for("all-gather", 8).efficiency
+
+
+def test_latency_grows_with_groups_beyond_the_tables():
+    rates = rates_of(find_chip("GB200"))
+    four, eight = (rates.collective_for("all-gather", n).alpha_seconds for n in (4, 8))
+    assert eight == pytest.approx(2 * four)
+
+
+def test_the_rates_say_where_they_come_from():
+    assert "aiconfigurator (Apache-2.0)" in provenance()
+    assert "2026-11-21" in provenance()
