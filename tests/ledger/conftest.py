@@ -1,5 +1,6 @@
 """Programs that real compilers left behind, and small ones written by hand."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,11 @@ class Samples:
     def text(self, name: str, file: str) -> str:
         return read_text(FIXTURES / name, file)
 
+    @functools.cache  # noqa: B019  # one object lives for the session
     def program(self, name: str) -> Program:
         return parse_program(self.text(name, "program.hlo.txt"))
 
+    @functools.cache  # noqa: B019
     def ledger(self, name: str) -> Ledger:
         compiled = self.compiled(name)
         return ledger_of(FIXTURES / name, compiled, Fleet.parse(compiled.fleet))

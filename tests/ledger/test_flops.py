@@ -125,6 +125,18 @@ def test_a_loop_of_unknown_length_counts_once_and_is_named(module):
     assert "while %v of unknown length, from jit(f)/while: body counted once" in executed.unpriced
 
 
+def test_a_fusion_that_runs_again_is_recomputed_whatever_it_holds(module):
+    named = 'metadata={op_name="jit(f)/jvp()/dot_general"}'
+    program = module(
+        "%a = f32[4,4]{1,0} parameter(0)",
+        f"%g = f32[4,4]{{1,0}} fusion(%a), kind=kCustom, calls=%fused, {named}",
+        f"ROOT %g.remat = f32[4,4]{{1,0}} fusion(%a), kind=kCustom, calls=%fused, {named}",
+        before=f"%fused (x: f32[4,4]) -> f32[4,4] {{\n  %x = f32[4,4]{{1,0}} parameter(0)\n"
+        f"  ROOT %d = f32[4,4]{{1,0}} {DOT}, {named}\n}}\n",
+    )
+    assert executed_flops(program).by_phase == {"forward": 2 * 4**3, "recompute": 2 * 4**3}
+
+
 def test_a_conditional_costs_its_dearest_branch(module):
     program = module(
         "%i = s32[] parameter(0)",

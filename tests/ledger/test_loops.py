@@ -42,10 +42,78 @@ def test_a_counted_loop_runs_as_often_as_pythons_range(module, start, limit, ste
 
 @pytest.mark.parametrize(
     "change",
-    [{"direction": "NE"}, {"operation": "multiply"}, {"step": "-1"}, {"state": "foreign"}, {"limit": "nan"}],
+    [
+        {"operation": "divide"},  # no rule
+        {"operation": "multiply"},  # nought stays nought: it never ends
+        {"state": "foreign"},
+        {"limit": "nan"},
+    ],
 )
-def test_any_other_loop_has_no_known_count(module, change):
+def test_any_other_loop_has_no_known_count(module, change, monkeypatch):
+    monkeypatch.setattr("meshwright.ledger._loops.MOST_ROUNDS", 1000)
     assert loop(module, **change) is None
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "limit", "step", "trips"),
+    [("NE", 0, 4, 1, 4), ("GT", 9, 0, -2, 5), ("GE", 9, 0, -3, 4), ("LE", 0, 4, 2, 3), ("LT", 5, 4, 1, 0)],
+)
+def test_any_comparison_ends_a_loop(module, direction, start, limit, step, trips):
+    found = loop(module, direction=direction, start=str(start), limit=str(limit), step=str(step))
+    assert found == trips
+
+
+PEELED = """%less (i: s32[]) -> pred[] {
+  %i = s32[] parameter(0)
+  %n = s32[] constant(31)
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+%test (p: (s32[], f32[], pred[])) -> pred[] {
+  %p = (s32[], f32[], pred[]) parameter(0)
+  %c = s32[] get-tuple-element(%p), index=0
+  %inside = pred[] fusion(%c), kind=kLoop, calls=%less
+  ROOT %both = pred[] and(%inside, %p#2)
+}
+
+%plus (j: s32[]) -> (f32[], s32[]) {
+  %j = s32[] parameter(0)
+  %one = s32[] constant(1)
+  %zero = f32[] constant(0)
+  %sum = s32[] add(%j, %one)
+  ROOT %t = (f32[], s32[]) tuple(%zero, %sum)
+}
+
+%body (q: (s32[], f32[], pred[])) -> (s32[], f32[], pred[]) {
+  %q = (s32[], f32[], pred[]) parameter(0)
+  %fused = (f32[], s32[]) fusion(%q#0), kind=kLoop, calls=%plus
+  ROOT %r = (s32[], f32[], pred[]) tuple(%fused#1, %q#1, %q#2)
+}
+"""
+
+
+def test_a_counter_is_followed_through_fusions_and_compacted_elements(module):
+    program = module(
+        "%v = f32[] parameter(0)",
+        "%first = s32[] constant(1)",
+        "%yes = pred[] constant(true)",
+        "%state = (s32[], f32[], pred[]) tuple(%first, %v, %yes)",
+        "ROOT %w = (s32[], f32[], pred[]) while(%state), condition=%test, body=%body",
+        before=PEELED,
+    )
+    assert trips_of(program, program.entry, program.entry.root) == 30
+
+
+def test_a_loop_over_data_has_no_known_count(module):
+    program = module(
+        "%v = f32[] parameter(0)",
+        "%first = s32[] parameter(1)",
+        "%yes = pred[] constant(true)",
+        "%state = (s32[], f32[], pred[]) tuple(%first, %v, %yes)",
+        "ROOT %w = (s32[], f32[], pred[]) while(%state), condition=%test, body=%body",
+        before=PEELED,
+    )
+    assert trips_of(program, program.entry, program.entry.root) is None
 
 
 def test_tpu_loops_count_as_their_scans(samples):

@@ -58,6 +58,23 @@ def test_a_nameless_instruction_takes_its_neighbours_phase(module, first, last, 
     assert Phases(program).of(program.entry, program.entry.by_name["c"]) == phase
 
 
+def test_a_value_that_xla_computes_again_is_recomputation(module):
+    name = 'metadata={op_name="jit(f)/transpose(jvp())/dot_general"}'
+    program = module(
+        f"%x = f32[] constant(0), {name}",
+        f"%gemm.1.remat = f32[] negate(%x), {name}",  # the only one left of gemm.1: moved, not repeated
+        f"%gemm.2 = f32[] negate(%x), {name}",
+        f"%gemm.2.remat = f32[] negate(%x), {name}",
+        f"%gemm.2.remat2 = f32[] negate(%x), {name}",
+        f"%gemm.2.remat.1.remat4 = f32[] negate(%x), {name}",
+        f"%gemm.2.clone = f32[] negate(%x), {name}",
+        f"ROOT %rematch = f32[] negate(%x), {name}",
+    )
+    phases = Phases(program)
+    found = [phases.of(program.entry, i) for i in program.entry.instructions]
+    assert found == ["backward"] * 3 + ["recompute"] * 3 + ["backward"] * 2
+
+
 def test_an_argument_and_a_name_of_xlas_own_are_no_path(module):
     program = chain(module, "state['w']", "jit(f)/b")
     assert [has_path(i) for i in program.entry.instructions] == [False, False, False, False, True]

@@ -74,7 +74,7 @@ class _Walk:
         total = ExecutedFlops()
         for instruction in computation.instructions:
             place = (computation, instruction)
-            if caller and not has_path(instruction):
+            if caller and (not has_path(instruction) or self._phases.repeats(caller[1])):
                 place = caller  # the nameless inside of a fusion is part of what the fusion is
             if found := work_of(computation, instruction):
                 self._count(total, found, self._phases.of(*place), times)

@@ -46,6 +46,7 @@ def parse_groups(text: str, num_devices: int) -> Groups:
     return groups
 
 
+@functools.lru_cache(maxsize=10_000)
 def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
     """The mesh axes over which the members of a group differ; None where a group is no block of the mesh.
 

@@ -10,7 +10,7 @@ Not counted here: see `allowance`; and fragmentation inside the runtime's own al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
@@ -92,13 +92,18 @@ def _peak(temporaries: list[Allocation], ranges: dict[tuple[str, str], LiveRange
 
     Values may share bytes (a loop's state and its body's parameter), so bytes are united, not added.
     """
-    instants = {_range(v, ranges).first for a in temporaries for v in a.values}
-    best = (0, 0)
-    for instant in sorted(instants):
-        live = sum(_united_bytes(_alive(a, ranges, instant)) for a in temporaries)
-        if live > best[1]:
-            best = (instant, live)
-    return best
+    totals: Counter[int] = Counter()
+    instants = sorted({_range(v, ranges).first for a in temporaries for v in a.values})
+    for allocation in temporaries:
+        waiting = sorted(allocation.values, key=lambda v: -_range(v, ranges).first)
+        alive: list[Value] = []
+        for instant in instants:
+            while waiting and _range(waiting[-1], ranges).first <= instant:
+                alive.append(waiting.pop())
+            alive = _alive(alive, ranges, instant)
+            totals[instant] += _united_bytes(alive)
+    instant = max(instants, key=lambda i: (totals[i], -i), default=0)
+    return instant, totals[instant]
 
 
 def _range(value: Value, ranges: dict[tuple[str, str], LiveRange]) -> LiveRange:
@@ -107,10 +112,10 @@ def _range(value: Value, ranges: dict[tuple[str, str], LiveRange]) -> LiveRange:
     return ranges[value.name, value.index]
 
 
-def _alive(allocation: Allocation, ranges: dict[tuple[str, str], LiveRange], instant: int) -> list[Value]:
+def _alive(values: Iterable[Value], ranges: dict[tuple[str, str], LiveRange], instant: int) -> list[Value]:
     """Values alive at `instant` in the order of their place, tables of pointers left out."""
     alive: list[Value] = []
-    for value in allocation.values:
+    for value in values:
         when = _range(value, ranges)
         if when.first <= instant <= when.last and not value.is_tuple_table:
             alive.append(value)
@@ -143,7 +148,7 @@ def _largest(
             found.append((category, first, path))
             continue
         end = 0
-        for value in _alive(allocation, ranges, instant):
+        for value in _alive(allocation.values, ranges, instant):
             if value.offset_bytes + value.num_bytes > end:  # else it lies in bytes already listed
                 found.append((category, value, ""))
                 end = value.offset_bytes + value.num_bytes

@@ -2,7 +2,9 @@
 
 JAX names what it traces: `jit(step)/jvp()/...` is forward, `transpose(jvp())` backward,
 `rematted_computation` recomputation; a scope `optimizer` is the caller's own. XLA leaves some instructions
-unnamed (its own copies, rewritten dots): they take the phase of their neighbours.
+unnamed (its own copies, rewritten dots): they take the phase of their neighbours. Copies that its
+rematerialisation pass makes are called `NAME.remat`, `.remat2`, ...: all but the first that is left of a
+name are recomputation, for the pass may also have moved the only one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from .hlo import Computation, Instruction, Program
 
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 _OPTIMIZER = re.compile(r"(^|[/(])optimizer([/)]|$)")
+_REPEAT = re.compile(r"\.remat\d*(\.\d+)?(?=\.|$)")
 # A value is used by its own phase and by later ones, and made from its own and earlier ones.
 _ORDER = ("forward", "recompute", "backward", "optimizer")
 
@@ -30,10 +33,17 @@ class Phases:
         names = {instruction.op_name for _, instruction in program.instructions()}
         differentiated = any("jvp(" in name or "transpose(" in name for name in names)
         self._otherwise = "other" if differentiated else "forward"
+        self._repeats = _repeats(program)
         self._users: dict[str, dict[str, list[Instruction]]] = {}
+
+    def repeats(self, instruction: Instruction) -> bool:
+        """Whether XLA itself computes a value again here, because memory was short (its remat pass)."""
+        return instruction.name in self._repeats
 
     def of(self, computation: Computation, instruction: Instruction) -> str:
         """The phase by the instruction's own name, else by its neighbours' in its computation."""
+        if self.repeats(instruction):
+            return "recompute"
         if has_path(instruction):
             return self._named(instruction.op_name)
         return self._inherited(computation, instruction)
@@ -86,3 +96,15 @@ class Phases:
                     users.setdefault(operand.name, []).append(instruction)
             self._users[computation.name] = users
         return self._users[computation.name]
+
+
+def _repeats(program: Program) -> set[str]:
+    found: set[str] = set()
+    for computation in program.computations.values():
+        seen: set[str] = set()
+        for instruction in computation.instructions:
+            original = _REPEAT.sub("", instruction.name)
+            if original != instruction.name and original in seen:
+                found.add(instruction.name)
+            seen.add(original)
+    return found
