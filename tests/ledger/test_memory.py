@@ -29,7 +29,7 @@ def memory(samples, name, **changes):
 @pytest.mark.parametrize("name", GPU)
 def test_the_peak_of_our_sweep_is_the_compilers_to_the_byte(samples, name):
     ours, unexplained = memory(samples, name, reported_bytes={})
-    assert ours.peak_bytes == samples.compiled(name).reported_bytes["peak"]
+    assert ours.peak_bytes == samples.compiled(name).reported_bytes["peak_memory"]
     assert memory(samples, name)[0].peak_bytes == ours.peak_bytes
     assert not unexplained
 
@@ -71,13 +71,13 @@ def test_an_argument_that_nobody_named_is_just_an_argument(samples):
 
 def test_the_cpus_reported_peak_leaves_temporaries_out_and_ours_does_not(samples):
     ledger, unexplained = memory(samples, "transformer-8xCPU")
-    reported = samples.compiled("transformer-8xCPU").reported_bytes["peak"]
+    reported = samples.compiled("transformer-8xCPU").reported_bytes["peak_memory"]
     assert reported < ledger.by_category["temporaries"] < ledger.peak_bytes <= ledger.reserved_bytes
     assert not unexplained
 
 
 def test_a_peak_that_our_sweep_cannot_explain_is_given_and_named(samples):
-    ledger, unexplained = memory(samples, "cruncher-8xH100", reported_bytes={"peak": 30_000_000})
+    ledger, unexplained = memory(samples, "cruncher-8xH100", reported_bytes={"peak_memory": 30_000_000})
     assert ledger.peak_bytes == 30_000_000
     assert unexplained == (
         "peak memory: the compiler reports 30000000 bytes, its live ranges add up to 27277352",

@@ -53,7 +53,7 @@ def memory_of(
     unexplained: tuple[str, ...] = ()
     # XLA's figure holds the arguments that live in host memory, though not the host temporaries.
     on_host = sum(a.num_bytes for a in host if a.kind == "parameter")
-    reported = compiled.reported_bytes.get("peak", 0) - on_host
+    reported = compiled.reported_bytes.get("peak_memory", 0) - on_host
     if compiled.platform == "cuda" and reported > 0 and reported != peak:
         unexplained = (
             f"peak memory: the compiler reports {reported} bytes, its live ranges add up to {peak}",
