@@ -126,6 +126,18 @@ def test_a_loop_of_unknown_length_costs_one_body(walked):
     assert walked(loop(None)).seconds == pytest.approx(COPY)
 
 
+def test_a_loop_that_counts_to_seven_costs_seven_bodies_though_the_compiler_does_not_say(walked):
+    counting = LOOP.replace("tuple(%i, %c)", "tuple(%j, %c)").replace(
+        "  ROOT %next", "  %one = s32[] constant(1)\n  %j = s32[] add(%i, %one)\n  ROOT %next"
+    )
+    counting = counting.replace(
+        "  ROOT %go = pred[] constant(true)",
+        "  %i = s32[] get-tuple-element(%t), index=0\n  %seven = s32[] constant(7)\n"
+        "  ROOT %go = pred[] compare(%i, %seven), direction=LT",
+    )
+    assert walked(loop(None).replace(LOOP, counting)).seconds == pytest.approx(7 * COPY, rel=1e-5)
+
+
 def test_a_link_that_a_loop_uses_is_free_when_the_loop_ends(walked):
     gather = LOOP.replace(
         "%c = f32[1000000] copy(%x)",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshwright.ledger import message_of
+from meshwright.ledger._loops import trips_of
 from meshwright.ledger.hlo import Computation, Instruction, Program
 
 from ._collectives import Transfer, transfer_of
@@ -189,7 +190,8 @@ class _Stream:
 
     def _loop(self, instruction: Instruction) -> None:
         """A loop of unknown length is counted once, which the ledger names among the unpriced."""
-        trips = 1 if instruction.trip_count is None else instruction.trip_count
+        known = trips_of(self._walker.program, self._computation, instruction)
+        trips = 1 if known is None else known
         body, condition = (
             self._walker.computation(self._walker.program.computations[instruction.called[role][0]])
             for role in ("body", "condition")
