@@ -74,7 +74,7 @@ class Compiled:
     num_matmul_parameters: int | None
     tokens_per_step: int | None
     sequence_length: int | None
-    reported_bytes: dict[str, int]  # the compiler's memory_analysis: argument, output, alias, temp, peak, ...
+    reported_bytes: dict[str, int]  # the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
     compile_seconds: float  # by the clock, trace to executable
     fingerprint: str  # of the optimised program, source positions left out
 

@@ -69,6 +69,10 @@ class _Counter:
             elif name == "while":
                 self.unpriced[f"while of unknown length under {scopes.strip('/') or 'the step'}, counted once"] += 1
                 self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times)
+            elif name == "shard_map":  # its shapes are one device's
+                manual = eqn.params["newly_manual_axes"]
+                ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
+                self.walk(eqn.params["jaxpr"], scopes, times * ways)
             elif name == "cond":
                 self._dearest(eqn, scopes, times)
             elif name in UNKNOWN:

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ class Context:
         return gather(x, self.mesh, self.dtype, *dims)
 
 
+@runtime_checkable
 class Model(Protocol):
     """A model: declared parameters and a loss."""
 

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Array, Float
 
 from ..config import TransformerModel
-from ..sharding import gather
+from ..sharding import gather, look_up
 from ._base import Batch, Context, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import causal_attention
@@ -95,7 +95,8 @@ class Transformer:
         """Final hidden states of `tokens` [batch, sequence], before the head."""
         c = self.config
         with jax.named_scope("embed"):
-            x = context.gather(parameters["embedding"], "vocab", "embed")[tokens]
+            tokens = context.pin(tokens, "batch", "sequence")
+            x = look_up(context.gather(parameters["embedding"], "vocab", "embed"), tokens, context.mesh)
             if c.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 x = x + table[: tokens.shape[1]][None]
@@ -112,9 +113,7 @@ class Transformer:
                     x, _ = block(x, (layer, indices[index]))
             else:
                 x, _ = jax.lax.scan(block, x, (parameters["layers"], indices))
-        return context.pin(
-            self._norm(x, parameters["final_norm"], context), "batch", "sequence", "embed"
-        )
+        return self._norm(x, parameters["final_norm"], context)
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """The output matrix, gathered for use; the embedding where they are tied."""
@@ -130,7 +129,7 @@ class Transformer:
     def _block(self, x: Array, layer: Tree, index: Array, context: Context) -> Array:
         c = self.config
         with jax.named_scope("attention_block"):
-            h = context.pin(self._norm(x, layer["attention_norm"], context), "batch", "sequence", "embed")
+            h = self._norm(x, layer["attention_norm"], context)
             query, key, value = (
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
@@ -140,7 +139,7 @@ class Transformer:
             out = self._project(out, layer, "attention", "output", context)
             x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
         with jax.named_scope("mlp_block"):
-            h = context.pin(self._norm(x, layer["mlp_norm"], context), "batch", "sequence", "embed")
+            h = self._norm(x, layer["mlp_norm"], context)
             up = self._project(h, layer, "mlp", "up", context)
             if c.mlp == "gated":
                 up = ACTIVATIONS[c.activation](self._project(h, layer, "mlp", "gate", context)) * up
@@ -165,20 +164,22 @@ class Transformer:
         # What sums over `tensor` is scattered by position at once, the residual's layout.
         y = context.pin(y, *(RESIDUAL if outputs == ("embed",) else ("batch", "sequence", *outputs)))
         if self.config.bias:
-            y = y + context.gather(layer[group][f"{name}_bias"], *outputs)
+            bias = context.gather(layer[group][f"{name}_bias"], *outputs)
+            y = y + bias.reshape(1, 1, *bias.shape)
         return y
 
     def _norm(self, x: Array, group: Tree, context: Context) -> Array:
+        """RMSNorm or LayerNorm in float32, split by position; the result whole, ready for the matmuls."""
         wide = x.astype(jnp.float32)
         if self.config.norm == "layer":
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(
-            jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.config.norm_epsilon
-        )
-        wide = wide * gather(group["scale"], context.mesh, jnp.float32, "embed")
+        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
+        wide = wide * gather(group["scale"], context.mesh, jnp.float32, "embed")[None, None]
         if "bias" in group:
-            wide = wide + gather(group["bias"], context.mesh, jnp.float32, "embed")
-        return wide.astype(context.dtype)
+            wide = wide + gather(group["bias"], context.mesh, jnp.float32, "embed")[None, None]
+        normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # else float32 would cross `tensor`
+        return context.pin(normed, "batch", "sequence", "embed")
 
     def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
         """Zero a share of `x` and scale up the rest; each place and layer has a key of its own."""

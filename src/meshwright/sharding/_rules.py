@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -89,3 +90,32 @@ def gather(x: Array, mesh: Mesh, dtype: jax.typing.DTypeLike, *dims: str) -> Arr
 
     use.defvjp(lambda x: (use(x), None), backward)
     return use(x)
+
+
+def batch_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of more than one device that split the batch."""
+    return tuple(axis for axis in ACTIVATION_RULES["batch"] if mesh.shape.get(axis, 1) > 1)
+
+
+def look_up(table: Array, indices: Array, mesh: Mesh) -> Array:
+    """Rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
+
+    Over `tensor` each device looks up the rows it holds, and the sum is scattered by position: the
+    layout of residuals. Left to itself the partitioner gathers the whole table.
+    """
+    if mesh.shape.get("tensor", 1) == 1:
+        return table[indices]
+
+    def local(rows: Array, indices: Array) -> Array:
+        place = indices - jax.lax.axis_index("tensor") * rows.shape[0]
+        here = (place >= 0) & (place < rows.shape[0])
+        found = jnp.where(here[..., None], rows[jnp.clip(place, 0, rows.shape[0] - 1)], 0)
+        return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
+
+    batch = batch_axes(mesh) or None
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(PartitionSpec("tensor", None), PartitionSpec(batch, None)),
+        out_specs=PartitionSpec(batch, "tensor", None),
+    )(table, indices)
