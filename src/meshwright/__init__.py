@@ -1,1 +1,39 @@
-"""Meshwright: what a training run costs before the machines are rented, and then the run itself."""
+"""Meshwright: what a training run costs before the machines are rented, and then the run itself.
+
+`import meshwright as mw; mw.weigh("llama3-8b", on="8xH100")`. Names are imported on first use, so
+that `meshwright --help` loads nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Run as Run
+    from .api import Weighing as Weighing
+    from .api import train as train
+    from .api import weigh as weigh
+    from .config import RunConfig as RunConfig
+    from .errors import CompileError as CompileError
+    from .errors import InputError as InputError
+    from .errors import MeshwrightError as MeshwrightError
+    from .hardware import Fleet as Fleet
+
+_HOMES = {
+    "Run": "api",
+    "Weighing": "api",
+    "train": "api",
+    "weigh": "api",
+    "RunConfig": "config",
+    "CompileError": "errors",
+    "InputError": "errors",
+    "MeshwrightError": "errors",
+    "Fleet": "hardware",
+}
+__all__ = ["CompileError", "Fleet", "InputError", "MeshwrightError", "Run", "RunConfig", "Weighing", "train", "weigh"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)

@@ -38,8 +38,7 @@ class Request:
     fleet: str
     platform: str  # of the compiler: cuda | tpu | cpu
     source: str  # "target compiler" | "simulated on CPU"
-    target: str  # cuda: a GpuTargetConfigProto as text; tpu: the topology's name; cpu: ""
-    topology: str  # cuda: "partitions x hosts x devices"; else ""
+    topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     mesh_axes: tuple[tuple[str, int], ...]
     options: dict[str, bool]

@@ -100,12 +100,8 @@ def _devices(request: Request) -> list[Any]:
         return jax.devices()
     from jax.experimental import topologies
 
-    options: dict[str, str] = {}
-    if request.platform == "cuda":
-        options = {"target_config": request.target, "topology": request.topology}
-    name = request.target if request.platform == "tpu" else ""
     try:
-        return list(topologies.get_topology_desc(platform=request.platform, topology_name=name, **options).devices)
+        return list(topologies.get_topology_desc(**request.topology).devices)
     except Exception as failed:  # the plugin raises many kinds
         raise CompileError(
             f"the {request.platform} compiler did not accept {request.fleet}: {failed}",

@@ -1,0 +1,280 @@
+"""The Python face: `weigh` a step for machines that may not be there, and `train` it on those that are.
+
+Importing this module, and weighing, import no jax: a worker process compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .compiler import Compiled, Request, compile_program, compiler_options, read_text
+from .config import Layout, RunConfig, check_layout, load_config
+from .errors import InputError
+from .hardware import Fleet, memory_fraction, topology_arguments
+from .ledger import Ledger, allowance, ledger_dict, ledger_of
+from .ledger.hlo import parse_program
+from .measure import calibration_of_this_machine
+from .predict import Prediction, predict
+from .reconcile import Measurement, Reconciliation, reconcile
+
+if TYPE_CHECKING:
+    from .train import Event
+
+SCHEMA = 1
+TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
+# What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
+COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    """One step weighed for one fleet: the program, its ledger, and what it is predicted to take.
+
+    `config` is None for a foreign program. `prediction` is None where the fleet's rates are not
+    known; `no_prediction` then says why. `folder` holds the compiled program.
+    """
+
+    name: str
+    config: RunConfig | None
+    fleet: Fleet
+    layout: Layout
+    compiled: Compiled
+    folder: Path
+    cached: bool
+    ledger: Ledger
+    prediction: Prediction | None
+    no_prediction: str
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether reserved and allowance bytes are within the usable; None where those are not known."""
+        return self.ledger.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
+        compiled = self.compiled
+        return {
+            "schema": SCHEMA,
+            "config": self.name,
+            "run_config": None if self.config is None else self.config.model_dump(mode="json"),
+            "layout": str(self.layout),
+            "sequence_length": compiled.sequence_length,
+            "tokens_per_step": compiled.tokens_per_step,
+            "num_parameters": compiled.num_parameters,
+            "fleet": {
+                "name": self.fleet.name,
+                "chip": self.fleet.chip.name,
+                "num_devices": self.fleet.num_devices,
+            },
+            "source": compiled.source,
+            "fits": self.fits,
+            "ledger": ledger_dict(self.ledger),
+            "prediction": _prediction_dict(self.prediction),
+            "no_prediction": self.no_prediction,
+            "compile": {
+                "seconds": compiled.compile_seconds,
+                "cached": self.cached,
+                "compiler": compiled.compiler,
+                "options": compiled.options,
+                "fingerprint": compiled.fingerprint,
+            },
+        }
+
+
+def _prediction_dict(prediction: Prediction | None) -> dict[str, Any] | None:
+    return None if prediction is None else dataclasses.asdict(prediction)
+
+
+def weigh(
+    config: str | RunConfig,
+    *,
+    on: str,
+    layout: str | None = None,
+    overrides: Sequence[str] = (),
+    simulate: bool = False,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> Weighing:
+    """Compile a train step for a fleet, and account for it.
+
+    Args:
+        config: a preset, a TOML file, a `RunConfig`, or "package.module:function".
+        on: the fleet, as `Fleet.parse` reads it: "8xH100", "v5p-512", "8xCPU"; or "local".
+        layout: mesh axes, "fsdp=64,tensor=8"; the config's own unless told.
+        overrides: "section.key=value" each.
+        simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
+        on_phase: told what is being done.
+
+    Raises:
+        InputError: the config, fleet or layout is wrong, or the target's compiler is not installed.
+        CompileError: the compiler failed; its own words are in the message.
+    """
+    fleet = _fleet(on)
+    run = _run_config(config, overrides, layout)
+    if run is None:
+        assert isinstance(config, str)
+        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
+    else:
+        mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
+        check_layout(run, mesh)
+    request = _request(config if run is None else run, fleet, mesh, simulate)
+    compiled, folder, cached = compile_program(request, on_phase=on_phase)
+    on_phase("reckoning")
+    ledger = ledger_of(folder, compiled, fleet)
+    prediction, why_not = _prediction(compiled, folder, ledger, fleet)
+    return Weighing(
+        name=request.name,
+        config=run,
+        fleet=fleet,
+        layout=mesh,
+        compiled=compiled,
+        folder=folder,
+        cached=cached,
+        ledger=ledger,
+        prediction=prediction,
+        no_prediction=why_not,
+    )
+
+
+def _fleet(text: str) -> Fleet:
+    if text != "local":
+        return Fleet.parse(text)
+    from .train import local_fleet  # looks at the attached devices: imports jax
+
+    return local_fleet()
+
+
+def _run_config(config: str | RunConfig, overrides: Sequence[str], layout: str | None) -> RunConfig | None:
+    """The config with its overrides and layout; None for a foreign program, which takes none."""
+    if isinstance(config, str) and ":" in config and not Path(config).exists():
+        if overrides:
+            raise InputError(
+                f"{config} is a program of its own: {overrides[0]!r} sets nothing in it",
+                hint="change the program, or leave --set out",
+            )
+        return None
+    chosen = list(overrides) if layout is None else [*overrides, f"layout={layout}"]
+    if isinstance(config, str):
+        return load_config(config, chosen)
+    if overrides:
+        raise InputError("overrides are for presets and files", hint="use RunConfig.model_copy(update=...)")
+    return config if layout is None else config.model_copy(update={"layout": str(Layout.parse(layout))})
+
+
+def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool) -> Request:
+    platform = fleet.chip.platform
+    simulated = simulate and platform != "cpu"
+    topology: dict[str, Any] = {}
+    if simulated:
+        platform = "cpu"
+    elif platform != "cpu":
+        _check_compiler(fleet)
+        beside = sum(allowance(fleet, layout.axes).values())
+        share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
+        topology = topology_arguments(fleet, share)
+    ours = isinstance(config, RunConfig)
+    return Request(
+        name=config.name if ours else config,
+        fleet=fleet.name,
+        platform=platform,
+        source=SIMULATED if simulated else TARGET_COMPILER,
+        topology=topology,
+        num_devices=fleet.num_devices,
+        mesh_axes=layout.axes,
+        options=compiler_options(platform, fleet.num_devices),
+        config=config.model_dump(mode="json") if ours else None,
+        function=None if ours else config,
+        search_path=() if ours else (os.getcwd(),),
+    )
+
+
+def _check_compiler(fleet: Fleet) -> None:
+    """The target's compiler is a package; say which where it is missing."""
+    platform = fleet.chip.platform
+    if platform not in COMPILER_PACKAGES:
+        raise InputError(
+            f"no {platform} compiler can be had without the device, and {fleet.chip.name} needs one",
+            hint="add --simulate to let the CPU's compiler stand in, every figure marked",
+        )
+    package, extra = COMPILER_PACKAGES[platform]
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as missing:
+        raise InputError(
+            f"the compiler for {fleet.chip.name} is not installed: package {package} is missing",
+            hint=f"pip install 'meshwright[{extra}]', or add --simulate to let the CPU's compiler stand in",
+        ) from missing
+
+
+def _prediction(
+    compiled: Compiled, folder: Path, ledger: Ledger, fleet: Fleet
+) -> tuple[Prediction | None, str]:
+    """The prediction, or why there is none. A CPU's rates are measured once on this machine."""
+    calibration = calibration_of_this_machine() if fleet.chip.platform == "cpu" else None
+    program = parse_program(read_text(folder, "program.hlo.txt"))
+    try:
+        return predict(program, ledger, compiled, fleet, calibration), ""
+    except InputError as unknown:
+        return None, f"{unknown.message}; {unknown.hint}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training run: its folder, what was weighed, what was measured, and the two side by side."""
+
+    folder: Path
+    weighing: Weighing
+    measurement: Measurement
+    reconciliation: Reconciliation
+
+
+def train(
+    config: str | RunConfig,
+    *,
+    on: str = "local",
+    layout: str | None = None,
+    overrides: Sequence[str] = (),
+    steps: int | None = None,
+    folder: Path | None = None,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Run:
+    """Weigh a step, train with that same program, and set what was predicted beside what was measured.
+
+    Args:
+        on: the attached devices ("local") or simulated ones ("8xCPU").
+        steps: of this run; the config's own unless told.
+        folder: for the run's files; runs/NAME-TIME unless told. The report is report.html in it.
+        on_event: told of each step, evaluation and sample.
+
+    Raises:
+        InputError: as `weigh`; also a fleet that is not attached, or a folder that cannot be written.
+    """
+    from .report import write_report
+    from .train import run_training
+
+    weighing = weigh(config, on=on, layout=layout, overrides=overrides, on_phase=on_phase)
+    if weighing.config is None:
+        raise InputError(
+            f"{weighing.name} is a program of its own; `train` runs configs",
+            hint="run it with your own loop, or write a config: `meshwright presets` lists some to start from",
+        )
+    if folder is None:
+        folder = Path("runs") / f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    measurement = run_training(
+        weighing.config, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event
+    )
+    reconciliation = reconcile(weighing.ledger, weighing.prediction, measurement)
+    (folder / "config.json").write_text(weighing.config.model_dump_json(indent=1))
+    (folder / "weighing.json").write_text(json.dumps(weighing.to_dict(), indent=1))
+    (folder / "measurement.json").write_text(measurement.to_json())
+    (folder / "reconciliation.json").write_text(reconciliation.to_json())
+    write_report(folder)
+    return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
