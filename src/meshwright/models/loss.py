@@ -1,8 +1,9 @@
 """Cross entropy from the last hidden states, without the logits of the whole batch.
 
-Logits are made a chunk of the sequence at a time, in the forward pass and again in the backward
-pass; what is kept between the two is the hidden states and each position's log-sum-exp. The
-gradient of the head is summed over chunks in float32 where it arises and crosses the network once.
+Logits are made a chunk of the sequence at a time. When the loss is differentiated, each chunk's
+gradients are made beside it, so that no matmul is done twice; what is kept for the backward pass is
+the gradients themselves, in the format of the computation, to be scaled there. The gradient of the
+head is summed over chunks in float32 where it arises and crosses the network once.
 
 Written by hand for each device (`shard_map`): the partitioner, left to itself, reduces that
 gradient in every chunk, or gathers the vocabulary.
@@ -21,7 +22,8 @@ from jaxtyping import Array, Float, Int
 from ..sharding import batch_axes
 from ._base import Context
 
-Saved = tuple[Array, Array, Array, Array]
+Saved = tuple[Array, Array]  # d_hidden, d_head: of the sum, not yet of the mean
+BACKWARD = "transpose(loss)"  # names work of the backward pass as JAX does, though it is done early
 
 
 def mean_cross_entropy(
@@ -46,7 +48,7 @@ def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
     return batch_axes(context.mesh), "tensor" if context.mesh.shape.get("tensor", 1) > 1 else None
 
 
-def _on_each_device(local: Any, context: Context, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
+def _on_each_device(local: Any, context: Context, inputs: tuple[Any, ...], outputs: Any) -> Any:
     if context.mesh.size == 1:
         return local
     return jax.shard_map(local, mesh=context.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
@@ -65,65 +67,75 @@ def _is_target(logits: Array, targets: Array, vocab_axis: str | None) -> Array:
     return (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
 
 
-def _forward(context: Context, chunk: int, hidden: Array, head: Array, targets: Array) -> tuple[Array, Saved]:
-    batch, vocab = _axes(context)
-
-    def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array]:
-        def one(total: Array, index: Array) -> tuple[Array, Array]:
-            logits = _logits(_at(hidden, index, chunk), head)
-            chosen = jnp.where(_is_target(logits, _at(targets, index, chunk), vocab), logits, 0.0).sum(axis=-1)
-            peak = logits.max(axis=-1)
-            peak = jax.lax.pmax(peak, vocab) if vocab else peak
-            mass = jnp.exp(logits - peak[:, :, None]).sum(axis=-1)
-            mass, chosen = jax.lax.psum((mass, chosen), vocab) if vocab else (mass, chosen)
-            log_sum_exp = peak + jnp.log(mass)
-            return total + jnp.sum(log_sum_exp - chosen), log_sum_exp
-
-        total, chunks = jax.lax.scan(one, jnp.float32(0), jnp.arange(hidden.shape[1] // chunk))
-        log_sum_exp = jnp.moveaxis(chunks, 0, 1).reshape(targets.shape)
-        return jax.lax.psum(total, batch) if batch else total, log_sum_exp
-
-    rows = PartitionSpec(batch or None)
-    each = _on_each_device(local, context, (rows, PartitionSpec(vocab), rows), (PartitionSpec(), rows))
-    with jax.named_scope("loss"):
-        total, log_sum_exp = each(hidden, head, targets)
-    return total, (hidden, head, targets, log_sum_exp)
+def _chunk(
+    x: Array, head: Array, targets: Array, vocab: str | None
+) -> tuple[Array, Array, Array, Array]:
+    """Summed loss of one chunk, and what its gradient needs: logits, log-sum-exp, which are targets."""
+    logits = _logits(x, head)
+    is_target = _is_target(logits, targets, vocab)
+    chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)
+    peak = logits.max(axis=-1)
+    peak = jax.lax.pmax(peak, vocab) if vocab else peak
+    mass = jnp.exp(logits - peak[:, :, None]).sum(axis=-1)
+    mass, chosen = jax.lax.psum((mass, chosen), vocab) if vocab else (mass, chosen)
+    log_sum_exp = peak + jnp.log(mass)
+    return jnp.sum(log_sum_exp - chosen), logits, log_sum_exp, is_target
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _summed(context: Context, chunk: int, hidden: Array, head: Array, targets: Array) -> Array:
-    return _forward(context, chunk, hidden, head, targets)[0]
+    batch, vocab = _axes(context)
+
+    def local(hidden: Array, head: Array, targets: Array) -> Array:
+        def one(total: Array, index: Array) -> tuple[Array, None]:
+            x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
+            return total + _chunk(x, head, labels, vocab)[0], None
+
+        total, _ = jax.lax.scan(one, jnp.float32(0), jnp.arange(hidden.shape[1] // chunk))
+        return jax.lax.psum(total, batch) if batch else total
+
+    rows = PartitionSpec(batch or None)
+    each = _on_each_device(local, context, (rows, PartitionSpec(vocab), rows), PartitionSpec())
+    with jax.named_scope("loss"):
+        return each(hidden, head, targets)
 
 
-def _backward(context: Context, chunk: int, saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
+def _forward(context: Context, chunk: int, hidden: Array, head: Array, targets: Array) -> tuple[Array, Saved]:
     batch, vocab = _axes(context)
     scattered = "fsdp" if "fsdp" in batch else None
 
-    def local(hidden: Array, head: Array, targets: Array, log_sum_exp: Array, gradient: Array) -> tuple[Array, Array]:
-        def one(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-            d_hidden, d_head = carry
-            x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
-            with jax.named_scope("rematted_computation"):  # the name JAX gives to what is computed again
-                logits = _logits(x, head)
-            weights = jnp.exp(logits - _at(log_sum_exp, index, chunk)[:, :, None])
-            d_logits = ((weights - _is_target(logits, labels, vocab)) * gradient).astype(hidden.dtype)
-            d_x = jnp.einsum("bsv,ve->bse", d_logits, head)
-            d_x = jax.lax.psum(d_x, vocab) if vocab else d_x
-            d_head += jnp.einsum("bsv,bse->ve", d_logits, x, preferred_element_type=jnp.float32)
-            return (jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1), d_head), None
+    def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array, Array]:
+        def one(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], None]:
+            total, d_hidden, d_head = carry
+            x = _at(hidden, index, chunk)
+            loss, logits, log_sum_exp, is_target = _chunk(x, head, _at(targets, index, chunk), vocab)
+            with jax.named_scope(BACKWARD):
+                d_logits = (jnp.exp(logits - log_sum_exp[:, :, None]) - is_target).astype(hidden.dtype)
+                d_x = jnp.einsum("bsv,ve->bse", d_logits, head)
+                d_x = jax.lax.psum(d_x, vocab) if vocab else d_x
+                d_head += jnp.einsum("bsv,bse->ve", d_logits, x, preferred_element_type=jnp.float32)
+                d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
+            return (total + loss, d_hidden, d_head), None
 
-        zeros = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
-        (d_hidden, d_head), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
-        d_head = d_head.astype(head.dtype)
-        if scattered:
-            d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
-        return d_hidden, jax.lax.psum(d_head, "data") if "data" in batch else d_head
+        zeros = (jnp.float32(0), jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
+        (total, d_hidden, d_head), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
+        with jax.named_scope(BACKWARD):
+            d_head = d_head.astype(head.dtype)
+            if scattered:
+                d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
+            d_head = jax.lax.psum(d_head, "data") if "data" in batch else d_head
+        return jax.lax.psum(total, batch) if batch else total, d_hidden, d_head
 
-    rows, table = PartitionSpec(batch or None), PartitionSpec(vocab)
-    inputs = (rows, table, rows, rows, PartitionSpec())
-    each = _on_each_device(local, context, inputs, (rows, PartitionSpec(vocab, scattered)))
+    rows = PartitionSpec(batch or None)
+    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered))
+    each = _on_each_device(local, context, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
-        d_hidden, d_head = each(*saved, gradient)
+        total, d_hidden, d_head = each(hidden, head, targets)
+    return total, (d_hidden, d_head)
+
+
+def _backward(_: Context, __: int, saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
+    d_hidden, d_head = (x * gradient.astype(x.dtype) for x in saved)
     return d_hidden, d_head, None
 
 
