@@ -128,10 +128,10 @@ def test_many_small_kernels_widen_the_interval(predicted, ledger_with):
     assert "kernel launches" in found.basis
 
 
-def test_a_program_simulated_on_a_cpu_has_a_wider_interval(predicted):
-    found = predicted(source="simulated on CPU")
-    assert width(found) == pytest.approx(0.60)
-    assert "CPU compiler" in found.basis
+def test_no_time_is_predicted_from_a_program_simulated_on_a_cpu(predicted):
+    with pytest.raises(InputError, match="no time is predicted for 8xH100.*widens bf16") as caught:
+        predicted(source="simulated on CPU")
+    assert "meshwright doctor" in caught.value.hint
 
 
 def test_simulated_devices_are_priced_by_their_hosts_calibration(predicted):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.compiler import Compiled
+from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.ledger.hlo import Program
@@ -17,7 +18,7 @@ from ._walk import LAUNCH, Walked, walk
 # GPUs). 11 fp8 rows, none held out: p90 28 %.
 _BF16_ERROR, _FP8_ERROR = 0.22, 0.30
 # No prediction of these kinds has been set beside a measurement yet; the widths are judgement.
-_CALIBRATED_ERROR, _ROOFLINE_ERROR, _LAUNCH_BOUND_ERROR, _SIMULATED_ERROR = 0.40, 0.50, 0.50, 0.60
+_CALIBRATED_ERROR, _ROOFLINE_ERROR, _LAUNCH_BOUND_ERROR = 0.40, 0.50, 0.50
 _LAUNCH_BOUND_SHARE = 0.2  # of the step: published runs do not have that much
 
 
@@ -37,9 +38,16 @@ def predict(
         calibration: of the host whose simulated devices the fleet is; other fleets need none.
 
     Raises:
-        InputError: a CPU fleet without a calibration, or a link or chip without a known rate.
+        InputError: a CPU fleet without a calibration, a link or chip without a known rate, or a
+            program that the CPU's compiler made in the place of the target's.
         ValueError: the program has replica groups of an unknown form.
     """
+    if compiled.source == "simulated on CPU":
+        raise InputError(
+            f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens bf16 "
+            "matmuls to fp32, overlaps no communication and fuses otherwise",
+            hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
+        )
     machine = machine_of(fleet, calibration)
     walked = walk(machine, program, compiled.mesh_axes)
     seconds = walked.seconds
@@ -110,7 +118,4 @@ def _interval(
     ):
         error = max(error, _LAUNCH_BOUND_ERROR)
         words += "; widened: mostly kernel launches, which no published run resolves"
-    if compiled.source == "simulated on CPU" and machine.basis != "calibration":
-        error = max(error, _SIMULATED_ERROR)
-        words += "; widened: partitioned and fused by the CPU compiler, not the target's"
     return error, f"Estimate. {words[0].upper()}{words[1:]}. Interval +-{100 * error:.0f} %."
