@@ -6,7 +6,8 @@ Counted: matmuls, convolutions (multiply-adds that meet neither padding nor dila
 counts them), cuDNN attention (causal by the needed half), loops by their length, `cond` by the
 branch that costs most. Inside a scope `needed_A_of_B` the arithmetic counts A/B: causal attention
 written in blocks says so of itself. Not counted: elementwise arithmetic, reductions, sorts.
-Listed as unpriced, with shapes: `while` without a known length, custom calls, Pallas kernels.
+Listed as unpriced, with shapes: `while` without a known length, custom calls, Pallas kernels, linear
+algebra beyond products (decompositions, solves), Fourier transforms.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from jax.extend import core
 from ._record import TracedFlops
 
 UNKNOWN = ("pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "pure_callback", "io_callback")
+UNKNOWN += ("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "schur", "svd", "tridiagonal_solve")
+UNKNOWN += ("triangular_solve", "custom_linear_solve", "fft")
 
 
 def count_traced(jaxpr: core.Jaxpr) -> TracedFlops:
@@ -68,7 +71,8 @@ class _Counter:
                 self.walk(eqn.params["jaxpr"].jaxpr, scopes, times * eqn.params["length"])
             elif name == "while":
                 self.unpriced[f"while of unknown length under {scopes.strip('/') or 'the step'}, counted once"] += 1
-                self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times)
+                for part in ("cond_jaxpr", "body_jaxpr"):
+                    self.walk(eqn.params[part].jaxpr, scopes, times)
             elif name == "shard_map":  # its shapes are one device's
                 manual = eqn.params["newly_manual_axes"]
                 ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)

@@ -22,7 +22,7 @@ from .attention import NAME as ATTENTION_NAME
 from .attention import causal_attention
 from .loss import mean_cross_entropy
 
-ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=False), "relu": jax.nn.relu}
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 RESIDUAL = ("batch", "residual_sequence", "embed")
 
 

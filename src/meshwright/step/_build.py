@@ -133,7 +133,7 @@ def _step(config: RunConfig, optimizer: Any, loss: Any, shardings: Tree) -> Any:
             parameters = optax.apply_updates(state["parameters"], updates)
             metrics = {
                 "loss": value,
-                "gradient_norm": optax.global_norm(gradient),
+                "gradient_norm": optax.tree.norm(gradient),
                 "learning_rate": jnp.asarray(rate(state["step"]), jnp.float32),
             }
         return {
