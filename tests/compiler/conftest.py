@@ -1,0 +1,64 @@
+"""Programs compiled for absent fleets by the worker, once a session."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from meshwright.compiler import Compiled, Request, compile_program, compiler_options
+from meshwright.config import Layout, load_config
+from meshwright.hardware import Fleet, topology_arguments
+from meshwright.ledger import Ledger, ledger_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    compiled: Compiled
+    folder: Path
+    cached: bool
+    ledger: Ledger
+
+
+def make_request(
+    what: str, fleet: str, layout: str, overrides: tuple[str, ...] = (), search_path: tuple[str, ...] = ()
+) -> Request:
+    """The request that `what` (a preset, or module:function) makes for a fleet laid out so."""
+    on = Fleet.parse(fleet)
+    foreign = ":" in what
+    return Request(
+        name=what,
+        fleet=fleet,
+        platform=on.chip.platform,
+        source="target compiler",
+        topology={} if on.chip.platform == "cpu" else topology_arguments(on),
+        num_devices=on.num_devices,
+        mesh_axes=Layout.parse(layout, free_names=foreign).resolve(on.num_devices).axes,
+        options=compiler_options(on.chip.platform, on.num_devices),
+        config=None if foreign else load_config(what, overrides).model_dump(mode="json"),
+        function=what if foreign else None,
+        search_path=search_path or (str(EXAMPLES),) if foreign else (),
+    )
+
+
+@pytest.fixture(scope="session")
+def request_for() -> Callable[..., Request]:
+    return make_request
+
+
+@pytest.fixture(scope="session")
+def weighed() -> Callable[..., Weighed]:
+    """The compiled program of `make_request`'s arguments, and its ledger."""
+
+    @functools.cache
+    def weigh(what: str, fleet: str, layout: str, *overrides: str) -> Weighed:
+        compiled, folder, cached = compile_program(make_request(what, fleet, layout, overrides))
+        ledger = ledger_of(folder, compiled, Fleet.parse(fleet))
+        return Weighed(compiled=compiled, folder=folder, cached=cached, ledger=ledger)
+
+    return weigh
