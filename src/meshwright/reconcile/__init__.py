@@ -1,1 +1,8 @@
-"""Under construction."""
+"""What was predicted beside what was measured. Pure: records in, a record out.
+Imports: `ledger`, `predict`. No jax, no clock. Imported by: `train` (for `Measurement`), `report`, `api`.
+"""
+
+from ._measurement import Measurement as Measurement
+from ._reconcile import reconcile as reconcile
+from ._records import Reconciliation as Reconciliation
+from ._records import Row as Row

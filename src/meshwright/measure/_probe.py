@@ -1,0 +1,121 @@
+"""Measures this host's CPU: `python -m meshwright.measure._probe OUT.json`. Takes two to four seconds.
+
+Each rate is the best of several runs of a compiled program, waited for.
+* FLOP/s: a square product of 1536, in float32 and in bfloat16.
+* Bytes per second: of fused elementwise kernels as a train step has them, each of 12.6 MB arrays: exact
+  GELU and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. Read plus written,
+  all bytes over all seconds. On a CPU such kernels are bound by their arithmetic: a plain copy is
+  several times as fast, and says nothing about a step.
+* Launch: a chain of products of 8 x 8, where arithmetic is nothing; 192 more links, so that the start of
+  the program cancels.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..compiler import installed_versions
+from ..predict import Calibration
+from ._host import describe_host
+
+SQUARE = 1536
+ROWS, COLUMNS = 2048, 1536
+SHORT_CHAIN, LONG_CHAIN = 64, 256
+FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+REPEATS = 10
+Args = tuple[Any, ...]
+
+
+def probe() -> Calibration:
+    """Rates of this host's CPU, all cores together."""
+    return Calibration(
+        matmul_flops_per_second={name: _matmul_flops_per_second(dtype) for name, dtype in FORMATS.items()},
+        memory_bytes_per_second=_fused_bytes_per_second(),
+        launch_seconds=_launch_seconds(),
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        source=f"probe on {describe_host()}, jaxlib {installed_versions()['jaxlib']}",
+    )
+
+
+def _best_seconds(function: Callable[..., Any], arguments: Args, *, in_place: bool = False) -> float:
+    """The shortest of several runs. `in_place`: results take the places of the first arguments."""
+    donated = tuple(range(len(arguments) - 1)) if in_place else ()
+    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
+    best = float("inf")
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        results = jax.block_until_ready(compiled(*arguments))
+        best = min(best, time.perf_counter() - started)
+        if in_place:
+            arguments = (*results, arguments[-1])
+    return best
+
+
+def _matmul_flops_per_second(dtype: Any) -> float:
+    square = jnp.full((SQUARE, SQUARE), 1e-3, dtype)
+    return 2 * SQUARE**3 / _best_seconds(jnp.matmul, (square, square))
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _gelu_gradient(x: jax.Array, gradient: jax.Array) -> jax.Array:
+    return jax.vjp(_gelu, x)[1](gradient)[0]
+
+
+def _rms_norm(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+
+def _adamw(
+    parameter: jax.Array, first: jax.Array, second: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    first = 0.9 * first + 0.1 * gradient
+    second = 0.99 * second + 0.01 * gradient * gradient
+    update = first / (jnp.sqrt(second) + 1e-8) + 0.1 * parameter
+    return parameter - 1e-3 * update, first, second
+
+
+def _fused_bytes_per_second() -> float:
+    def normal(seed: int, *shape: int) -> jax.Array:
+        return jax.random.normal(jax.random.key(seed), shape)
+
+    x, gradient = normal(0, ROWS, COLUMNS), normal(1, ROWS, COLUMNS)
+    scores = normal(2, ROWS * COLUMNS // 256, 256)
+    state = (normal(3, ROWS, COLUMNS), jnp.zeros_like(x), jnp.ones_like(x), gradient)
+    num_bytes = x.nbytes
+    kernels: list[tuple[Callable[..., Any], Args, int]] = [  # function, arguments, arrays read and written
+        (_gelu, (x,), 2),
+        (_gelu_gradient, (x, gradient), 3),
+        (jax.nn.softmax, (scores,), 2),
+        (_rms_norm, (x,), 2),
+    ]
+    seconds = sum(_best_seconds(function, arguments) for function, arguments, _ in kernels)
+    seconds += _best_seconds(_adamw, state, in_place=True)
+    return num_bytes * (sum(arrays for _, _, arrays in kernels) + 7) / seconds
+
+
+def _launch_seconds() -> float:
+    def chain(links: int) -> float:
+        def run(x: jax.Array) -> jax.Array:
+            for _ in range(links):
+                x = x @ x
+            return x
+
+        return _best_seconds(run, (jnp.eye(8),))
+
+    # The clock is read to a nanosecond; a difference that noise turned negative is one such tick a link.
+    return max(chain(LONG_CHAIN) - chain(SHORT_CHAIN), 1e-9) / (LONG_CHAIN - SHORT_CHAIN)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(probe().to_json())

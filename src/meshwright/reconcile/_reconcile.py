@@ -1,0 +1,106 @@
+"""`reconcile`: a ledger and a prediction set beside a measurement of the same step."""
+
+from __future__ import annotations
+
+from meshwright.ledger import Ledger
+from meshwright.predict import Prediction
+
+from ._measurement import Measurement
+from ._records import Reconciliation, Row
+
+ARGUMENTS = ("parameters", "optimizer_state", "model_state", "keys", "step", "batch", "arguments")
+"""The ledger's memory categories that hold what a program is given."""
+
+
+def reconcile(ledger: Ledger, prediction: Prediction | None, measurement: Measurement) -> Reconciliation:
+    """Every quantity that was both predicted and measured, and why the others were not.
+
+    The ledger and the prediction must be of the program that ran: equal fingerprints say so.
+    """
+    found = (
+        _executed_flops(ledger, measurement),
+        ("model FLOPs", "counted in the program as written; no counter of the machine sees them alone"),
+        _argument_bytes(ledger, measurement),
+        _reserved_bytes(ledger, measurement),
+        *_times(ledger, prediction, measurement),
+    )
+    return Reconciliation(
+        rows=tuple(each for each in found if isinstance(each, Row)),
+        not_compared=dict(each for each in found if not isinstance(each, Row)),
+    )
+
+
+def _executed_flops(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
+    if measurement.xla_flops is None:
+        return "executed FLOPs", measurement.not_measured["xla_flops"]
+    return Row(
+        quantity="executed FLOPs",
+        unit="FLOP",
+        predicted=ledger.flops.executed,
+        measured=measurement.xla_flops,
+        how="XLA's cost analysis of the program that ran, which counts elementwise arithmetic too",
+    )
+
+
+def _argument_bytes(ledger: Ledger, measurement: Measurement) -> Row:
+    held = ledger.memory.by_category
+    return Row(
+        quantity="argument bytes per device",
+        unit="bytes",
+        predicted=sum(held.get(category, 0) for category in ARGUMENTS),
+        measured=measurement.argument_bytes_per_device,
+        how="live arrays of state and batch on the first device, by the runtime",
+    )
+
+
+def _reserved_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
+    """By the device's allocator; on a CPU, which has none, by the whole process."""
+    if measurement.peak_bytes is not None:
+        return Row(
+            quantity="reserved bytes per device",
+            unit="bytes",
+            predicted=ledger.memory.reserved_bytes,
+            measured=measurement.peak_bytes,
+            how="peak of the runtime's allocator, evaluation included",
+        )
+    if measurement.process_rss_growth_bytes is None:
+        return "reserved bytes", measurement.not_measured["process_rss_growth_bytes"]
+    return Row(
+        quantity="reserved bytes, all devices",
+        unit="bytes",
+        predicted=ledger.memory.reserved_bytes * measurement.num_devices,
+        measured=measurement.process_rss_growth_bytes,
+        how="growth of the process's resident memory, all devices, data and evaluation included",
+    )
+
+
+def _times(
+    ledger: Ledger, prediction: Prediction | None, measurement: Measurement
+) -> tuple[Row | tuple[str, str], ...]:
+    """Step seconds and MFU, or why not."""
+    spread = measurement.step_seconds
+    if prediction is None or spread is None:
+        why = "no prediction was made" if prediction is None else measurement.not_measured["step_seconds"]
+        return ("step seconds", why), ("MFU", why)
+    expected = prediction.step_seconds
+    seconds = Row(
+        quantity="step seconds",
+        unit="seconds",
+        predicted=expected.expected,
+        measured=spread.median,
+        how=f"median of {spread.num_steps} steps by the clock; nine in ten took {spread.low:.4g} to {spread.high:.4g} s",
+        low=expected.low,
+        high=expected.high,
+    )
+    if measurement.platform == "cpu":
+        return seconds, ("MFU", "a CPU's peak is not in the catalog: a share of it would mean nothing")
+    peak = prediction.peak_flops_per_second * measurement.num_devices
+    if peak == 0:
+        return seconds, ("MFU", "the program multiplies nothing")
+    return seconds, Row(
+        quantity="MFU",
+        unit="share",
+        predicted=prediction.mfu,
+        measured=ledger.flops.model / (spread.median * peak),
+        how="model FLOPs over the median step and the catalog's dense peak",
+    )
