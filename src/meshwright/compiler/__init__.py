@@ -2,12 +2,12 @@
 Imports: `config`, `hardware`. jax only inside the worker process. Imported by: `ledger`, `api`.
 """
 
+from ._cache import cache_root as cache_root
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder
 from ._record import TracedFlops as TracedFlops
 from ._record import read_text as read_text
-from ._cache import cache_root as cache_root
 from ._request import Request as Request
 from ._request import compiler_options as compiler_options
 from ._request import fingerprint_of as fingerprint_of

@@ -32,7 +32,8 @@ class Argument:
     """One array that the program takes; shapes are global, bytes are one device's shard."""
 
     path: str  # as the compiler names it: "state['params']['embedding']"
-    role: str  # parameters | optimizer_state | model_state | keys | step | batch; for foreign programs the argument's name
+    # parameters | optimizer_state | model_state | keys | step | batch; of foreign programs the argument's name
+    role: str
     shape: tuple[int, ...]
     dtype: str
     device_bytes: int
@@ -74,7 +75,9 @@ class Compiled:
     num_matmul_parameters: int | None
     tokens_per_step: int | None
     sequence_length: int | None
-    reported_bytes: dict[str, int]  # the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
+    reported_bytes: dict[
+        str, int
+    ]  # the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
     compile_seconds: float  # by the clock, trace to executable
     fingerprint: str  # of the optimised program, source positions left out
 

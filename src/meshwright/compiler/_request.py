@@ -16,7 +16,16 @@ from typing import Any
 from ._record import SCHEMA
 
 # What decides the program, beside the request itself.
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "libtpu", "optax", "numpy")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
+    "nvidia-cudnn-cu13",
+    "libtpu",
+    "optax",
+    "numpy",
+)
 SOURCES = ("compiler", "config", "models", "sharding", "step")
 
 # Collectives start early and run beside computation. Pipelined collectives and double-buffered loops
@@ -26,7 +35,7 @@ GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def compiler_options(platform: str, num_devices: int) -> dict[str, bool]:
-    """The options a program is compiled with, weighed or run: those that hide communication, where there is any."""
+    """What a program is compiled with, weighed or run: options that hide communication, where there is any."""
     return dict(GPU_OPTIONS) if platform == "cuda" and num_devices > 1 else {}
 
 

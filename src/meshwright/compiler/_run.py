@@ -93,7 +93,11 @@ def _work(
 
 
 def _watch(
-    process: subprocess.Popen[bytes], work: Path, on_phase: Callable[[str], None], seconds: float, num_bytes: int
+    process: subprocess.Popen[bytes],
+    work: Path,
+    on_phase: Callable[[str], None],
+    seconds: float,
+    num_bytes: int,
 ) -> tuple[str, str] | None:
     """Wait for the worker; which limit it passed, with a hint, or None."""
     started, last = time.monotonic(), ""

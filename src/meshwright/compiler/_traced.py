@@ -24,7 +24,17 @@ from jax.extend import core
 from ._record import TracedFlops
 
 UNKNOWN = ("pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "pure_callback", "io_callback")
-UNKNOWN += ("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "schur", "svd", "tridiagonal_solve")
+UNKNOWN += (
+    "cholesky",
+    "eig",
+    "eigh",
+    "geqrf",
+    "householder_product",
+    "lu",
+    "schur",
+    "svd",
+    "tridiagonal_solve",
+)
 UNKNOWN += ("triangular_solve", "custom_linear_solve", "fft")
 
 
@@ -70,7 +80,9 @@ class _Counter:
             elif name == "scan":
                 self.walk(eqn.params["jaxpr"].jaxpr, scopes, times * eqn.params["length"])
             elif name == "while":
-                self.unpriced[f"while of unknown length under {scopes.strip('/') or 'the step'}, counted once"] += 1
+                self.unpriced[
+                    f"while of unknown length under {scopes.strip('/') or 'the step'}, counted once"
+                ] += 1
                 for part in ("cond_jaxpr", "body_jaxpr"):
                     self.walk(eqn.params[part].jaxpr, scopes, times)
             elif name == "shard_map":  # its shapes are one device's

@@ -24,7 +24,12 @@ from ._record import SCHEMA, TEXTS, Argument, Compiled
 from ._request import Request, fingerprint_of, installed_versions
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
-ROLES = {"parameters": "parameters", "optimizer": "optimizer_state", "model_state": "model_state", "key": "keys"}
+ROLES = {
+    "parameters": "parameters",
+    "optimizer": "optimizer_state",
+    "model_state": "model_state",
+    "key": "keys",
+}
 PR_SET_PDEATHSIG = 1
 
 
@@ -53,7 +58,12 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     mesh = _above("sharding").mesh_of(request.mesh_axes, devices)
     say("tracing")
     step, arguments, keywords, facts = _program(request, mesh)
-    traced = step.trace(*arguments, **keywords)
+    if request.function is None:
+        traced = step.trace(*arguments)
+    else:
+        from ._foreign import trace_foreign
+
+        traced = trace_foreign(request.function, step, arguments, keywords)
     lowered = traced.lower(lowering_platforms=(request.platform,))
     key = {}
     if request.function is not None:
@@ -147,12 +157,14 @@ def _compile_lowered(lowered: Any, request: Request, dump: str) -> Any:
 
 
 def _texts(dump: Path) -> dict[str, str]:
-    """The dumped program, buffer assignment and live ranges; found by suffix, for module ids are arbitrary."""
+    """The dumped program, buffer assignment, live ranges; found by suffix, for module ids are arbitrary."""
     suffixes = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
     texts = {}
     for name, suffix in suffixes.items():
         found = sorted(dump.glob(f"*after_optimizations{suffix}"))
-        assert len(found) == 1, f"{suffix}: {[p.name for p in found]} of {[p.name for p in dump.iterdir()][:20]}"
+        assert len(found) == 1, (
+            f"{suffix}: {[p.name for p in found]} of {[p.name for p in dump.iterdir()][:20]}"
+        )
         texts[name] = found[0].read_text()
     return texts
 
