@@ -96,8 +96,8 @@ def test_a_transformers_model_flops_are_the_closed_form_exactly(overrides, axes)
 
 @pytest.mark.parametrize("remat", ["none", "dots-attention", "dots", "full"])
 def test_what_is_computed_again_by_hand(remat):
-    """Attention makes its scores again for its gradient, whatever is kept; without its output both its matmuls
-    run again first; `full` runs every matmul of a block again but the last, whose result no gradient needs."""
+    """Attention makes its scores again for its gradient, whatever is kept; without its output both its
+    matmuls run again first; `full` runs every matmul of a block but the last, which no gradient needs."""
     config, flops = traced_step("bytes-nano", f"remat={remat}")
     m, tokens = config.model, config.batch.sequences * config.batch.sequence_length
     scores = tokens * config.batch.sequence_length * m.num_heads * m.head_dim  # the causal half of 2 x ...

@@ -77,8 +77,10 @@ def _needs(name: str, missing: ModuleNotFoundError) -> InputError:
 
 
 def _where(failed: Exception) -> str:
-    """At which line, with what words."""
-    place = traceback.extract_tb(failed.__traceback__)[-1]
+    """At which line, the innermost that is not JAX's own, with what words."""
+    ours = str(Path(jax.__file__).parent)
+    frames = traceback.extract_tb(failed.__traceback__)
+    place = [frame for frame in frames if not frame.filename.startswith(ours)][-1]
     return f"at {place.filename}:{place.lineno}: {type(failed).__name__}: {failed}"
 
 

@@ -32,7 +32,7 @@ class Argument:
     """One array that the program takes; shapes are global, bytes are one device's shard."""
 
     path: str  # as the compiler names it: "state['params']['embedding']"
-    # parameters | optimizer_state | model_state | keys | step | batch; of foreign programs the argument's name
+    # parameters | optimizer_state | model_state | keys | step | batch; of a foreign one the argument's name
     role: str
     shape: tuple[int, ...]
     dtype: str

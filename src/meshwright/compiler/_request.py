@@ -35,7 +35,7 @@ GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def compiler_options(platform: str, num_devices: int) -> dict[str, bool]:
-    """What a program is compiled with, weighed or run: options that hide communication, where there is any."""
+    """What a program is compiled with, weighed or run: what hides communication, where there is any."""
     return dict(GPU_OPTIONS) if platform == "cuda" and num_devices > 1 else {}
 
 
