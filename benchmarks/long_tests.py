@@ -7,18 +7,14 @@ seconds of each test. Exit status is pytest's.
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from _record import ROOT, write_record
+
 ARGUMENTS = ["-m", "long and not gpu"]
 
 
@@ -28,12 +24,6 @@ def outcome_of(case: ET.Element) -> str:
         if case.find(tag) is not None:
             return word
     return "passed"
-
-
-def commit() -> str:
-    """The commit that is checked out, marked where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> int:
@@ -46,24 +36,16 @@ def main() -> int:
     if not cases:
         print("no test ran, so there is no record", file=sys.stderr)
         return status
-    date = datetime.date.today().isoformat()
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "pytest")}
-    versions = {"python": platform.python_version(), **versions}
-    lines = [
-        f"date = {date}",
-        'command = "make test-long"',
-        f"commit = {json.dumps(commit())}",
-        f"versions = {{ {', '.join(f'{name} = {json.dumps(text)}' for name, text in versions.items())} }}",
-        f"machine = {{ cores = {os.cpu_count()}, processor = {json.dumps(platform.machine())} }}",
-        f"exit_status = {status}",
+    rows = [
+        {
+            "name": f"{case.get('classname')}.{case.get('name')}",
+            "outcome": outcome_of(case),
+            "seconds": round(float(case.get("time", "0")), 1),
+        }
+        for case in cases
     ]
-    for case in cases:
-        name = f"{case.get('classname')}.{case.get('name')}"
-        lines += ["", "[[test]]", f"name = {json.dumps(name)}", f"outcome = {json.dumps(outcome_of(case))}"]
-        lines += [f"seconds = {float(case.get('time', '0')):.1f}"]
-    record = ROOT / "benchmarks" / "records" / f"{date}_long_tests.toml"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text("\n".join(lines) + "\n")
+    packages = ("jax", "jaxlib", "numpy", "pytest")
+    record = write_record("long_tests", "make test-long", packages, {"exit_status": status}, {"test": rows})
     print(f"wrote {record.relative_to(ROOT)}", file=sys.stderr)
     return status
 
