@@ -1,1 +1,11 @@
-"""Under construction."""
+"""What people read: a weighing on the terminal, a run as one HTML file.
+Imports: `ledger`, `predict`, `config`, `hardware`, `units`; rich and matplotlib inside functions' modules.
+No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
+"""
+
+from ._html import write_report as write_report
+from ._shrink import Suggestion as Suggestion
+from ._shrink import suggestions as suggestions
+from ._terminal import Weighed as Weighed
+from ._terminal import verdict as verdict
+from ._terminal import weighing_text as weighing_text

@@ -1,0 +1,43 @@
+"""The command `meshwright`: its verbs, and what its exit status says.
+
+0 done; 1 failed; 2 the user's input is wrong; 3 `--check` and it does not fit; 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from meshwright.errors import MeshwrightError
+
+from ._catalog import fleets, formats
+from ._console import print_error
+from ._doctor import doctor
+from ._presets import presets
+from ._weigh import weigh
+
+app = typer.Typer(
+    name="meshwright",
+    help="Know what a training run costs before the machines are rented, then run it.",
+    epilog="CONFIG: a preset, a TOML file, or package.module:function. Every command has --json and --help.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
+)
+for command in (weigh, presets, fleets, formats, doctor):
+    app.command()(command)
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps the verbs subcommands, however many there are."""
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit status."""
+    try:
+        app(prog_name="meshwright")
+    except MeshwrightError as error:
+        print_error(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,206 @@
+"""`meshwright doctor`: what this machine can compile for and run on, and how to get what is missing.
+
+Each compile target is tried, not only looked up: the smallest preset is weighed for one of its chips in
+a process of its own, with an empty cache. jax is loaded only in such processes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ._console import JsonFlag, phases, print_json, row, show, table
+
+SCHEMA = 1
+TIME_LIMIT_SECONDS = 180
+WORDS_LINES = 12
+# Platform: the fleet to try, the extra that brings its compiler, the packages and what each is for.
+TARGETS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "cuda": (
+        "1xH100",
+        "nvidia",
+        {
+            "jax-cuda13-plugin": "JAX's plugin",
+            "jax-cuda13-pjrt": "the compiler",
+            "nvidia-cuda-nvcc": "ptxas",
+            "nvidia-nvvm": "libdevice",
+            "nvidia-cudnn-cu13": "cuDNN, for flash attention",
+        },
+    ),
+    "tpu": ("v5e-8", "tpu", {"libtpu": "the compiler"}),
+    "cpu": ("1xCPU", "", {"jaxlib": "the compiler"}),
+}
+LOOK_FOR_DEVICES = "import json, jax; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetCheck:
+    """One compile target: its packages' versions, and whether it compiled something.
+
+    `compiles`: None where packages are missing, so that it was not tried. `words`: of a failed try.
+    """
+
+    platform: str
+    fleet: str
+    packages: dict[str, str | None]
+    compiles: bool | None
+    words: str
+    install: str
+
+
+def doctor(as_json: JsonFlag = False) -> None:
+    """Which compile targets and devices this machine has, and how to get the missing ones."""
+    with phases("looking at this machine") as on_phase, ThreadPoolExecutor() as pool:
+        on_phase("compiling a small step for each target")
+        attached = pool.submit(_attached_devices)
+        checks = list(pool.map(_check, TARGETS))
+        devices, device_words = attached.result()
+    answer = {
+        "schema": SCHEMA,
+        "versions": _versions(),
+        "targets": [asdict(check) for check in checks],
+        "devices": devices,
+        "device_error": device_words,
+        "machine": _machine(),
+        "cache": _cache_facts(),
+    }
+    if as_json:
+        print_json(answer)
+    else:
+        _show(answer, checks)
+    if device_words or any(check.compiles is False for check in checks):
+        raise typer.Exit(1)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "python": f"{platform.python_version()} at {sys.executable}",
+        **{package: _version(package) for package in ("meshwright", "jax", "jaxlib")},
+    }
+
+
+def _check(name: str) -> TargetCheck:
+    """Try one target if its packages are here."""
+    fleet, extra, needs = TARGETS[name]
+    packages = {package: _version(package) for package in needs}
+    install = f"pip install 'meshwright[{extra}]'" if None in packages.values() else ""
+    compiles, words = (None, "") if install else _try(fleet)
+    return TargetCheck(
+        platform=name, fleet=fleet, packages=packages, compiles=compiles, words=words, install=install
+    )
+
+
+def _try(fleet: str) -> tuple[bool, str]:
+    """Whether the smallest preset can be weighed for `fleet`; if not, the last words that were said."""
+    with tempfile.TemporaryDirectory(prefix="meshwright-doctor-") as cache:
+        command = ["-m", "meshwright", "weigh", "linear", "--on", fleet, "--json"]
+        status, _, words = _run(command, {"MESHWRIGHT_CACHE_DIR": cache})
+    return status == 0, "" if status == 0 else words
+
+
+def _attached_devices() -> tuple[list[dict[str, Any]], str]:
+    """Kinds and counts of the devices JAX finds, or what it said instead."""
+    status, output, words = _run(["-c", LOOK_FOR_DEVICES], {})
+    if status != 0:
+        return [], words
+    found = [tuple(each) for each in json.loads(output.splitlines()[-1])]
+    kinds = dict.fromkeys(found)
+    return [{"platform": p, "kind": k, "count": found.count((p, k))} for p, k in kinds], ""
+
+
+def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """Exit status, output and last words of this interpreter run with `arguments`."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, "", f"not done after {TIME_LIMIT_SECONDS} s"
+    return done.returncode, done.stdout, "\n".join(done.stderr.strip().splitlines()[-WORDS_LINES:])
+
+
+def _machine() -> dict[str, Any]:
+    import psutil
+
+    return {
+        "cores": len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "available_memory_bytes": psutil.virtual_memory().available,
+    }
+
+
+def _cache_facts() -> dict[str, Any]:
+    from meshwright.compiler import cache_root
+
+    root = cache_root()
+    return {"folder": str(root), "num_bytes": _folder_bytes(root)}
+
+
+def _folder_bytes(root: Path) -> int:
+    """Bytes of all files below `root`; one that another process removes meanwhile counts nothing."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _show(answer: dict[str, Any], checks: list[TargetCheck]) -> None:
+    from rich.text import Text
+
+    from meshwright.units import format_bytes
+
+    facts = table("here", "")
+    for package, version in answer["versions"].items():
+        row(facts, package, version or "not installed as a package")
+    machine, cache = answer["machine"], answer["cache"]
+    memory = (
+        f"{format_bytes(machine['memory_bytes'])}, {format_bytes(machine['available_memory_bytes'])} free"
+    )
+    row(facts, "cores", str(machine["cores"]))
+    row(facts, "memory", memory)
+    row(facts, "cache", f"{cache['folder']}, {format_bytes(cache['num_bytes'])}")
+    for device in answer["devices"]:
+        row(facts, "attached", f"{device['count']} x {device['kind']} ({device['platform']})")
+    if answer["device_error"]:
+        row(facts, "attached", f"JAX finds no device: {answer['device_error']}")
+    targets = table("compile target", "state", "packages")
+    for check in checks:
+        state = {True: "compiles", False: "FAILS", None: "missing"}[check.compiles]
+        what = TARGETS[check.platform][2]
+        packages = [
+            f"{name} {version or 'missing'} ({what[name]})" for name, version in check.packages.items()
+        ]
+        row(targets, f"{check.platform} ({check.fleet})", state, "\n".join(packages))
+    show(facts, "", targets)
+    for check in checks:
+        if check.install:
+            show("", Text(f"{check.platform}: {check.install}"))
+        if check.compiles is False:
+            show("", Text(f"{check.platform} failed on {check.fleet}:\n{check.words}"))

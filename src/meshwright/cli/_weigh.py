@@ -1,0 +1,58 @@
+"""`meshwright weigh`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ._console import JsonFlag, phases, print_json, show
+
+EXIT_DOES_NOT_FIT = 3
+
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG", help="A preset, a TOML file, or package.module:function.", show_default=False
+    ),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option("--layout", help="Mesh axes, outermost first: fsdp=64,tensor=8; one size may be -1."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
+]
+
+
+def weigh(
+    config: Config,
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
+    ],
+    layout: LayoutOption = None,
+    overrides: SetOption = None,
+    as_json: JsonFlag = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked."),
+    ] = False,
+) -> None:
+    """Memory, FLOPs, traffic and time of one training step on a fleet that need not be there."""
+    from meshwright import api
+
+    with phases(f"weighing {config} on {on}") as on_phase:
+        weighing = api.weigh(
+            config, on=on, layout=layout, overrides=overrides or (), simulate=simulate, on_phase=on_phase
+        )
+    if as_json:
+        print_json(weighing.to_dict())
+    else:
+        from meshwright.report import weighing_text
+
+        show(weighing_text(weighing))
+    if check and weighing.fits is False:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)

@@ -1,0 +1,302 @@
+"""A run's folder as one HTML file that needs nothing else: verdict, loss, predicted beside measured, memory.
+
+Everything that comes from a file is escaped. No script, no link, no font from elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from meshwright.reconcile import Reconciliation, Row
+from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+
+from ._run_files import RunFiles, read_run
+
+NUM_SLICES = 8
+LEAST_SHARE = 0.001  # of the memory bar: what is thinner cannot be seen, and is summed
+
+
+def write_report(folder: Path) -> Path:
+    """Write report.html into a run's folder from the files that are there, and return its path.
+
+    Files that are missing or cut short are named in the page.
+    """
+    run = read_run(folder)
+    style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
+    title = escape(run.weighing["config"] if run.weighing else run.name)
+    sections = (
+        _head(run),
+        _notes(run),
+        _figures(run),
+        _loss(run),
+        _reconciliation(run),
+        _memory(run),
+        _flops(run),
+        _traffic(run),
+        _time(run),
+        _sample(run),
+        _environment(run),
+    )
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright run</title>\n'
+        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
+    )
+    path = folder / "report.html"
+    path.write_text(page, "utf-8")
+    return path
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n{''.join(parts)}</section>\n"
+
+
+def _paragraph(text: str, kind: str = "") -> str:
+    attribute = f' class="{kind}"' if kind else ""
+    return f"<p{attribute}>{escape(text)}</p>\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
+    """A table of escaped text; columns in `numbers` are aligned right."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if place in numbers else ''}>{escape(cell)}</{tag}>"
+            for place, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
+    return f"<table>\n<thead><tr>{cells('th', head)}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+
+
+def _head(run: RunFiles) -> str:
+    weighing, measured = run.weighing, run.measurement
+    if weighing is None:
+        return f"<header>\n<h1>{escape(run.name)}</h1>\n</header>\n"
+    facts = [f"on {weighing['fleet']['name']}", f"layout {weighing['layout']}"]
+    if weighing["num_parameters"] is not None:
+        facts.append(f"{format_count(weighing['num_parameters'])} parameters")
+    if weighing["tokens_per_step"] is not None:
+        facts.append(f"{weighing['tokens_per_step']:,} tokens per step")
+    if measured is not None:
+        facts.append(f"{measured.steps} steps{', interrupted' if measured.interrupted else ''}")
+        facts.append(measured.date)
+    return (
+        f"<header>\n<h1>{escape(weighing['config'])}</h1>\n{_paragraph(', '.join(facts), 'facts')}"
+        f"{_verdict(weighing)}</header>\n"
+    )
+
+
+def _verdict(weighing: dict[str, Any]) -> str:
+    memory = weighing["ledger"]["memory"]
+    if weighing["fits"] is None:
+        words, kind = f"{format_bytes(memory['reserved_bytes'])} reserved per device", "open"
+        words += "; no verdict, because the device's usable memory is not known"
+    else:
+        spare = memory["usable_bytes"] - memory["reserved_bytes"] - memory["allowance_bytes"]
+        share = f"{100 * abs(spare) / memory['usable_bytes']:.1f} %"
+        kind = "fits" if spare >= 0 else "lacks"
+        words = f"Fits, {format_bytes(spare)} ({share}) to spare" if spare >= 0 else ""
+        words = words or f"Does not fit, {format_bytes(-spare)} ({share}) too much"
+    marked = "" if weighing["source"] == "target compiler" else _paragraph(weighing["source"], "verdict open")
+    return _paragraph(words, f"verdict {kind}") + marked
+
+
+def _notes(run: RunFiles) -> str:
+    if not run.notes:
+        return ""
+    items = "".join(f"<li>{escape(note)}</li>\n" for note in run.notes)
+    return f'<section class="notes">\n<h2>Not whole</h2>\n<ul>\n{items}</ul>\n</section>\n'
+
+
+def _figures(run: RunFiles) -> str:
+    """The few numbers that are looked for first."""
+    found: list[tuple[str, str]] = []
+    _, losses = run.series("loss")
+    if losses:
+        found.append((f"{losses[0]:.3f} → {losses[-1]:.3f}", "training loss, nats"))
+    _, held_out = run.series("held_out_loss")
+    measured = run.measurement
+    if held_out:
+        beside = ""
+        if measured is not None and measured.unigram_entropy_nats is not None:
+            beside = f"; single tokens have {measured.unigram_entropy_nats:.3f}"
+        found.append((f"{held_out[-1]:.3f}", f"held-out loss, nats{beside}"))
+    if measured is not None and measured.step_seconds is not None:
+        found.append((format_seconds(measured.step_seconds.median), "step, median"))
+        rate = measured.tokens_per_second
+        assert rate is not None, "a timed step has a rate"
+        found.append((format_count(rate), "tokens per second"))
+    if not found:
+        return ""
+    cards = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>\n" for value, what in found
+    )
+    return f'<section class="cards">\n{cards}</section>\n'
+
+
+def _loss(run: RunFiles) -> str:
+    from ._plots import loss_svg
+
+    training, held_out = run.series("loss"), run.series("held_out_loss")
+    if not training[0]:
+        return ""
+    entropy = run.measurement.unigram_entropy_nats if run.measurement else None
+    return _section("Loss", f"<figure>{loss_svg(training, held_out, entropy)}</figure>\n")
+
+
+def _reconciliation(run: RunFiles) -> str:
+    if run.reconciliation is None:
+        return ""
+    return _section("Predicted beside measured", _compared(run.reconciliation))
+
+
+def _compared(reconciliation: Reconciliation) -> str:
+    rows = [
+        (
+            row.quantity,
+            _predicted(row),
+            _amount(row.measured, row.unit),
+            "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %",
+            row.how,
+        )
+        for row in reconciliation.rows
+    ]
+    head = ("quantity", "predicted", "measured", "error", "how it was measured")
+    parts = [_table(head, rows, numbers=(1, 2, 3))] if rows else []
+    if reconciliation.not_compared:
+        parts.append(_table(("not compared", "why"), list(reconciliation.not_compared.items())))
+    return "".join(parts)
+
+
+def _predicted(row: Row) -> str:
+    if row.low is None or row.high is None:
+        return _amount(row.predicted, row.unit)
+    return (
+        f"{_amount(row.predicted, row.unit)} ({_amount(row.low, row.unit)} to {_amount(row.high, row.unit)})"
+    )
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "FLOP":
+        return format_rate(value, "FLOP")
+    if unit == "seconds":
+        return format_seconds(value)
+    return f"{100 * value:.1f} %" if unit == "share" else f"{format_count(value)} {unit}"
+
+
+def _memory(run: RunFiles) -> str:
+    """The bar, then every category and allowance with its bytes."""
+    from ._plots import memory_svg
+
+    if run.weighing is None:
+        return ""
+    memory = run.weighing["ledger"]["memory"]
+    parts = {_words(name): size for name, size in memory["by_category"].items()}
+    parts |= {f"allowance: {name}": size for name, size in memory["allowance"].items()}
+    whole = memory["usable_bytes"] or memory["reserved_bytes"]
+    seen = {name: size for name, size in parts.items() if size >= LEAST_SHARE * whole}
+    if rest := sum(parts.values()) - sum(seen.values()):
+        seen["smaller ones"] = rest
+    rows = [(name, format_bytes(size), f"{size:,}") for name, size in parts.items()]
+    rows.append(("reserved", format_bytes(memory["reserved_bytes"]), f"{memory['reserved_bytes']:,}"))
+    if memory["usable_bytes"] is not None:
+        rows.append(("usable", format_bytes(memory["usable_bytes"]), f"{memory['usable_bytes']:,}"))
+    return _section(
+        "Memory of one device, predicted",
+        f"<figure>{memory_svg(seen, memory['usable_bytes'])}</figure>\n",
+        _table(("category", "size", "bytes"), rows, numbers=(1, 2)),
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _flops(run: RunFiles) -> str:
+    from ._plots import flops_svg
+
+    if run.weighing is None:
+        return ""
+    flops = run.weighing["ledger"]["flops"]
+    rows = [(name, format_rate(flops[name], "FLOP")) for name in ("model", "executed", "recomputed")]
+    if flops["rule_6nd"] is not None:
+        rows.append(("6 x parameters x tokens", format_rate(flops["rule_6nd"], "FLOP")))
+    picture = f"<figure>{flops_svg(flops['by_phase'])}</figure>\n" if flops["by_phase"] else ""
+    return _section("FLOPs of one step, all devices", picture, _table(("count", "FLOPs"), rows, numbers=(1,)))
+
+
+def _traffic(run: RunFiles) -> str:
+    if run.weighing is None or not run.weighing["ledger"]["traffic"]:
+        return ""
+    rows = [
+        (
+            item["kind"],
+            f"{'+'.join(item['axes'])} ({item['group_size']})",
+            str(item["count"]),
+            format_rate(item["payload_bytes"], "B"),
+            format_rate(item["wire_bytes"], "B"),
+        )
+        for item in run.weighing["ledger"]["traffic"]
+    ]
+    head = ("collective", "axes", "count", "payload", "wire")
+    return _section("Traffic of one device and step", _table(head, rows, numbers=(2, 3, 4)))
+
+
+def _time(run: RunFiles) -> str:
+    if run.weighing is None:
+        return ""
+    prediction = run.weighing["prediction"]
+    if prediction is None:
+        return _section("Predicted time of one step", _paragraph(f"None: {run.weighing['no_prediction']}"))
+    seconds = prediction["step_seconds"]
+    line = (
+        f"{format_seconds(seconds['expected'])}, between {format_seconds(seconds['low'])} and "
+        f"{format_seconds(seconds['high'])}; MFU {100 * prediction['mfu']:.1f} %, "
+        f"HFU {100 * prediction['hfu']:.1f} %"
+    )
+    rows = [
+        (
+            part["name"],
+            format_seconds(part["seconds"]),
+            format_seconds(part["exposed_seconds"]),
+            f"{100 * part['exposed_seconds'] / seconds['expected']:.1f} %",
+        )
+        for part in prediction["slices"][:NUM_SLICES]
+    ]
+    table = _table(("where it goes", "busy", "waited for", "of the step"), rows, numbers=(1, 2, 3))
+    return _section(
+        "Predicted time of one step", _paragraph(line), table, _paragraph(prediction["basis"], "facts")
+    )
+
+
+def _sample(run: RunFiles) -> str:
+    measured = run.measurement
+    if measured is None or not measured.sample:
+        return ""
+    text = f"<pre><b>{escape(measured.sample_prompt)}</b>{escape(measured.sample)}</pre>\n"
+    return _section("What it writes after training", text)
+
+
+def _environment(run: RunFiles) -> str:
+    rows: list[tuple[str, str]] = []
+    if (measured := run.measurement) is not None:
+        rows += [
+            ("devices", f"{measured.num_devices} x {measured.device_kind} ({measured.platform})"),
+            ("host", measured.host),
+            ("date", measured.date),
+            ("train step compiled in", format_seconds(measured.compile_seconds)),
+            ("program that ran", measured.fingerprint),
+        ]
+    if run.weighing is not None:
+        compiled = run.weighing["compile"]
+        rows += [("program weighed", compiled["fingerprint"]), ("compiler", compiled["compiler"])]
+    if measured is not None:
+        rows += list(measured.versions.items())
+    return _section("Environment", _table(("", ""), rows)) if rows else ""

@@ -1,0 +1,77 @@
+"""Reads a run's folder as far as it goes: a file that is missing or cut short is noted, not fatal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from meshwright.errors import InputError
+from meshwright.reconcile import Measurement, Reconciliation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """What a run's folder holds; None or empty is what it lacks, and `notes` says why."""
+
+    name: str
+    config: dict[str, Any] | None
+    weighing: dict[str, Any] | None
+    metrics: tuple[dict[str, Any], ...]
+    measurement: Measurement | None
+    reconciliation: Reconciliation | None
+    notes: tuple[str, ...]
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric, in order of the steps; of a step written twice, the last."""
+        found = {line["step"]: float(line[key]) for line in self.metrics if line.get(key) is not None}
+        steps = sorted(found)
+        return steps, [found[step] for step in steps]
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Everything readable in a run's folder."""
+    notes: list[str] = []
+    return RunFiles(
+        name=folder.name,
+        config=_read(folder / "config.json", json.loads, notes),
+        weighing=_read(folder / "weighing.json", json.loads, notes),
+        metrics=_read(folder / "metrics.jsonl", lambda text: _lines(text, notes), notes) or (),
+        measurement=_read(folder / "measurement.json", Measurement.from_json, notes),
+        reconciliation=_read(folder / "reconciliation.json", Reconciliation.from_json, notes),
+        notes=tuple(notes),
+    )
+
+
+def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
+    """The file parsed, or None and a note."""
+    try:
+        return parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        notes.append(f"{path.name} is not there: what it would show is left out.")
+    except InputError as error:
+        notes.append(f"{path.name} cannot be read: {error.message}")
+    except (OSError, ValueError) as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _lines(text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """One object a line; a run that was killed leaves its last line half written."""
+    found: list[dict[str, Any]] = []
+    broken: list[int] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            entry["step"] = int(entry["step"])
+            found.append(entry)
+        except (ValueError, KeyError, TypeError):
+            broken.append(number)
+    if broken:
+        where = ", ".join(str(number) for number in broken[:5]) + (", ..." if len(broken) > 5 else "")
+        notes.append(f"metrics.jsonl: no whole entry on line {where}; the rest is shown.")
+    return tuple(found)

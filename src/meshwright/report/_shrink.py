@@ -1,0 +1,128 @@
+"""What would make a program smaller: only knobs that this config has, only values that it accepts.
+
+No saving is promised in bytes except the state's, whose division is exact; weighing again tells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.ledger import MemoryLedger
+from meshwright.units import format_bytes
+
+STATE = ("parameters", "optimizer_state", "model_state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """One change to the command line, `arguments`, and what it does."""
+
+    arguments: str
+    effect: str
+
+
+def suggestions(
+    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
+) -> tuple[Suggestion, ...]:
+    """Changes that make `memory` smaller, the larger part first. A foreign program has no knobs of ours."""
+    if config is None:
+        return ()
+    state = _state_suggestions(config, layout, fleet, memory)
+    activations = _activation_suggestions(config, layout, fleet)
+    state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
+    larger_first = (state, activations) if 2 * state_bytes > memory.reserved_bytes else (activations, state)
+    return tuple(s for part in larger_first for s in part)
+
+
+def _state_suggestions(
+    config: RunConfig, layout: Layout, fleet: Fleet, memory: MemoryLedger
+) -> list[Suggestion]:
+    """Split parameters and moments further: over `data`'s devices, else over more devices."""
+    state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
+    replicas = layout.size("data")
+    if replicas > 1:
+        split = _with(layout, data=1, fsdp=layout.size("fsdp") * replicas)
+        if _works(config, split):
+            effect = (
+                f"parameters and moments, {format_bytes(state_bytes)} here, are split over fsdp instead of "
+                f"held by each of {replicas} replicas"
+            )
+            return [Suggestion(arguments=f"--layout {split}", effect=effect)]
+    return _larger_fleet(config, layout, fleet, memory, state_bytes)
+
+
+def _larger_fleet(
+    config: RunConfig, layout: Layout, fleet: Fleet, memory: MemoryLedger, state_bytes: int
+) -> list[Suggestion]:
+    """The first doubling of the fleet on which the state takes at most half of what a device gives."""
+    room = (memory.usable_bytes or 0) - memory.allowance_bytes
+    if room <= 0 or state_bytes <= 0:
+        return []
+    times = 2 ** max(1, math.ceil(math.log2(2 * state_bytes / room)))
+    larger = _fleet_times(fleet, times)
+    split = _with(layout, fsdp=layout.size("fsdp") * times)
+    if larger is None or not _works(config, split):
+        return []
+    effect = (
+        f"parameters and moments take {format_bytes(state_bytes / times)} of each device instead of "
+        f"{format_bytes(state_bytes)}"
+    )
+    return [Suggestion(arguments=f"--on {larger.name} --layout {split}", effect=effect)]
+
+
+def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
+    """A fleet of the same chip with `times` as many devices, where one exists."""
+    devices = fleet.num_devices * times
+    if fleet.chip.slices is None:
+        texts = [f"{devices}x{fleet.chip.name}"]
+    else:
+        per_device = fleet.chip.slices.cores_per_chip_in_name / fleet.chip.slices.devices_per_chip
+        texts = [f"{fleet.chip.name}-{int(devices * per_device)}"]
+    for text in texts:
+        try:
+            return Fleet.parse(text)
+        except InputError:
+            return None  # no slice or host of that size: then there is nothing to suggest
+    return None
+
+
+def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> list[Suggestion]:
+    """Hold fewer sequences at once, keep less for the backward pass, split each sequence's activations."""
+    found: list[Suggestion] = []
+    per_replica = config.batch.sequences // (layout.size("data") * layout.size("fsdp"))
+    now = min(config.batch.microbatch_sequences or per_replica, per_replica)
+    fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
+    if fewer:
+        effect = f"activations of {fewer} instead of {now} sequences at a time; the same step in more passes"
+        found.append(Suggestion(arguments=f"--set batch.microbatch_sequences={fewer}", effect=effect))
+    if isinstance(config.model, TransformerModel) and config.remat != "full":
+        effect = (
+            f"keeps only each block's input for the backward pass (now: {config.remat}); more recomputation"
+        )
+        found.append(Suggestion(arguments="--set remat=full", effect=effect))
+    split = _with(layout, fsdp=layout.size("fsdp") // 2, tensor=layout.size("tensor") * 2)
+    inside = split.size("tensor") <= fleet.chips_per_domain
+    if layout.size("fsdp") % 2 == 0 and inside and _works(config, split):
+        effect = "each sequence's activations and the logits are split over more devices; more messages"
+        found.append(Suggestion(arguments=f"--layout {split}", effect=effect))
+    return found
+
+
+def _with(layout: Layout, **sizes: int) -> Layout:
+    """The layout with these sizes; an axis that it lacks goes innermost, a size of 1 is left out."""
+    merged = {**dict(layout.axes), **sizes}
+    order = [*layout.names, *(name for name in ("fsdp", "tensor") if name not in layout.names)]
+    kept = tuple((name, merged[name]) for name in order if name in merged and merged[name] != 1)
+    return Layout(axes=kept or (("data", 1),))
+
+
+def _works(config: RunConfig, layout: Layout) -> bool:
+    try:
+        check_layout(config, layout)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,324 @@
+"""A weighing as a person reads it on a terminal: verdict first, then memory, FLOPs, traffic, time.
+
+Nothing is computed here but sums, shares and differences of what the records state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.compiler import Compiled
+from meshwright.config import Layout, RunConfig
+from meshwright.hardware import Fleet
+from meshwright.ledger import Collective, FlopLedger, Ledger, MemoryLedger
+from meshwright.predict import Prediction
+from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+
+from ._shrink import suggestions
+
+NUM_LARGEST = 5
+NUM_SLICES = 8
+BAR_WIDTH = 32
+SIMULATED = "simulated on CPU"
+SIMULATED_NOTE = (
+    "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "
+    "limit: for a step of llama3-405b on 512xH100 it took 107.7 GB of temporaries per device, the H100's "
+    "compiler 51.2 GB. Memory, executed FLOPs and traffic below are those of the CPU's program."
+)
+
+
+class Weighed(Protocol):
+    """What is read of a weighing; `meshwright.Weighing` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> RunConfig | None: ...
+    @property
+    def fleet(self) -> Fleet: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def compiled(self) -> Compiled: ...
+    @property
+    def cached(self) -> bool: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def prediction(self) -> Prediction | None: ...
+    @property
+    def no_prediction(self) -> str: ...
+
+
+def verdict(memory: MemoryLedger, fleet: Fleet) -> str:
+    """One line: whether it fits, with the head-room or the lack."""
+    if memory.usable_bytes is None:
+        if fleet.chip.platform == "cpu":
+            return "NO VERDICT: a simulated CPU device has no memory of its own"
+        return f"NO VERDICT: the catalog does not know how much memory {fleet.chip.name} has"
+    needed = memory.reserved_bytes + memory.allowance_bytes
+    spare = memory.usable_bytes - needed
+    share = f"{100 * abs(spare) / memory.usable_bytes:.1f} %"
+    gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
+    if spare >= 0:
+        return f"FITS: {gives}, {format_bytes(spare)} ({share}) to spare"
+    return f"DOES NOT FIT: {gives}, {format_bytes(-spare)} ({share}) too much"
+
+
+def weighing_text(weighing: Weighed) -> RenderableType:
+    """The whole account of a weighing, for rich's consoles of 80 columns or more."""
+    ledger, compiled = weighing.ledger, weighing.compiled
+    parts: list[RenderableType] = [_title(weighing)]
+    if compiled.source == SIMULATED:
+        parts += [Text("SIMULATED ON CPU", style="bold yellow"), _indented(Text(SIMULATED_NOTE))]
+    parts += [_verdict_text(ledger.memory, weighing.fleet), Text()]
+    if ledger.memory.fits is False:
+        parts += [*_what_would_shrink_it(weighing), Text()]
+    parts += [_heading("Memory of one device"), _memory_table(ledger.memory), Text()]
+    parts += [_heading("Largest buffers at the peak"), _buffer_table(ledger.memory), Text()]
+    parts += [_heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
+    parts += [_heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
+    parts += [_heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
+    parts += [*_unpriced_parts(weighing), _source_line(weighing)]
+    return Group(*parts)
+
+
+def _title(weighing: Weighed) -> Text:
+    compiled = weighing.compiled
+    title = Text.assemble((weighing.name, "bold"), " on ", (weighing.fleet.name, "bold"))
+    title.append(f", layout {weighing.layout}")
+    if compiled.num_parameters is not None:
+        title.append(f", {format_count(compiled.num_parameters)} parameters")
+    if compiled.tokens_per_step is not None:
+        title.append(f", {compiled.tokens_per_step:,} tokens per step")
+    return title
+
+
+def _heading(words: str) -> Text:
+    return Text(words, style="bold")
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2))
+
+
+def _plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """Columns without lines around them; those named in `right` hold numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: RenderableType, style: str = "") -> None:
+    """A row whose strings are taken as they are: rich would read "[tensor]" as markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+
+
+def _verdict_text(memory: MemoryLedger, fleet: Fleet) -> Text:
+    style = {True: "bold green", False: "bold red", None: "bold"}[memory.fits]
+    return Text(verdict(memory, fleet), style=style)
+
+
+def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
+    """The largest contributors in a sentence, then a table of changes to the command line."""
+    memory = weighing.ledger.memory
+    largest = list(memory.by_category.items())[:2]
+    words = " and ".join(f"{_words(name)} ({format_bytes(size)})" for name, size in largest)
+    found = suggestions(weighing.config, weighing.layout, weighing.fleet, memory)
+    parts: list[RenderableType] = [Text(f"Most of it: {words}.")]
+    if found:
+        table = _plain_table("weigh again with", "what it does")
+        table.columns[0].no_wrap = True
+        for suggestion in found:
+            _add(table, suggestion.arguments, suggestion.effect)
+        parts.append(_indented(table))
+    return parts
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _memory_table(memory: MemoryLedger) -> RenderableType:
+    """Categories with bars against what a device gives (against what is reserved where that is unknown)."""
+    whole = memory.usable_bytes or memory.reserved_bytes
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+
+    def row(name: str, num_bytes: int, bar: RenderableType = "", style: str = "") -> None:
+        share = f"{100 * num_bytes / whole:.1f} %" if whole else ""
+        _add(table, name, format_bytes(num_bytes), share, bar, style=style)
+
+    def bar(num_bytes: int) -> ProgressBar:
+        return ProgressBar(total=max(whole, 1), completed=num_bytes, width=BAR_WIDTH)
+
+    for name, num_bytes in memory.by_category.items():
+        row(_words(name), num_bytes, bar(num_bytes))
+    row("= reserved", memory.reserved_bytes, bar(memory.reserved_bytes), "bold")
+    for name, num_bytes in memory.allowance.items():
+        row(f"+ {name}", num_bytes, "allowance: no compiler counts it", "dim")
+    if memory.usable_bytes is not None:
+        row("usable", memory.usable_bytes)
+    if memory.peak_bytes is not None:
+        row("alive at the peak", memory.peak_bytes)
+    if memory.host_bytes:
+        _add(table, "in host memory", format_bytes(memory.host_bytes), "", "")
+    return _indented(table)
+
+
+def _buffer_table(memory: MemoryLedger) -> RenderableType:
+    if not memory.largest:
+        return _indented(Text("none"))
+    table = _plain_table("size", "shape", "what", "made by", right=("size",))
+    table.columns[1].no_wrap = True
+    table.columns[0].no_wrap = True
+    for buffer in memory.largest[:NUM_LARGEST]:
+        place = buffer.source_line or _last_steps(buffer.operation)
+        _add(table, format_bytes(buffer.num_bytes), buffer.shape, _words(buffer.category), place)
+    return _indented(table)
+
+
+def _last_steps(operation: str) -> str:
+    """The end of an op_name path, which is what tells; an argument's path is kept whole."""
+    return operation if "[" in operation else "/".join(operation.split("/")[-2:])
+
+
+def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    _add(table, "model", _flop(flops.model), "the program as written, nothing recomputed", style="bold")
+    more = f"{flops.executed / flops.model:.3f} x model" if flops.model else ""
+    _add(
+        table,
+        "executed",
+        _flop(flops.executed),
+        f"the compiled program, {more}" if more else "",
+        style="bold",
+    )
+    for phase, count in flops.by_phase.items():
+        share = f"{100 * count / flops.executed:.1f} % of executed" if flops.executed else ""
+        _add(table, f"  {phase}", _flop(count), share)
+    if flops.by_format:
+        formats = ", ".join(f"{name} {_flop(count)}" for name, count in flops.by_format.items())
+        _add(table, "  in formats", "", formats)
+    if flops.rule_6nd is not None:
+        off = f"{100 * (flops.rule_6nd / flops.model - 1):+.2f} % of model" if flops.model else ""
+        _add(table, "6ND rule", _flop(flops.rule_6nd), f"6 x parameters x tokens: {off}")
+        for sign, count, why in _rule_differences(flops, compiled):
+            _add(table, f"  {sign}", _flop(count), why, style="dim")
+    return _indented(table)
+
+
+def _rule_differences(flops: FlopLedger, compiled: Compiled) -> list[tuple[str, int, str]]:
+    """What leads from the 6ND rule to the model's FLOPs, exactly: the steps add up."""
+    assert flops.rule_6nd is not None
+    parameters, used, tokens = (
+        compiled.num_parameters,
+        compiled.num_matmul_parameters,
+        compiled.tokens_per_step,
+    )
+    if parameters is None or used is None or tokens is None:
+        return []
+    idle, attention = 6 * (parameters - used) * tokens, compiled.traced_flops.attention
+    rest = flops.model - (flops.rule_6nd - idle + attention)
+    steps = [
+        ("-", idle, "parameters that multiply nothing: embedding lookup, norms, biases"),
+        ("+", attention, "attention's own products"),
+        ("-", -rest, "products nobody asked for, as the gradient of the input"),
+        ("+", rest, "other products"),
+    ]
+    return [step for step in steps if step[1] > 0]
+
+
+def _flop(count: float) -> str:
+    return format_rate(count, "FLOP")
+
+
+def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
+    """One row for each kind and axes, in a loop or not; `overlaps` counts messages."""
+    if not traffic:
+        return _indented(Text("none: nothing is sent"))
+    table = _plain_table(
+        "collective",
+        "axes",
+        "count",
+        "payload",
+        "wire",
+        "may overlap",
+        right=("count", "payload", "wire", "may overlap"),
+    )
+    merged: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
+    for item in traffic:
+        row = merged.setdefault((item.kind, item.axes, item.group_size), [0, 0, 0, 0])
+        for place, number in enumerate(
+            (item.count, item.payload_bytes, item.wire_bytes, item.overlapped_count)
+        ):
+            row[place] += number
+    for (kind, axes, size), (count, payload, wire, overlapped) in sorted(
+        merged.items(), key=lambda entry: -entry[1][2]
+    ):
+        where = f"{'+'.join(axes) or 'none'} ({size})"
+        sizes = (format_rate(payload, "B"), format_rate(wire, "B"))
+        _add(table, kind, where, str(count), *sizes, f"{overlapped} of {count}")
+    wire = sum(item.wire_bytes for item in traffic)
+    _add(table, "= sent by one device", "", "", "", format_rate(wire, "B"), "", style="bold")
+    return _indented(table)
+
+
+def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
+    prediction = weighing.prediction
+    if prediction is None:
+        return [_indented(Text(f"none: {weighing.no_prediction}"))]
+    seconds = prediction.step_seconds
+    line = Text.assemble(
+        (format_seconds(seconds.expected), "bold"),
+        f" (between {format_seconds(seconds.low)} and {format_seconds(seconds.high)})",
+    )
+    if prediction.tokens_per_second_per_device is not None:
+        line.append(f", {format_count(prediction.tokens_per_second_per_device)} tokens/s per device")
+    line.append(f", MFU {100 * prediction.mfu:.1f} %, HFU {100 * prediction.hfu:.1f} %")
+    if prediction.peak_flops_per_second:
+        line.append(f" of {format_rate(prediction.peak_flops_per_second, 'FLOP/s')}")
+    table = _plain_table(
+        "where it goes", "busy", "waited for", "of the step", right=("busy", "waited for", "of the step")
+    )
+    for part in prediction.slices[:NUM_SLICES]:
+        share = f"{100 * part.exposed_seconds / seconds.expected:.1f} %"
+        _add(table, part.name, format_seconds(part.seconds), format_seconds(part.exposed_seconds), share)
+    if rest := prediction.slices[NUM_SLICES:]:
+        exposed = sum(part.exposed_seconds for part in rest)
+        busy = format_seconds(sum(part.seconds for part in rest))
+        share = f"{100 * exposed / seconds.expected:.1f} %"
+        _add(table, f"{len(rest)} smaller ones", busy, format_seconds(exposed), share)
+    return [_indented(line), _indented(table), _indented(Text(prediction.basis, style="dim"))]
+
+
+def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
+    """Each thing without a rule once; the prediction repeats the ledger's."""
+    found = list(weighing.ledger.unpriced)
+    if weighing.prediction is not None:
+        found += [item for item in weighing.prediction.unpriced if item not in found]
+    if not found:
+        return []
+    lines = Text("\n".join(found))
+    return [Text("Unpriced: no rule counts these", style="bold yellow"), _indented(lines), Text()]
+
+
+def _source_line(weighing: Weighed) -> Text:
+    compiled = weighing.compiled
+    how = "from the cache" if weighing.cached else f"in {format_seconds(compiled.compile_seconds)}"
+    source = "SIMULATED ON CPU" if compiled.source == SIMULATED else compiled.source
+    return Text(f"Compiled {how} by {compiled.compiler} ({source})", style="dim")
