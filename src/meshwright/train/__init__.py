@@ -1,1 +1,14 @@
-"""Under construction."""
+"""A training run on the attached or simulated devices: the step that was weighed, run and measured.
+Imports: `step`, `data`, `measure`, `reconcile` (for `Measurement`), jax. Prints nothing: it emits events.
+Imported by: `api`, the command line.
+"""
+
+from ._devices import local_fleet as local_fleet
+from ._events import Compiled as Compiled
+from ._events import Evaluated as Evaluated
+from ._events import Event as Event
+from ._events import Finished as Finished
+from ._events import Sampled as Sampled
+from ._events import Started as Started
+from ._events import StepDone as StepDone
+from ._run import run_training as run_training

@@ -1,0 +1,118 @@
+"""The devices of a run: attached ones, or CPU devices simulated in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+
+from ..config import Layout
+from ..errors import InputError, MeshwrightError
+from ..hardware import Fleet, memory_fraction
+from ..ledger import allowance
+
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses both together
+LAST_LINES = 8
+_LIST_DEVICES = "import jax, json; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
+
+
+def local_fleet() -> Fleet:
+    """What is attached to this machine: its accelerators as one host, else one CPU device.
+
+    A process of its own looks: the one that looks fixes how much of a GPU's memory jax takes, before
+    it is known which GPU that is.
+
+    Raises:
+        InputError: no chip of the catalog is of the attached kind.
+        MeshwrightError: jax could not list devices; its last words are in the message.
+    """
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", _LIST_DEVICES], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines()[-LAST_LINES:]
+        raise MeshwrightError(
+            "jax could not list this machine's devices. Its last words:\n    " + "\n    ".join(words),
+            hint="name the fleet, as in --on 1xCPU; `meshwright doctor` shows what is installed",
+        )
+    devices: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+    platform, kind = devices[0]
+    if platform == "cpu":
+        return Fleet.parse("1xCPU")
+    return Fleet.local(kind, sum(each == kind for _, each in devices))
+
+
+def devices_of(fleet: Fleet, layout: Layout) -> list[jax.Device]:
+    """The fleet's devices in this process, which jax has not used before, or has used alike.
+
+    Raises:
+        InputError: other or fewer devices are attached than the fleet has.
+        MeshwrightError: jax has made its devices already, and not as this run needs them.
+    """
+    if fleet.chip.platform == "cpu":
+        return _simulated(fleet)
+    if fleet.chip.platform == "cuda":
+        _set_memory_fraction(fleet, layout)
+    return _attached(fleet, jax.devices())
+
+
+def _has_devices() -> bool:
+    """Whether jax has made its devices; their number and memory are fixed from then on."""
+    told = _num_cpu_devices()
+    try:
+        jax.config.update("jax_num_cpu_devices", told + 1)  # refused once they are made
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", told)
+    return False
+
+
+def _num_cpu_devices() -> int:
+    """As jax was told; -1 where it was not. The attribute is made when jax is imported."""
+    told: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  no checker knows it
+    return told
+
+
+def _simulated(fleet: Fleet) -> list[jax.Device]:
+    """The first devices of the CPU; those of a process that made more serve as well."""
+    wanted = fleet.num_devices
+    if not _has_devices():
+        jax.config.update("jax_num_cpu_devices", max(wanted, _num_cpu_devices()))
+        jax.config.update("jax_platforms", "cpu")
+    found = jax.devices("cpu")
+    if len(found) < wanted:
+        raise MeshwrightError(
+            f"{fleet.name} needs {wanted} simulated devices, and jax has made {len(found)} in this process",
+            hint=f"use a new process (`meshwright train` does), or set jax_num_cpu_devices to {wanted} first",
+        )
+    return found[:wanted]
+
+
+def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
+    """What the weighed program was scheduled for: all memory but what is taken beside the pool."""
+    fraction = str(memory_fraction(fleet.chip, sum(allowance(fleet, layout.axes).values())))
+    told = os.environ.get(FRACTION) or os.environ.get(DEPRECATED_FRACTION)
+    if told != fraction and _has_devices():
+        raise MeshwrightError(
+            f"jax has taken its share of the GPU's memory already, and this run needs {fraction} of it",
+            hint=f"use a new process (`meshwright train` does), or set {FRACTION}={fraction} before jax starts",
+        )
+    os.environ.pop(DEPRECATED_FRACTION, None)
+    os.environ[FRACTION] = fraction
+
+
+def _attached(fleet: Fleet, found: list[jax.Device]) -> list[jax.Device]:
+    alike = [device for device in found if device.device_kind in fleet.chip.device_kinds]
+    if len(alike) < fleet.num_devices:
+        kinds = [device.device_kind for device in found]
+        there = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+        raise InputError(
+            f"{fleet.name} is not attached: this machine has {there}",
+            hint=f"train on what is there with --on local, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
+        )
+    return alike[: fleet.num_devices]
