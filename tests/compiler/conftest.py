@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.compiler import Compiled, Request, compile_program, compiler_options
+from meshwright.compiler import Argument, Compiled, Request, TracedFlops, compile_program, compiler_options
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.ledger import Ledger, ledger_of
@@ -62,3 +62,40 @@ def weighed() -> Callable[..., Weighed]:
         return Weighed(compiled=compiled, folder=folder, cached=cached, ledger=ledger)
 
     return weigh
+
+
+@pytest.fixture
+def compiled() -> Compiled:
+    """A record with something in every field."""
+    return Compiled(
+        schema=1,
+        name="small",
+        source="target compiler",
+        fleet="8xH100",
+        platform="cuda",
+        num_devices=8,
+        mesh_axes=(("fsdp", 4), ("tensor", 2)),
+        compiler="XLA",
+        versions={"jax": "0.10.2"},
+        options={"xla_gpu_enable_latency_hiding_scheduler": True},
+        arguments=(
+            Argument(
+                path="state['optimizer'].mu",
+                role="optimizer_state",
+                shape=(4, 2),
+                dtype="float32",
+                device_bytes=8,
+                replicated=False,
+                host=True,
+                moment="mu",
+            ),
+        ),
+        traced_flops=TracedFlops(by_phase={"forward": 3}, unpriced=("sort x1",), attention=1),
+        num_parameters=8,
+        num_matmul_parameters=None,
+        tokens_per_step=16,
+        sequence_length=4,
+        reported_bytes={"argument": 8},
+        compile_seconds=1.5,
+        fingerprint="abc",
+    )

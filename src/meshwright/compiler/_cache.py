@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from pathlib import Path
 
 import platformdirs
 
+from ..errors import InputError
 from ._record import Compiled, CorruptFolder
 
 DEFAULT_LIMIT_BYTES = 2 * 2**30
+ABANDONED_SECONDS = 86_400.0  # what nobody finished for a day was left by a process that was killed
 
 
 def cache_root() -> Path:
@@ -36,10 +39,12 @@ def lookup(key: str) -> Compiled | None:
         return None
     try:
         compiled = Compiled.load(folder)
+        os.utime(folder)
     except CorruptFolder:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         return None
-    os.utime(folder)
+    except FileNotFoundError:  # another process has just pruned it
+        return None
     return compiled
 
 
@@ -52,6 +57,7 @@ def aside() -> Path:
 
 def publish(made: Path, key: str) -> None:
     """Move a finished folder to its place; if another process was first, its copy stays."""
+    os.utime(made)
     try:
         os.rename(made, entry(key))
     except OSError:
@@ -61,15 +67,42 @@ def publish(made: Path, key: str) -> None:
     _prune()
 
 
+def _limit_bytes() -> int:
+    text = os.environ.get("MESHWRIGHT_CACHE_BYTES", str(DEFAULT_LIMIT_BYTES))
+    if not text.isdecimal():
+        raise InputError(
+            f"MESHWRIGHT_CACHE_BYTES = {text!r} is no number of bytes",
+            hint=f"set it to a whole number such as {DEFAULT_LIMIT_BYTES}, or leave it unset",
+        )
+    return int(text)
+
+
 def _prune() -> None:
-    """Remove the entries used longest ago until the cache is within its limit."""
-    limit = int(os.environ.get("MESHWRIGHT_CACHE_BYTES", DEFAULT_LIMIT_BYTES))
-    sizes: dict[Path, int] = {}
+    """Remove the entries used longest ago until the cache is within its limit, but never the newest."""
+    entries: list[tuple[float, int, Path]] = []  # when used, bytes, where
     for folder in (cache_root() / "compiled").iterdir():
-        if not folder.name.startswith("."):
-            sizes[folder] = sum(path.stat().st_size for path in folder.iterdir())
-    by_age = sorted(sizes, key=lambda folder: folder.stat().st_mtime)
-    while sum(sizes.values()) > limit and len(by_age) > 1:
-        oldest = by_age.pop(0)
-        sizes.pop(oldest)
-        shutil.rmtree(oldest, ignore_errors=True)
+        try:
+            used = folder.stat().st_mtime
+            if not folder.name.startswith("."):
+                entries.append((used, sum(path.stat().st_size for path in folder.iterdir()), folder))
+            elif time.time() - used > ABANDONED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:  # another process has just removed it
+            continue
+    entries.sort()
+    excess = sum(num_bytes for _, num_bytes, _ in entries) - _limit_bytes()
+    for _, num_bytes, folder in entries[:-1]:
+        if excess <= 0:
+            break
+        _remove(folder)
+        excess -= num_bytes
+
+
+def _remove(folder: Path) -> None:
+    """Take an entry away at one instant, so that its place is free and no reader sees a part of it."""
+    gone = folder.with_name(f".gone-{uuid.uuid4().hex}")
+    try:
+        os.rename(folder, gone)
+    except FileNotFoundError:  # another process was first
+        return
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,149 @@
+import dataclasses
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from meshwright.compiler import CorruptFolder, _cache, cache_root, compile_program
+from meshwright.compiler._record import TEXTS, Compiled
+from meshwright.errors import InputError
+
+NUM_WRITERS = 4
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty cache of its own."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("MESHWRIGHT_CACHE_BYTES", raising=False)
+    return tmp_path
+
+
+def publish(key, compiled, used=None):
+    made = _cache.aside()
+    compiled.save(made, dict.fromkeys(TEXTS, "text"))
+    _cache.publish(made, key)
+    if used is not None:
+        os.utime(_cache.entry(key), (used, used))
+
+
+def kept():
+    return sorted(path.name for path in (cache_root() / "compiled").iterdir())
+
+
+def num_bytes(key):
+    return sum(path.stat().st_size for path in _cache.entry(key).iterdir())
+
+
+def publish_at_once(root, compiled, barrier, failures):
+    os.environ["MESHWRIGHT_CACHE_DIR"] = root
+    os.environ["MESHWRIGHT_CACHE_BYTES"] = "1"  # each also prunes what the others publish
+    try:
+        for round_ in range(10):
+            barrier.wait()
+            publish(f"same-{round_}", compiled)
+            found = _cache.lookup(f"same-{round_}")
+            assert found in (compiled, None)
+    except BaseException as failure:
+        barrier.abort()
+        failures.put(repr(failure))
+
+
+def test_processes_that_publish_the_same_program_at_once_leave_one_whole_copy(cache, compiled):
+    context = multiprocessing.get_context("spawn")
+    barrier, failures = context.Barrier(NUM_WRITERS), context.SimpleQueue()
+    arguments = (str(cache), compiled, barrier, failures)
+    writers = [context.Process(target=publish_at_once, args=arguments) for _ in range(NUM_WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failures.empty(), failures.get()
+    assert kept() == ["same-9"]
+    assert _cache.lookup("same-9") == compiled
+
+
+def test_the_second_of_two_writers_leaves_the_first_ones_copy(cache, compiled):
+    publish("key", compiled)
+    publish("key", dataclasses.replace(compiled, name="late"))
+    assert _cache.lookup("key") == compiled
+    assert kept() == ["key"]
+
+
+def test_what_was_never_published_is_not_found(cache):
+    assert _cache.lookup("key") is None
+
+
+@pytest.mark.parametrize("harm", ["truncate", "alter", "remove", "no manifest", "broken manifest"])
+def test_a_corrupt_entry_is_gone_and_built_again(cache, compiled, harm):
+    publish("key", compiled)
+    place = _cache.entry("key")
+    program = place / "program.hlo.txt.gz"
+    match harm:
+        case "truncate":
+            program.write_bytes(program.read_bytes()[:-5])
+        case "alter":
+            (place / "compiled.json").write_text(
+                (place / "compiled.json").read_text().replace("small", "large")
+            )
+        case "remove":
+            program.unlink()
+        case "no manifest":
+            (place / "manifest.json").unlink()
+        case _:
+            (place / "manifest.json").write_text("{")
+    with pytest.raises(CorruptFolder, match="key"):
+        Compiled.load(place)
+    assert _cache.lookup("key") is None
+    assert kept() == []
+    publish("key", compiled)
+    assert _cache.lookup("key") == compiled
+
+
+def test_a_corrupt_program_is_compiled_again(weighed, request_for):
+    found = weighed("linear", "1xCPU", "data=-1")
+    (found.folder / "live-range.txt.gz").write_bytes(b"")
+    again, folder, cached = compile_program(request_for("linear", "1xCPU", "data=-1"))
+    assert not cached
+    assert folder == found.folder
+    assert again.fingerprint == found.compiled.fingerprint
+    assert compile_program(request_for("linear", "1xCPU", "data=-1"))[2]
+
+
+def test_the_limit_takes_what_was_used_longest_ago(cache, compiled, monkeypatch):
+    now = time.time()
+    for age, key in enumerate(("new", "middle", "old")):
+        publish(key, compiled, used=now - 1000 * (age + 1))
+    assert _cache.lookup("old") is not None  # now it is the one used last
+    monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", str(3 * num_bytes("old")))
+    publish("newest", compiled)
+    assert kept() == ["new", "newest", "old"]
+
+
+def test_the_newest_stays_whatever_the_limit(cache, compiled, monkeypatch):
+    publish("from the future", compiled, used=time.time() - 1)
+    monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "1")
+    publish("newest", compiled)
+    assert kept() == ["newest"]
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(cache, compiled):
+    left, fresh = _cache.aside(), _cache.aside()
+    long_ago = time.time() - 2 * _cache.ABANDONED_SECONDS
+    os.utime(left, (long_ago, long_ago))
+    publish("key", compiled)
+    assert not left.exists()
+    assert fresh.exists()
+
+
+def test_a_limit_that_is_no_number(cache, compiled, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "2G")
+    with pytest.raises(InputError, match="MESHWRIGHT_CACHE_BYTES = '2G' is no number of bytes"):
+        publish("key", compiled)
+
+
+def test_the_cache_lies_where_it_is_told_or_among_the_users_caches(cache, monkeypatch):
+    assert cache_root() == cache
+    monkeypatch.delenv("MESHWRIGHT_CACHE_DIR")
+    assert cache_root().name == "meshwright"
