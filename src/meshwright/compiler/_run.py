@@ -78,7 +78,7 @@ def _work(
     with tempfile.TemporaryDirectory(prefix="meshwright-worker-") as folder:
         work = Path(folder)
         (work / "request.json").write_text(request.to_json())
-        command = [sys.executable, "-m", "meshwright.compiler._worker", folder, str(made)]
+        command = [sys.executable, "-m", "meshwright.compiler._worker", folder, str(made), str(os.getpid())]
         with open(work / "stderr", "wb") as stderr:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True

@@ -1,4 +1,4 @@
-"""The compile worker: `python -m meshwright.compiler._worker WORK_FOLDER MADE_FOLDER`.
+"""The compile worker: `python -m meshwright.compiler._worker WORK_FOLDER MADE_FOLDER PARENT_PID`.
 
 Reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target,
 and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing; answer.json is
@@ -33,10 +33,12 @@ ROLES = {
 PR_SET_PDEATHSIG = 1
 
 
-def main(work: Path, made: Path) -> None:
+def main(work: Path, made: Path, parent: int) -> None:
     """Do one request; every error a user can act on becomes an answer."""
     if sys.platform == "linux":  # a parent that is killed cannot clean up
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before it could be watched
+            return
     request = Request.from_json((work / "request.json").read_text())
     try:
         answer = _compile(request, work, made)
@@ -219,4 +221,4 @@ def _compiler_name(platform: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
