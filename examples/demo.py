@@ -51,8 +51,8 @@ def main() -> None:
     unigram = measured["unigram_entropy_nats"]
     pairs = list(zip(losses(ONE), losses(EIGHT), strict=False))
     difference = max(abs(one - eight) for one, eight in pairs)
-    print(f"
-held-out loss {held_out[0]:.3f} nats before, {held_out[-1]:.3f} after")
+    print()
+    print(f"held-out loss {held_out[0]:.3f} nats before, {held_out[-1]:.3f} after")
     print(f"unigram entropy of the same text {unigram:.3f} nats")
     print(f"first {len(pairs)} losses on 1 and on 8 devices: largest difference {difference:.1e}")
     for one, eight in pairs:
