@@ -1,5 +1,6 @@
 import pytest
 
+from meshwright.ledger.hlo import parse_program
 from meshwright.predict._bytes import bytes_of
 
 STACK = 32 * 1024 * 4  # f32[32,1024]
@@ -158,3 +159,16 @@ def test_a_scatter_in_a_fusion_touches_what_it_changes(moved):
   ROOT %y = f32[32,1024] fusion(%x, %i, %r), kind=kInput, calls=%f
 }"""
     assert moved(text) == pytest.approx(3 * ROW, abs=4)  # reads the row and what is added, writes the row
+
+
+def test_a_compacted_operand_is_one_leaf_of_its_tuple():
+    # jax 0.12 writes %pair#1 for get-tuple-element(%pair), index=1
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %main (pair: (f32[1024,1024], f32[4])) -> f32[4] {
+  %pair = (f32[1024,1024]{1,0}, f32[4]{0}) parameter(0)
+  ROOT %copy = f32[4]{0} copy(%pair#1)
+}
+"""
+    program = parse_program(text)
+    assert bytes_of(program, program.entry, program.entry.root) == 4 * 4 + 4 * 4

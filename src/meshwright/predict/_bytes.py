@@ -7,7 +7,7 @@ each result written once. Not modelled: caches, and operands that two arguments 
 
 from __future__ import annotations
 
-from meshwright.ledger.hlo import Computation, Instruction, Program
+from meshwright.ledger.hlo import Computation, Instruction, Program, leaves_of
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -27,13 +27,13 @@ def bytes_of(program: Program, computation: Computation, instruction: Instructio
         return 2 * _new_bytes(computation, instruction)
     if instruction.opcode in ("broadcast", "iota"):
         return results
-    operands = (computation.by_name[operand.name] for operand in instruction.operands)
-    return results + sum(array.num_bytes for operand in operands for array in operand.shapes)
+    operands = computation.operand_shapes(instruction)
+    return results + sum(array.num_bytes for operand in operands for array in leaves_of(operand))
 
 
 def _new_bytes(computation: Computation, update: Instruction) -> int:
-    operand = update.operands[_UPDATES[update.opcode]]
-    return sum(array.num_bytes for array in computation.by_name[operand.name].shapes)
+    operand = computation.operand_shape(update.operands[_UPDATES[update.opcode]])
+    return sum(array.num_bytes for array in leaves_of(operand))
 
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:

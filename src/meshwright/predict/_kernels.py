@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from meshwright.ledger import Work, instruction_work
-from meshwright.ledger.hlo import Computation, Instruction, Program
+from meshwright.ledger.hlo import Computation, Instruction, Program, leaves_of
 
 from ._bytes import bytes_of
 from ._machine import BACKWARD_ATTENTION_SHARE, Machine
@@ -191,6 +191,5 @@ def _is_host_transfer(computation: Computation, instruction: Instruction) -> boo
     """Whether a copy has the host's memory on one side."""
     if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
         return False
-    operands = (computation.by_name[operand.name] for operand in instruction.operands)
-    spaces = [array.memory_space for i in (instruction, *operands) for array in i.shapes]
-    return _HOST_SPACE in spaces
+    shapes = (instruction.shape, *computation.operand_shapes(instruction))
+    return any(array.memory_space == _HOST_SPACE for shape in shapes for array in leaves_of(shape))
