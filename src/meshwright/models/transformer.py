@@ -37,7 +37,9 @@ class Transformer:
         """`embedding`, `positions` (learned), `layers`, `final_norm`, `head` (where not tied)."""
         c = self.config
         table = partial(Parameter, fan_in=c.embed_dim)
-        declared: dict[str, Any] = {"embedding": table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))}
+        declared: dict[str, Any] = {
+            "embedding": table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))
+        }
         if c.position == "learned":
             declared["positions"] = table(shape=(c.max_positions, c.embed_dim), dims=("positions", "embed"))
         if c.unroll:
@@ -45,7 +47,10 @@ class Transformer:
         else:
             declared["layers"] = jax.tree.map(
                 lambda p: Parameter(
-                    shape=(c.num_layers, *p.shape), dims=("layers", *p.dims), initial=p.initial, fan_in=p.fan_in
+                    shape=(c.num_layers, *p.shape),
+                    dims=("layers", *p.dims),
+                    initial=p.initial,
+                    fan_in=p.fan_in,
                 ),
                 self.block,
                 is_leaf=lambda p: isinstance(p, Parameter),
@@ -68,7 +73,11 @@ class Transformer:
             "query": (("embed", "heads", "head_dim"), (embed, c.num_heads, head_dim), embed),
             "key": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
             "value": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
-            "output": (("heads", "head_dim", "embed"), (c.num_heads, head_dim, embed), c.num_heads * head_dim),
+            "output": (
+                ("heads", "head_dim", "embed"),
+                (c.num_heads, head_dim, embed),
+                c.num_heads * head_dim,
+            ),
         }
         mlp = {
             "up": (("embed", "mlp"), (embed, c.mlp_dim), embed),
@@ -91,7 +100,9 @@ class Transformer:
                     )
         return declared
 
-    def hidden(self, parameters: Tree, tokens: Array, context: Context) -> Float[Array, "batch sequence embed"]:
+    def hidden(
+        self, parameters: Tree, tokens: Array, context: Context
+    ) -> Float[Array, "batch sequence embed"]:
         """Final hidden states of `tokens` [batch, sequence], before the head."""
         c = self.config
         with jax.named_scope("embed"):
@@ -117,7 +128,9 @@ class Transformer:
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """The output matrix, gathered for use; the embedding where they are tied."""
-        return context.gather(parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed")
+        return context.gather(
+            parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed"
+        )
 
     def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
         """Mean cross entropy in nats of each token from those before it; batch: tokens [rows, sequence + 1]."""
@@ -151,22 +164,25 @@ class Transformer:
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """x . W (+ b), pinned. On one device the tokens are flattened: gradients of three-dimensional
         operands take a CPU twice as long (benchmarks/train_cpu.py)."""
-        dims = self.block[group][name].dims
-        weight = context.gather(layer[group][name], *dims)
-        num_inputs = x.ndim - 2
-        outputs = dims[num_inputs:]
-        if context.mesh.size == 1:
-            flat = x.reshape(x.shape[0] * x.shape[1], -1)
-            y = (flat @ weight.reshape(flat.shape[1], -1)).reshape(*x.shape[:2], *weight.shape[num_inputs:])
-        else:
-            contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
-            y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
-        # What sums over `tensor` is scattered by position at once, the residual's layout.
-        y = context.pin(y, *(RESIDUAL if outputs == ("embed",) else ("batch", "sequence", *outputs)))
-        if self.config.bias:
-            bias = context.gather(layer[group][f"{name}_bias"], *outputs)
-            y = y + bias.reshape(1, 1, *bias.shape)
-        return y
+        with jax.named_scope(name):
+            dims = self.block[group][name].dims
+            weight = context.gather(layer[group][name], *dims)
+            num_inputs = x.ndim - 2
+            outputs = dims[num_inputs:]
+            if context.mesh.size == 1:
+                flat = x.reshape(x.shape[0] * x.shape[1], -1)
+                y = (flat @ weight.reshape(flat.shape[1], -1)).reshape(
+                    *x.shape[:2], *weight.shape[num_inputs:]
+                )
+            else:
+                contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
+                y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
+            # What sums over `tensor` is scattered by position at once, the residual's layout.
+            y = context.pin(y, *(RESIDUAL if outputs == ("embed",) else ("batch", "sequence", *outputs)))
+            if self.config.bias:
+                bias = context.gather(layer[group][f"{name}_bias"], *outputs)
+                y = y + bias.reshape(1, 1, *bias.shape)
+            return y
 
     def _norm(self, x: Array, group: Tree, context: Context) -> Array:
         """RMSNorm or LayerNorm in float32, split by position; the result whole, ready for the matmuls."""
@@ -221,7 +237,10 @@ def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
         "none": _saves_all_but_gathered,
         "dots": dots,
         "dots-attention": policies.save_from_both_policies(
-            dots, policies.save_from_both_policies(policies.save_only_these_names(ATTENTION_NAME), _saves_attention)
+            dots,
+            policies.save_from_both_policies(
+                policies.save_only_these_names(ATTENTION_NAME), _saves_attention
+            ),
         ),
         "full": policies.nothing_saveable,
     }[context.remat]
