@@ -21,7 +21,8 @@ PIPE_WIDTH = 100  # columns where no terminal says how wide it is
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else.")]
 
 
-def _console(*, stderr: bool) -> Console:
+def console(*, stderr: bool) -> Console:
+    """A console for results or for talk, as wide as its terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -31,7 +32,7 @@ def _console(*, stderr: bool) -> Console:
 
 def show(*parts: RenderableType) -> None:
     """Print results for a person."""
-    _console(stderr=False).print(*parts, sep="\n")
+    console(stderr=False).print(*parts, sep="\n")
 
 
 def print_json(answer: object) -> None:
@@ -54,7 +55,7 @@ def phases(what: str) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(what)
         yield lambda phase: progress.update(task, description=f"{what}: {phase}")
 

@@ -1,9 +1,10 @@
 """What people read: a weighing on the terminal, a run as one HTML file.
-Imports: `ledger`, `predict`, `config`, `hardware`, `units`; rich and matplotlib inside functions' modules.
+Imports: `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units`; rich, matplotlib.
 No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 """
 
 from ._html import write_report as write_report
+from ._run_text import run_text as run_text
 from ._shrink import Suggestion as Suggestion
 from ._shrink import suggestions as suggestions
 from ._terminal import Weighed as Weighed

@@ -11,9 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconcile import Reconciliation
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
+from ._rows import comparison_rows
 from ._run_files import RunFiles, read_run
 
 NUM_SLICES = 8
@@ -84,7 +85,7 @@ def _head(run: RunFiles) -> str:
         facts.append(f"{weighing['tokens_per_step']:,} tokens per step")
     if measured is not None:
         facts.append(f"{measured.steps} steps{', interrupted' if measured.interrupted else ''}")
-        facts.append(measured.date)
+        facts.append(f"{measured.date[:16].replace('T', ' ')} UTC")
     return (
         f"<header>\n<h1>{escape(weighing['config'])}</h1>\n{_paragraph(', '.join(facts), 'facts')}"
         f"{_verdict(weighing)}</header>\n"
@@ -156,39 +157,12 @@ def _reconciliation(run: RunFiles) -> str:
 
 
 def _compared(reconciliation: Reconciliation) -> str:
-    rows = [
-        (
-            row.quantity,
-            _predicted(row),
-            _amount(row.measured, row.unit),
-            "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %",
-            row.how,
-        )
-        for row in reconciliation.rows
-    ]
+    rows = comparison_rows(reconciliation)
     head = ("quantity", "predicted", "measured", "error", "how it was measured")
     parts = [_table(head, rows, numbers=(1, 2, 3))] if rows else []
     if reconciliation.not_compared:
         parts.append(_table(("not compared", "why"), list(reconciliation.not_compared.items())))
     return "".join(parts)
-
-
-def _predicted(row: Row) -> str:
-    if row.low is None or row.high is None:
-        return _amount(row.predicted, row.unit)
-    return (
-        f"{_amount(row.predicted, row.unit)} ({_amount(row.low, row.unit)} to {_amount(row.high, row.unit)})"
-    )
-
-
-def _amount(value: float, unit: str) -> str:
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "FLOP":
-        return format_rate(value, "FLOP")
-    if unit == "seconds":
-        return format_seconds(value)
-    return f"{100 * value:.1f} %" if unit == "share" else f"{format_count(value)} {unit}"
 
 
 def _memory(run: RunFiles) -> str:

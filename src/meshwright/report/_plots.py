@@ -12,6 +12,7 @@ from typing import Any
 from meshwright.units import format_bytes, format_rate
 
 MOST_POINTS = 2000
+LEAST_FILLED = 0.1  # of what a device gives: with less, the bar shows the program alone
 INK, FAINT = "#1f2933", "#9aa5b1"
 COLOURS = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c", "#5fa8a8")
 
@@ -53,6 +54,7 @@ def loss_svg(
 def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:
     """One bar of a device's memory by category, against what it gives where that is known."""
     total = sum(parts.values())
+    beyond = usable_bytes is not None and total < LEAST_FILLED * usable_bytes
 
     def draw(axes: Any) -> None:
         left = 0
@@ -62,10 +64,12 @@ def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:
             axes.barh(0, num_bytes, left=left, color=colour, height=0.6, label=label, edgecolor="white")
             left += num_bytes
         if usable_bytes is not None:
-            axes.axvline(
-                usable_bytes, color=INK, linewidth=1.5, label=f"usable, {format_bytes(usable_bytes)}"
-            )
-        axes.set_xlim(0, 1.02 * max(total, usable_bytes or 0, 1))
+            usable = f"usable, {format_bytes(usable_bytes)}"
+            if beyond:
+                axes.plot([], [], " ", label=f"{usable}: far to the right")
+            else:
+                axes.axvline(usable_bytes, color=INK, linewidth=1.5, label=usable)
+        axes.set_xlim(0, 1.02 * max(total, 0 if beyond else usable_bytes or 0, 1))
         _byte_axis(axes)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)

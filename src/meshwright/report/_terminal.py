@@ -77,15 +77,15 @@ def weighing_text(weighing: Weighed) -> RenderableType:
     ledger, compiled = weighing.ledger, weighing.compiled
     parts: list[RenderableType] = [_title(weighing)]
     if compiled.source == SIMULATED:
-        parts += [Text("SIMULATED ON CPU", style="bold yellow"), _indented(Text(SIMULATED_NOTE))]
+        parts += [Text("SIMULATED ON CPU", style="bold yellow"), indented(Text(SIMULATED_NOTE))]
     parts += [_verdict_text(ledger.memory, weighing.fleet), Text()]
     if ledger.memory.fits is False:
         parts += [*_what_would_shrink_it(weighing), Text()]
-    parts += [_heading("Memory of one device"), _memory_table(ledger.memory), Text()]
-    parts += [_heading("Largest buffers at the peak"), _buffer_table(ledger.memory), Text()]
-    parts += [_heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
-    parts += [_heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
-    parts += [_heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
+    parts += [heading("Memory of one device"), _memory_table(ledger.memory), Text()]
+    parts += [heading("Largest buffers at the peak"), _buffer_table(ledger.memory), Text()]
+    parts += [heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
+    parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
+    parts += [heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
     parts += [*_unpriced_parts(weighing), _source_line(weighing)]
     return Group(*parts)
 
@@ -101,15 +101,17 @@ def _title(weighing: Weighed) -> Text:
     return title
 
 
-def _heading(words: str) -> Text:
+def heading(words: str) -> Text:
+    """What the following lines are about."""
     return Text(words, style="bold")
 
 
-def _indented(part: RenderableType) -> Padding:
+def indented(part: RenderableType) -> Padding:
+    """Two columns to the right, below its heading."""
     return Padding(part, (0, 0, 0, 2))
 
 
-def _plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
+def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
     """Columns without lines around them; those named in `right` hold numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
@@ -117,7 +119,7 @@ def _plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
     return table
 
 
-def _add(table: Table, *cells: RenderableType, style: str = "") -> None:
+def add_row(table: Table, *cells: RenderableType, style: str = "") -> None:
     """A row whose strings are taken as they are: rich would read "[tensor]" as markup."""
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
@@ -135,11 +137,11 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
     found = suggestions(weighing.config, weighing.layout, weighing.fleet, memory)
     parts: list[RenderableType] = [Text(f"Most of it: {words}.")]
     if found:
-        table = _plain_table("weigh again with", "what it does")
+        table = plain_table("weigh again with", "what it does")
         table.columns[0].no_wrap = True
         for suggestion in found:
-            _add(table, suggestion.arguments, suggestion.effect)
-        parts.append(_indented(table))
+            add_row(table, suggestion.arguments, suggestion.effect)
+        parts.append(indented(table))
     return parts
 
 
@@ -158,7 +160,7 @@ def _memory_table(memory: MemoryLedger) -> RenderableType:
 
     def row(name: str, num_bytes: int, bar: RenderableType = "", style: str = "") -> None:
         share = f"{100 * num_bytes / whole:.1f} %" if whole else ""
-        _add(table, name, format_bytes(num_bytes), share, bar, style=style)
+        add_row(table, name, format_bytes(num_bytes), share, bar, style=style)
 
     def bar(num_bytes: int) -> ProgressBar:
         return ProgressBar(total=max(whole, 1), completed=num_bytes, width=BAR_WIDTH)
@@ -173,20 +175,20 @@ def _memory_table(memory: MemoryLedger) -> RenderableType:
     if memory.peak_bytes is not None:
         row("alive at the peak", memory.peak_bytes)
     if memory.host_bytes:
-        _add(table, "in host memory", format_bytes(memory.host_bytes), "", "")
-    return _indented(table)
+        add_row(table, "in host memory", format_bytes(memory.host_bytes), "", "")
+    return indented(table)
 
 
 def _buffer_table(memory: MemoryLedger) -> RenderableType:
     if not memory.largest:
-        return _indented(Text("none"))
-    table = _plain_table("size", "shape", "what", "made by", right=("size",))
+        return indented(Text("none"))
+    table = plain_table("size", "shape", "what", "made by", right=("size",))
     table.columns[1].no_wrap = True
     table.columns[0].no_wrap = True
     for buffer in memory.largest[:NUM_LARGEST]:
         place = buffer.source_line or _last_steps(buffer.operation)
-        _add(table, format_bytes(buffer.num_bytes), buffer.shape, _words(buffer.category), place)
-    return _indented(table)
+        add_row(table, format_bytes(buffer.num_bytes), buffer.shape, _words(buffer.category), place)
+    return indented(table)
 
 
 def _last_steps(operation: str) -> str:
@@ -199,9 +201,9 @@ def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
-    _add(table, "model", _flop(flops.model), "the program as written, nothing recomputed", style="bold")
+    add_row(table, "model", _flop(flops.model), "the program as written, nothing recomputed", style="bold")
     more = f"{flops.executed / flops.model:.3f} x model" if flops.model else ""
-    _add(
+    add_row(
         table,
         "executed",
         _flop(flops.executed),
@@ -210,16 +212,16 @@ def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
     )
     for phase, count in flops.by_phase.items():
         share = f"{100 * count / flops.executed:.1f} % of executed" if flops.executed else ""
-        _add(table, f"  {phase}", _flop(count), share)
+        add_row(table, f"  {phase}", _flop(count), share)
     if flops.by_format:
         formats = ", ".join(f"{name} {_flop(count)}" for name, count in flops.by_format.items())
-        _add(table, "  in formats", "", formats)
+        add_row(table, "  in formats", "", formats)
     if flops.rule_6nd is not None:
         off = f"{100 * (flops.rule_6nd / flops.model - 1):+.2f} % of model" if flops.model else ""
-        _add(table, "6ND rule", _flop(flops.rule_6nd), f"6 x parameters x tokens: {off}")
+        add_row(table, "6ND rule", _flop(flops.rule_6nd), f"6 x parameters x tokens: {off}")
         for sign, count, why in _rule_differences(flops, compiled):
-            _add(table, f"  {sign}", _flop(count), why, style="dim")
-    return _indented(table)
+            add_row(table, f"  {sign}", _flop(count), why, style="dim")
+    return indented(table)
 
 
 def _rule_differences(flops: FlopLedger, compiled: Compiled) -> list[tuple[str, int, str]]:
@@ -250,8 +252,8 @@ def _flop(count: float) -> str:
 def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
     """One row for each kind and axes, in a loop or not; `overlaps` counts messages."""
     if not traffic:
-        return _indented(Text("none: nothing is sent"))
-    table = _plain_table(
+        return indented(Text("none: nothing is sent"))
+    table = plain_table(
         "collective",
         "axes",
         "count",
@@ -272,16 +274,16 @@ def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
     ):
         where = f"{'+'.join(axes) or 'none'} ({size})"
         sizes = (format_rate(payload, "B"), format_rate(wire, "B"))
-        _add(table, kind, where, str(count), *sizes, f"{overlapped} of {count}")
+        add_row(table, kind, where, str(count), *sizes, f"{overlapped} of {count}")
     wire = sum(item.wire_bytes for item in traffic)
-    _add(table, "= sent by one device", "", "", "", format_rate(wire, "B"), "", style="bold")
-    return _indented(table)
+    add_row(table, "= sent by one device", "", "", "", format_rate(wire, "B"), "", style="bold")
+    return indented(table)
 
 
 def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
     prediction = weighing.prediction
     if prediction is None:
-        return [_indented(Text(f"none: {weighing.no_prediction}"))]
+        return [indented(Text(f"none: {weighing.no_prediction}"))]
     seconds = prediction.step_seconds
     line = Text.assemble(
         (format_seconds(seconds.expected), "bold"),
@@ -292,18 +294,22 @@ def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
     line.append(f", MFU {100 * prediction.mfu:.1f} %, HFU {100 * prediction.hfu:.1f} %")
     if prediction.peak_flops_per_second:
         line.append(f" of {format_rate(prediction.peak_flops_per_second, 'FLOP/s')}")
-    table = _plain_table(
+    table = plain_table(
         "where it goes", "busy", "waited for", "of the step", right=("busy", "waited for", "of the step")
     )
     for part in prediction.slices[:NUM_SLICES]:
         share = f"{100 * part.exposed_seconds / seconds.expected:.1f} %"
-        _add(table, part.name, format_seconds(part.seconds), format_seconds(part.exposed_seconds), share)
+        add_row(table, part.name, format_seconds(part.seconds), _or_zero(part.exposed_seconds), share)
     if rest := prediction.slices[NUM_SLICES:]:
         exposed = sum(part.exposed_seconds for part in rest)
         busy = format_seconds(sum(part.seconds for part in rest))
         share = f"{100 * exposed / seconds.expected:.1f} %"
-        _add(table, f"{len(rest)} smaller ones", busy, format_seconds(exposed), share)
-    return [_indented(line), _indented(table), _indented(Text(prediction.basis, style="dim"))]
+        add_row(table, f"{len(rest)} smaller ones", busy, format_seconds(exposed), share)
+    return [indented(line), indented(table), indented(Text(prediction.basis, style="dim"))]
+
+
+def _or_zero(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "0"
 
 
 def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
@@ -314,7 +320,7 @@ def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
     if not found:
         return []
     lines = Text("\n".join(found))
-    return [Text("Unpriced: no rule counts these", style="bold yellow"), _indented(lines), Text()]
+    return [Text("Unpriced: no rule counts these", style="bold yellow"), indented(lines), Text()]
 
 
 def _source_line(weighing: Weighed) -> Text:

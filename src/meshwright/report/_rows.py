@@ -1,0 +1,37 @@
+"""A reconciliation's rows as text, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from meshwright.reconcile import Reconciliation, Row
+from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+
+
+def comparison_rows(reconciliation: Reconciliation) -> list[tuple[str, str, str, str, str]]:
+    """Quantity, predicted with its interval, measured, error of the prediction, how it was measured."""
+    return [
+        (
+            row.quantity,
+            _predicted(row),
+            _amount(row.measured, row.unit),
+            "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %",
+            row.how,
+        )
+        for row in reconciliation.rows
+    ]
+
+
+def _predicted(row: Row) -> str:
+    expected = _amount(row.predicted, row.unit)
+    if row.low is None or row.high is None:
+        return expected
+    return f"{expected} ({_amount(row.low, row.unit)} to {_amount(row.high, row.unit)})"
+
+
+def _amount(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "FLOP":
+        return format_rate(value, "FLOP")
+    if unit == "seconds":
+        return format_seconds(value)
+    return f"{100 * value:.1f} %" if unit == "share" else f"{format_count(value)} {unit}"
