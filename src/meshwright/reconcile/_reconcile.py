@@ -88,7 +88,8 @@ def _times(
         unit="seconds",
         predicted=expected.expected,
         measured=spread.median,
-        how=f"median of {spread.num_steps} steps by the clock; nine in ten took {spread.low:.4g} to {spread.high:.4g} s",
+        how=f"median of {spread.num_steps} steps by the clock; nine in ten took "
+        f"{spread.low:.4g} to {spread.high:.4g} s",
         low=expected.low,
         high=expected.high,
     )

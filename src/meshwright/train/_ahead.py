@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 DEPTH = 2
 
 
-def batches_ahead(make: Callable[[int], Any], steps: range) -> Iterator[Any]:
+def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, None, None]:
     """`make(step)` for each step in order, made at most two ahead by one thread.
 
     What `make` raises is raised where its batch is taken. Close the iterator to stop the thread.

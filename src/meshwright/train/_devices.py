@@ -100,7 +100,7 @@ def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
     if told != fraction and _has_devices():
         raise MeshwrightError(
             f"jax has taken its share of the GPU's memory already, and this run needs {fraction} of it",
-            hint=f"use a new process (`meshwright train` does), or set {FRACTION}={fraction} before jax starts",
+            hint=f"use a new process (`meshwright train` does), or set {FRACTION}={fraction} first",
         )
     os.environ.pop(DEPRECATED_FRACTION, None)
     os.environ[FRACTION] = fraction

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from ..errors import InputError, MeshwrightError
 

@@ -133,13 +133,10 @@ class Loop:
     def _check_finite(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
             if not math.isfinite(value):
-                rate = self._config.optimizer.learning_rate
+                optimizer = self._config.optimizer
+                rate, clips = optimizer.learning_rate, optimizer.clip_norm is not None
                 raise MeshwrightError(
                     f"step {step}: the {name.replace('_', ' ')} is {value}; training stopped",
                     hint=f"lower optimizer.learning_rate, which is {rate:g}, to {rate / 10:g}"
-                    + (
-                        ", or set optimizer.clip_norm = 1.0"
-                        if self._config.optimizer.clip_norm is None
-                        else ""
-                    ),
+                    + ("" if clips else ", or set optimizer.clip_norm = 1.0"),
                 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig
@@ -87,20 +88,23 @@ def train(
         loop = Loop(config, programs, dataset, files, on_event, steps)
         loop.run(waits=fleet.chip.platform == "cpu")
         grown = growth.bytes()
-        prompt, text = "", ""
-        if (
-            len(devices) == 1
-            and not loop.interrupted
-            and isinstance(dataset, TokenWindows)
-            and dataset.is_bytes
-        ):
-            held_out = dataset.batch(0, "held-out")["tokens"][0]
-            parts = sample_tokens(config, mesh, fleet.chip.platform, loop.state["parameters"], held_out)
-            prompt, text = (dataset.decode(part) for part in parts)
-            on_event(Sampled(prompt=prompt, text=text))
-    measurement = _measurement(config, fleet, loop, devices, grown, growth.why_not, (prompt, text))
+        sample = _sample(config, mesh, loop)
+        if sample is not None:
+            on_event(sample)
+    measurement = _measurement(config, fleet, loop, devices, grown, growth.why_not, sample)
     on_event(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
     return measurement, loop.state
+
+
+def _sample(config: RunConfig, mesh: Mesh, loop: Loop) -> Sampled | None:
+    """What the model writes; None where it knows no text, is spread over devices, or was stopped."""
+    data = loop.dataset
+    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.interrupted:
+        return None
+    held_out = data.batch(0, "held-out")["tokens"][0]
+    parts = sample_tokens(config, mesh, loop.state["parameters"], held_out)
+    prompt, text = (data.decode(part) for part in parts)
+    return Sampled(prompt=prompt, text=text)
 
 
 def _measurement(
@@ -110,14 +114,12 @@ def _measurement(
     devices: list[Any],
     grown: int | None,
     no_growth: str,
-    sample: tuple[str, str],
+    sample: Sampled | None,
 ) -> Measurement:
     programs, spread, peak = loop.programs, loop.clock.spread(), _peak_bytes(devices)
     reasons = {
         "step_seconds": "" if spread else "the first two steps are left out, and there were no others",
-        "peak_bytes": ""
-        if peak is not None
-        else f"a {fleet.chip.platform} device reports no memory statistics",
+        "peak_bytes": "" if peak is not None else f"a {fleet.chip.platform} device keeps no such figure",
         "process_rss_growth_bytes": no_growth,
         "xla_flops": programs.no_xla_flops,
     }
@@ -142,15 +144,16 @@ def _measurement(
         host=describe_host(),
         versions=installed_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        sample_prompt=sample[0],
-        sample=sample[1],
+        sample_prompt=sample.prompt if sample else "",
+        sample=sample.text if sample else "",
     )
 
 
 def _peak_bytes(devices: list[Any]) -> int | None:
     """The most that any device's allocator has held; None where the runtime keeps no such figure."""
     found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    return None if None in found else max(found)
+    known = [int(peak) for peak in found if peak is not None]
+    return max(known) if len(known) == len(found) else None
 
 
 def _unigram_entropy(dataset: Dataset) -> float | None:

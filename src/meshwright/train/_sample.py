@@ -22,7 +22,7 @@ _STREAM = 2  # of the run's key; the state's own keys are 0 and 1
 
 
 def sampler_of(
-    config: RunConfig, mesh: Mesh, platform: str
+    config: RunConfig, mesh: Mesh
 ) -> Callable[[dict[str, Any], Int[Array, " window"], Int[Array, ""], Key[Array, ""]], Int[Array, " new"]]:
     """A jitted function of parameters, window, how much of the window is filled, and key: new tokens.
 
@@ -32,6 +32,8 @@ def sampler_of(
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
     dtype = {"fp32": jnp.float32, "bf16": jnp.bfloat16}[config.precision]
+    device = mesh.devices.flat[0]
+    platform = "cuda" if device.platform == "gpu" else device.platform
     context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none")
 
     def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
@@ -55,7 +57,7 @@ def sampler_of(
 
 
 def sample_tokens(
-    config: RunConfig, mesh: Mesh, platform: str, parameters: dict[str, Any], text: np.ndarray
+    config: RunConfig, mesh: Mesh, parameters: dict[str, Any], text: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """A prompt, the beginning of `text`, and the 160 tokens that the model writes after it.
 
@@ -67,7 +69,7 @@ def sample_tokens(
     window = np.zeros(length, np.int32)
     window[: len(prompt)] = prompt
     key = jax.random.fold_in(jax.random.key(config.seed), _STREAM)
-    sampler = sampler_of(config, mesh, platform)
+    sampler = sampler_of(config, mesh)
     device = mesh.devices.flat[0]
     with jax.default_device(device):
         tokens = sampler(parameters, jnp.asarray(window), jnp.int32(len(prompt)), key)
