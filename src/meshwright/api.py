@@ -260,19 +260,18 @@ def train(
     from .report import write_report
     from .train import run_training
 
-    weighing = weigh(config, on=on, layout=layout, overrides=overrides, on_phase=on_phase)
-    if weighing.config is None:
+    run = _run_config(config, overrides, layout)
+    if run is None:
         raise InputError(
-            f"{weighing.name} is a program of its own; `train` runs configs",
-            hint="run it with your own loop, or write a config: `meshwright presets` lists some to start from",
+            f"{config} is a program of its own; `train` runs configs",
+            hint="run it with your own loop, or write a config; `meshwright presets` lists some",
         )
+    weighing = weigh(run, on=on, on_phase=on_phase)
     if folder is None:
         folder = Path("runs") / f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    measurement = run_training(
-        weighing.config, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event
-    )
+    measurement = run_training(run, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event)
     reconciliation = reconcile(weighing.ledger, weighing.prediction, measurement)
-    (folder / "config.json").write_text(weighing.config.model_dump_json(indent=1))
+    (folder / "config.json").write_text(run.model_dump_json(indent=1))
     (folder / "weighing.json").write_text(json.dumps(weighing.to_dict(), indent=1))
     (folder / "measurement.json").write_text(measurement.to_json())
     (folder / "reconciliation.json").write_text(reconciliation.to_json())

@@ -102,7 +102,7 @@ def _find(name: str, search_path: tuple[str, ...]) -> Callable[[Mesh], Any]:
             hint=f"`python -c 'import {module_name}'` shows it",
         ) from failed
     if not callable(getattr(module, function_name, None)):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise InputError(
             f"{module_name} has no function {function_name!r}", hint=nearest_name(function_name, known)
         )

@@ -1,0 +1,162 @@
+"""The Python face: whole weighings against figures worked out by hand."""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+from meshwright import api
+from meshwright.config import TransformerModel, load_config
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def by_hand(config) -> int:
+    """Model FLOPs of a Transformer's step: 6 per matmul parameter and token, and causal attention.
+
+    Attention's scores and weighted sum are 2 x 2 x sequence x heads x head_dim a token forward, twice that
+    backward, and half of it all is needed: 6 x sequence x heads x head_dim.
+    """
+    model, batch = config.model, config.batch
+    assert isinstance(model, TransformerModel)
+    attention = 6 * batch.sequence_length * model.num_heads * model.head_dim * model.num_layers
+    return batch.tokens_per_step * (6 * model.num_matmul_parameters + attention)
+
+
+@pytest.fixture(scope="module")
+def largest():
+    return mw.weigh("llama3-405b", on="512xH100", layout="fsdp=64,tensor=8")
+
+
+@pytest.fixture(scope="module")
+def small():
+    return mw.weigh("bytes-nano", on="8xH100", layout="data=2,fsdp=2,tensor=2")
+
+
+def test_405b_takes_the_arguments_that_its_sharded_parameters_and_moments_come_to(largest):
+    by_hand_bytes = 3 * 4 * 405_853_388_800 / 512  # parameter and two moments in fp32, over all devices
+    categories = largest.ledger.memory.by_category
+    assert categories["parameters"] + categories["optimizer_state"] == pytest.approx(by_hand_bytes, rel=1e-3)
+    assert largest.compiled.reported_bytes["argument"] == pytest.approx(by_hand_bytes, rel=1e-3)
+    assert largest.fits is True
+
+
+def test_405b_has_the_model_flops_of_the_closed_form(largest):
+    assert largest.config is not None
+    assert largest.ledger.flops.model == pytest.approx(by_hand(largest.config), rel=1e-12)
+
+
+def test_405b_moves_its_weights_twice_and_its_gradients_once_per_microbatch(largest):
+    """Over fsdp, bf16: gathered for the forward and the backward pass, and gradients scattered."""
+    sent = {(c.kind, c.axes): c.wire_bytes for c in largest.ledger.traffic}
+    microbatches, shard = 2048 // 64, 2 * 405_853_388_800 // 8
+    once = microbatches * shard * 63 / 64
+    assert sent["all-gather", ("fsdp",)] == pytest.approx(2 * once, rel=0.02)
+    assert sent["reduce-scatter", ("fsdp",)] == pytest.approx(once, rel=0.02)
+
+
+def test_gpt3_over_300_billion_tokens_comes_to_the_published_flops():
+    """3.14e23, Brown et al. 2020, table D.1. The weighed model FLOPs equal `by_hand` (above)."""
+    config = load_config("gpt3-175b")
+    flops = by_hand(config) / config.batch.tokens_per_step * 300e9
+    assert flops == pytest.approx(3.14e23, rel=0.02)
+
+
+def test_the_categories_sum_to_what_is_reserved(small, largest):
+    for weighed in (small, largest):
+        memory = weighed.ledger.memory
+        assert sum(memory.by_category.values()) == memory.reserved_bytes
+
+
+def test_the_json_has_the_names_that_others_build_on(small):
+    found = json.loads(json.dumps(small.to_dict()))
+    assert found["schema"] == 1
+    assert found["fleet"] == {"name": "8xH100", "chip": "H100", "num_devices": 8}
+    assert (found["config"], found["layout"]) == ("bytes-nano", "data=2,fsdp=2,tensor=2")
+    assert (found["sequence_length"], found["tokens_per_step"]) == (64, 512)
+    assert found["source"] == "target compiler"
+    assert found["fits"] is True
+    memory = found["ledger"]["memory"]
+    assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(memory)
+    assert {"model", "executed", "recomputed", "by_phase"} <= set(found["ledger"]["flops"])
+    one = found["ledger"]["traffic"][0]
+    assert {"kind", "axes", "count", "payload_bytes", "wire_bytes"} <= set(one)
+    assert found["ledger"]["unpriced"] == []
+    prediction = found["prediction"]
+    assert set(prediction["step_seconds"]) == {"low", "expected", "high"}
+    assert {"tokens_per_second_per_device", "mfu", "hfu"} <= set(prediction)
+    assert {"seconds", "cached", "compiler", "options"} <= set(found["compile"])
+
+
+def test_a_second_weighing_comes_from_the_cache_and_says_so(small):
+    again = mw.weigh("bytes-nano", on="8xH100", layout="data=2,fsdp=2,tensor=2")
+    assert again.cached
+    assert again.compiled == small.compiled
+
+
+def test_a_config_record_weighs_as_its_preset_does(small):
+    config = load_config("bytes-nano", ["layout=data=2,fsdp=2,tensor=2"])
+    assert mw.weigh(config, on="8xH100").compiled.fingerprint == small.compiled.fingerprint
+
+
+def test_a_config_record_takes_no_overrides():
+    with pytest.raises(mw.InputError, match="overrides are for presets and files") as caught:
+        mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["steps=3"])
+    assert "model_copy" in caught.value.hint
+
+
+def test_a_foreign_program_takes_no_overrides():
+    with pytest.raises(mw.InputError, match="a program of its own: 'steps=3' sets nothing"):
+        mw.weigh("recurrent:program", on="1xCPU", overrides=["steps=3"])
+
+
+def test_a_foreign_program_is_found_in_the_working_directory(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
+    weighed = mw.weigh("rematerialised:train_step", on="2xCPU")
+    assert weighed.config is None
+    assert weighed.ledger.flops.model > 0
+    assert mw.weigh("rematerialised:train_step", on="2xCPU").cached
+
+
+def test_a_foreign_program_cannot_be_trained(monkeypatch, tmp_path):
+    monkeypatch.chdir(EXAMPLES)
+    with pytest.raises(mw.InputError, match="`train` runs configs"):
+        mw.train("rematerialised:train_step", on="2xCPU", folder=tmp_path)
+
+
+def test_a_missing_compiler_is_named_with_its_extra(monkeypatch):
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(api.importlib.metadata, "version", version)
+    with pytest.raises(mw.InputError, match="package jax-cuda13-pjrt is missing") as caught:
+        mw.weigh("bytes-nano", on="8xH100")
+    assert "pip install 'meshwright[nvidia]'" in caught.value.hint
+    assert "--simulate" in caught.value.hint
+
+
+def test_a_platform_without_a_compiler_can_be_simulated_and_is_marked():
+    with pytest.raises(mw.InputError, match="no rocm compiler can be had") as caught:
+        mw.weigh("bytes-nano", on="8xMI300X")
+    assert "--simulate" in caught.value.hint
+    weighed = mw.weigh("bytes-nano", on="8xMI300X", simulate=True)
+    assert weighed.to_dict()["source"] == "simulated on CPU"
+    assert weighed.prediction is None
+    assert "simulated on CPU" in weighed.no_prediction
+
+
+def test_a_layout_that_does_not_cover_the_fleet_is_the_users_mistake():
+    with pytest.raises(mw.InputError, match="8"):
+        mw.weigh("bytes-nano", on="8xH100", layout="fsdp=3")
+
+
+def test_the_package_tells_an_unknown_name_as_python_does():
+    with pytest.raises(AttributeError, match="no attribute 'weight'"):
+        _ = mw.weight
+
+
+def test_every_public_name_is_there():
+    assert [name for name in mw.__all__ if not hasattr(sys.modules["meshwright"], name)] == []
