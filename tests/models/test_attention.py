@@ -1,0 +1,104 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.models import attention
+from meshwright.models.attention import causal_attention, uses_cudnn
+
+
+def plain(query, key, value):
+    """softmax(q k / sqrt(d)) v with a whole mask, every head by itself, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    length, heads, width = query.shape[1:]
+    group = heads // key.shape[2]
+    out = np.empty_like(query)
+    mask = np.tril(np.ones((length, length), bool))
+    for b in range(query.shape[0]):
+        for h in range(heads):
+            scores = query[b, :, h] @ key[b, :, h // group].T / np.sqrt(width)
+            scores = np.where(mask, scores, -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[b, :, h] = weights / weights.sum(axis=1, keepdims=True) @ value[b, :, h // group]
+    return out
+
+
+def inputs(length, heads, kv_heads, width=8, batch=2):
+    random = np.random.default_rng(length)
+    shapes = ((batch, length, heads, width), *((batch, length, kv_heads, width),) * 2)
+    return tuple(jnp.array(random.standard_normal(shape, dtype="float32")) for shape in shapes)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 8, and at most 4 of them, so that small sequences have many."""
+    monkeypatch.setattr(attention, "MIN_BLOCK", 8)
+    monkeypatch.setattr(attention, "MAX_BLOCKS", 4)
+
+
+# One position; one block; a last block of one and of less; larger blocks, so as not to be more.
+@pytest.mark.parametrize("length", [1, 8, 17, 30, 45])
+def test_blocks_give_what_plain_attention_gives(length, context, small_blocks):
+    run, arrays = context(), inputs(length, 4, 2)
+    out = jax.jit(lambda *x: causal_attention(*x, run))(*arrays)
+    np.testing.assert_allclose(out, plain(*arrays), atol=2e-6)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (3, 1)])
+def test_each_group_of_heads_has_its_own_keys(heads, kv_heads, context):
+    run, arrays = context(), inputs(9, heads, kv_heads)
+    out = jax.jit(lambda *x: causal_attention(*x, run))(*arrays)
+    np.testing.assert_allclose(out, plain(*arrays), atol=2e-6)
+
+
+def test_the_scores_of_the_whole_sequence_are_never_held(context):
+    length = attention.MAX_BLOCKS * attention.MIN_BLOCK + 5
+    run, arrays = context(), inputs(length, 1, 1, width=4, batch=1)
+    text = jax.jit(lambda *x: causal_attention(*x, run)).lower(*arrays).as_text()
+    size = -(-length // attention.MAX_BLOCKS)
+    assert f"x{size}x{length - length % size}x" in text
+    assert f"x{length}x{length}x" not in text
+
+
+def test_gradients_are_those_of_jaxs_own_attention(context, small_blocks):
+    run, arrays = context(), inputs(30, 4, 2)
+    weights = jnp.array(np.random.default_rng(9).standard_normal(arrays[0].shape, dtype="float32"))
+
+    def ours(q, k, v):
+        return jnp.sum(weights * causal_attention(q, k, v, run))
+
+    def theirs(q, k, v):
+        return jnp.sum(weights * jax.nn.dot_product_attention(q, k, v, is_causal=True))
+
+    found = jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(*arrays)
+    with jax.numpy_rank_promotion("allow"):
+        expected = jax.jit(jax.grad(theirs, argnums=(0, 1, 2)))(*arrays)
+    for mine, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=1e-5)
+
+
+def test_nothing_is_seen_of_what_comes_later(context, small_blocks):
+    run, (query, key, value) = context(), inputs(20, 2, 2)
+    attend = jax.jit(lambda *x: causal_attention(*x, run))
+    before = attend(query, key, value)
+    early = np.arange(20)[None, :, None, None] < 15
+    after = attend(query, *(jnp.array(np.where(early, x, np.float32(9))) for x in (key, value)))
+    np.testing.assert_array_equal(before[:, :15], after[:, :15])
+    assert not np.allclose(before[:, 15:], after[:, 15:])
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "head_dim", "wanted"),
+    [
+        ("cuda", jnp.bfloat16, 128, True),
+        ("cuda", jnp.float16, 64, True),
+        ("cuda", jnp.bfloat16, 129, False),
+        ("cuda", jnp.bfloat16, 136, False),
+        ("cuda", jnp.bfloat16, 20, False),
+        ("cuda", jnp.float32, 128, False),
+        ("cpu", jnp.bfloat16, 128, False),
+        ("tpu", jnp.bfloat16, 128, False),
+    ],
+)
+def test_cudnn_is_for_half_precision_on_nvidia_and_heads_that_fit(platform, dtype, head_dim, wanted, context):
+    assert uses_cudnn(context(platform=platform, dtype=dtype), head_dim) is wanted

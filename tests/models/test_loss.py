@@ -1,0 +1,92 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from meshwright.models.loss import mean_cross_entropy
+
+BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
+CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
+CASES += [({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((BATCH, LENGTH, EMBED), dtype="float32")
+    head = random.standard_normal((VOCAB, EMBED), dtype="float32")
+    return (
+        jnp.array(hidden),
+        jnp.array(head),
+        jnp.array(random.integers(VOCAB, size=(BATCH, LENGTH), dtype="int32")),
+    )
+
+
+def reference(hidden, head, targets):
+    logits = jnp.einsum("bse,ve->bsv", hidden, head)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+@pytest.fixture(scope="module")
+def expected(arrays):
+    return jax.jit(jax.value_and_grad(reference, argnums=(0, 1)))(*arrays)
+
+
+@pytest.mark.parametrize(("layout", "most_positions"), CASES, ids=str)
+def test_loss_and_gradients_are_optaxs_whatever_the_chunks_and_the_layout(
+    layout, most_positions, arrays, expected, context
+):
+    run, (hidden, head, targets) = context(**layout), arrays
+
+    def loss(hidden, head):
+        return mean_cross_entropy(hidden, head, targets, run, most_positions)
+
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, head)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    for found, wanted in zip(gradients, expected[1], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 2}], ids=str)
+def test_without_gradients_it_is_the_same_loss(layout, arrays, expected, context):
+    run = context(**layout)
+    value = jax.jit(lambda *x: mean_cross_entropy(*x, run, 4))(*arrays)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+
+
+def test_gradients_scale_with_what_is_done_to_the_loss(arrays, expected, context):
+    run, (hidden, head, targets) = context(), arrays
+    gradient = jax.jit(jax.grad(lambda h: 3.0 * mean_cross_entropy(h, head, targets, run, 4)))(hidden)
+    np.testing.assert_allclose(gradient, 3.0 * expected[1][0], atol=3e-6)
+
+
+def test_large_logits_do_not_overflow(arrays, context):
+    hidden, head, targets = arrays
+    run = context()
+    loss = jax.jit(jax.value_and_grad(lambda h: mean_cross_entropy(1e4 * h, head, targets, run, 4)))
+    value, gradient = loss(hidden)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
+def test_in_half_precision_the_logits_are_summed_in_float32(arrays, expected, context):
+    hidden, head, targets = arrays
+    run = context(dtype=jnp.bfloat16)
+    half = (hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16))
+    loss = jax.value_and_grad(lambda h, w: mean_cross_entropy(h, w, targets, run, 4), argnums=(0, 1))
+    value, gradients = jax.jit(loss)(*half)
+    wanted = jax.jit(reference)(*(x.astype(jnp.float32) for x in half), targets)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    for found, exact in zip(gradients, expected[1], strict=True):
+        assert found.dtype == jnp.bfloat16
+        assert np.linalg.norm(found.astype(np.float32) - exact) < 0.02 * np.linalg.norm(exact)
+
+
+def test_the_logits_of_the_whole_batch_are_never_held(arrays, context):
+    run, (hidden, head, targets) = context(), arrays
+    loss = jax.jit(jax.value_and_grad(lambda h, w: mean_cross_entropy(h, w, targets, run, 3), argnums=(0, 1)))
+    text = loss.lower(hidden, head).as_text()
+    assert f"tensor<{BATCH}x3x{VOCAB}xf32>" in text
+    assert f"tensor<{BATCH}x{LENGTH}x{VOCAB}xf32>" not in text

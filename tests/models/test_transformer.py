@@ -1,0 +1,249 @@
+"""The Transformer against a plain one, written out here: no scan, no blocks, no chunks, no mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.config import TransformerModel
+from meshwright.models import Parameter, initial_parameters
+from meshwright.models.transformer import Transformer
+
+LLAMA = TransformerModel(
+    kind="transformer",
+    num_layers=2,
+    embed_dim=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    mlp_dim=20,
+    vocab_size=32,
+    rope_theta=100.0,
+    loss_chunk=4,
+)
+GPT = TransformerModel(
+    kind="transformer",
+    num_layers=2,
+    embed_dim=16,
+    num_heads=4,
+    num_kv_heads=4,
+    mlp_dim=20,
+    vocab_size=32,
+    norm="layer",
+    norm_epsilon=1e-2,
+    position="learned",
+    max_positions=20,
+    mlp="plain",
+    activation="gelu",
+    tied_embeddings=True,
+    bias=True,
+    loss_chunk=12,
+)
+CONFIGS = {"llama": LLAMA, "gpt": GPT, "relu": LLAMA.model_copy(update={"activation": "relu", "bias": True})}
+TOKENS = np.random.default_rng(0).integers(32, size=(3, 13), dtype=np.int32)
+
+
+def plain_norm(x, group, config):
+    if config.norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + config.norm_epsilon) * group["scale"] + group.get(
+        "bias", 0
+    )
+
+
+def plain_rotation(x, theta):
+    """Each pair (x[i], x[i + half]) as a complex number, turned by position x theta ** (-i / half)."""
+    half = x.shape[-1] // 2
+    turn = np.exp(1j * np.outer(np.arange(x.shape[1]), theta ** (-np.arange(half) / half)))[None, :, None]
+    pair = (x[..., :half] + 1j * x[..., half:]) * turn
+    return jnp.concatenate([pair.real, pair.imag], -1)
+
+
+def plain_activation(x, name):
+    match name:
+        case "silu":
+            return x / (1 + jnp.exp(-x))
+        case "relu":
+            return x * (x > 0)
+        case _:  # as GPT-2 has it
+            return 0.5 * x * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def plain_attention(q, k, v):
+    group = q.shape[2] // k.shape[2]
+    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    mask = np.tril(np.ones(scores.shape[-2:], bool))
+    weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores, 0)), 0)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def plain_loss(params, tokens, config):
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    x = params["embedding"][inputs]
+    if config.position == "learned":
+        x = x + params["positions"][: inputs.shape[1]]
+    for i in range(config.num_layers):
+        layer = jax.tree.map(lambda w: w[i], params["layers"])  # noqa: B023  used at once
+        a, m = layer["attention"], layer["mlp"]
+        h = plain_norm(x, layer["attention_norm"], config)
+        q, k, v = (
+            jnp.einsum("bse,ehd->bshd", h, a[name]) + a.get(f"{name}_bias", 0)
+            for name in ("query", "key", "value")
+        )
+        if config.position == "rotary":
+            q, k = plain_rotation(q, config.rope_theta), plain_rotation(k, config.rope_theta)
+        x = x + jnp.einsum("bshd,hde->bse", plain_attention(q, k, v), a["output"]) + a.get("output_bias", 0)
+        h = plain_norm(x, layer["mlp_norm"], config)
+        up = h @ m["up"] + m.get("up_bias", 0)
+        if config.mlp == "gated":
+            up = plain_activation(h @ m["gate"] + m.get("gate_bias", 0), config.activation) * up
+        else:
+            up = plain_activation(up, config.activation)
+        x = x + up @ m["down"] + m.get("down_bias", 0)
+    x = plain_norm(x, params["final_norm"], config)
+    logits = x @ params["embedding" if config.tied_embeddings else "head"].T
+    chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return (jnp.log(jnp.exp(logits).sum(-1)) - chosen).mean()
+
+
+def parameters_of(config):
+    """Initial values, stacked, with norms and biases moved off one and zero so that each has its effect."""
+    declared = Transformer(config).parameters()
+    random = np.random.default_rng(1)
+
+    def value(parameter):
+        noise = random.standard_normal(parameter.shape, dtype="float32")
+        start = {"zeros": 0.3 * noise, "ones": 1 + 0.3 * noise}
+        return jnp.array(start.get(parameter.initial, noise / np.float32(parameter.fan_in) ** 0.5))
+
+    return jax.tree.map(value, declared, is_leaf=lambda x: isinstance(x, Parameter))
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Loss and gradients of the plain model, by the config's name."""
+
+    def of(name):
+        config = CONFIGS[name]
+        with jax.numpy_rank_promotion("allow"):
+            return jax.jit(jax.value_and_grad(lambda p: plain_loss(p, TOKENS, config)))(parameters_of(config))
+
+    return {name: of(name) for name in CONFIGS}
+
+
+def ours(config, run, parameters):
+    model = Transformer(config)
+    loss = jax.value_and_grad(lambda p: model.loss(p, {"tokens": jnp.array(TOKENS)}, run))
+    return jax.jit(loss)(parameters)
+
+
+def assert_equal(found, wanted):
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
+    assert jax.tree.structure(found[1]) == jax.tree.structure(wanted[1])
+    for (path, mine), theirs in zip(
+        jax.tree_util.tree_leaves_with_path(found[1]), jax.tree.leaves(wanted[1]), strict=True
+    ):
+        scale = np.abs(theirs).max()
+        np.testing.assert_allclose(mine, theirs, atol=1e-5 * scale, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_gradients_are_those_of_a_plain_transformer(name, expected, context):
+    assert_equal(ours(CONFIGS[name], context(), parameters_of(CONFIGS[name])), expected[name])
+
+
+@pytest.mark.parametrize("remat", ["dots", "dots-attention", "full"])
+def test_what_is_kept_does_not_change_the_gradients(remat, expected, context):
+    assert_equal(ours(LLAMA, context(remat=remat), parameters_of(LLAMA)), expected["llama"])
+
+
+def test_unrolled_layers_are_the_scanned_ones(expected, context):
+    config = LLAMA.model_copy(update={"unroll": True})
+    parameters = parameters_of(LLAMA)
+    stacked = parameters["layers"]
+    parameters["layers"] = [jax.tree.map(lambda w: w[i], stacked) for i in range(2)]  # noqa: B023
+    value, gradients = ours(config, context(remat="dots"), parameters)
+    gradients["layers"] = jax.tree.map(lambda *w: jnp.stack(w), *gradients["layers"])
+    assert_equal((value, gradients), expected["llama"])
+
+
+def test_unrolled_layers_start_apart_from_each_other():
+    config = LLAMA.model_copy(update={"unroll": True})
+    start = jax.jit(lambda: initial_parameters(Transformer(config).parameters(), jax.random.key(0)))()
+    first, second = (layer["mlp"]["up"] for layer in start["layers"])
+    assert not np.array_equal(first, second)
+
+
+# Dropout
+
+
+@pytest.fixture
+def dropped():
+    return Transformer(LLAMA.model_copy(update={"dropout": 0.25, "unroll": True}))
+
+
+def test_dropout_zeros_a_share_and_scales_up_the_rest(dropped, context):
+    x = jnp.ones((20, 10, 16))
+    out = np.asarray(dropped._dropout(x, context(dropout_key=jax.random.key(0)), 0))
+    assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.75)}
+    assert (out == 0).mean() == pytest.approx(0.25, abs=0.03)
+
+
+def test_dropout_differs_by_place_and_by_key(dropped, context):
+    x = jnp.ones((2, 3, 16))
+    first, again, other_place, other_key = (
+        np.asarray(dropped._dropout(x, context(dropout_key=jax.random.key(seed)), place))
+        for seed, place in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other_place)
+    assert not np.array_equal(first, other_key)
+
+
+@pytest.mark.parametrize("unroll", [True, False])
+def test_every_layer_and_branch_has_a_place_of_its_own(unroll, context, monkeypatch):
+    places = []
+
+    def record(self, x, run, place):
+        jax.debug.callback(lambda n: places.append(int(n)), jnp.asarray(place))
+        return x
+
+    monkeypatch.setattr(Transformer, "_dropout", record)
+    config = LLAMA.model_copy(update={"dropout": 0.25, "unroll": unroll})
+    parameters = jax.tree.map(
+        lambda p: jnp.ones(p.shape),
+        Transformer(config).parameters(),
+        is_leaf=lambda x: isinstance(x, Parameter),
+    )
+    jax.jit(lambda p: Transformer(config).hidden(p, jnp.array(TOKENS), context()))(parameters)
+    jax.effects_barrier()
+    assert sorted(places) == [0, 2, 3, 4, 5]
+
+
+def test_without_a_key_nothing_is_dropped(expected, context):
+    config = LLAMA.model_copy(update={"dropout": 0.5})
+    parameters = parameters_of(LLAMA)
+    kept = ours(config, context(), parameters)
+    assert_equal(kept, expected["llama"])
+    lost = ours(config, context(dropout_key=jax.random.key(0)), parameters)
+    assert abs(lost[0] - kept[0]) > 1e-3
+
+
+def test_dropout_is_the_same_on_every_layout(context):
+    config = LLAMA.model_copy(update={"dropout": 0.5})
+    tokens, key = jnp.array(np.tile(TOKENS[:2], (2, 1))), jax.random.key(3)
+    losses = [
+        jax.jit(lambda p, run=run: Transformer(config).loss(p, {"tokens": tokens}, run))(
+            parameters_of(config)
+        )
+        for run in (context(dropout_key=key), context(dropout_key=key, data=2, tensor=2))
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_in_bf16_the_arithmetic_is_bf16(expected, context):
+    value, gradients = ours(LLAMA, context(dtype=jnp.bfloat16), parameters_of(LLAMA))
+    np.testing.assert_allclose(value, expected["llama"][0], rtol=0.02)
+    assert abs(value - expected["llama"][0]) > 1e-5
+    assert {g.dtype for g in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
