@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 
@@ -17,6 +18,7 @@ from ..ledger import allowance
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses both together
 LAST_LINES = 8
+Devices = list[Any]  # of jax.Device, which type checkers take for a variable
 _LIST_DEVICES = "import jax, json; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
 
 
@@ -47,7 +49,7 @@ def local_fleet() -> Fleet:
     return Fleet.local(kind, sum(each == kind for _, each in devices))
 
 
-def devices_of(fleet: Fleet, layout: Layout) -> list[jax.Device]:
+def devices_of(fleet: Fleet, layout: Layout) -> Devices:
     """The fleet's devices in this process, which jax has not used before, or has used alike.
 
     Raises:
@@ -78,7 +80,7 @@ def _num_cpu_devices() -> int:
     return told
 
 
-def _simulated(fleet: Fleet) -> list[jax.Device]:
+def _simulated(fleet: Fleet) -> Devices:
     """The first devices of the CPU; those of a process that made more serve as well."""
     wanted = fleet.num_devices
     if not _has_devices():
@@ -106,7 +108,7 @@ def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
     os.environ[FRACTION] = fraction
 
 
-def _attached(fleet: Fleet, found: list[jax.Device]) -> list[jax.Device]:
+def _attached(fleet: Fleet, found: Devices) -> Devices:
     alike = [device for device in found if device.device_kind in fleet.chip.device_kinds]
     if len(alike) < fleet.num_devices:
         kinds = [device.device_kind for device in found]

@@ -1,0 +1,90 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.measure import _calibration, calibration_of_this_machine
+from meshwright.predict import Calibration
+
+MADE = Calibration(
+    matmul_flops_per_second={"fp32": 1e11},
+    memory_bytes_per_second=1e10,
+    launch_seconds=1e-6,
+    date="2026-11-21",
+    source="made up by a test",
+)
+
+
+@pytest.fixture
+def probes(monkeypatch, tmp_path) -> list[Path]:
+    """Where the cache is empty and the probe answers at once; one entry for each time it was asked."""
+    asked: list[Path] = []
+
+    def answer(made: Path) -> list[str]:
+        asked.append(made)
+        made.write_text(MADE.to_json())
+        return []
+
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_calibration, "_run_probe", answer)
+    return asked
+
+
+def test_a_machine_is_measured_once(probes, tmp_path):
+    assert calibration_of_this_machine() == calibration_of_this_machine() == MADE
+    assert len(probes) == 1
+    (kept,) = (tmp_path / "cache").iterdir()  # nothing is left beside it
+    assert kept.name.startswith("calibration-")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", MADE.to_json().replace("1e-06", "-1").encode()])
+def test_a_corrupt_file_is_measured_again(probes, tmp_path, content: bytes):
+    calibration_of_this_machine()
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(content)
+    assert calibration_of_this_machine() == MADE
+    assert len(probes) == 2
+
+
+def test_another_machine_or_compiler_is_measured_anew(probes, monkeypatch):
+    calibration_of_this_machine()
+    monkeypatch.setattr(_calibration, "describe_host", lambda: "an abacus, 10 beads")
+    calibration_of_this_machine()
+    monkeypatch.setattr(_calibration, "installed_versions", lambda: {"jaxlib": "0.99"})
+    calibration_of_this_machine()
+    assert len(probes) == 3
+
+
+def test_a_probe_that_fails_has_its_last_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_calibration, "PROBE", "meshwright.measure._no_such_probe")
+    with pytest.raises(MeshwrightError, match=r"No module named .*_no_such_probe") as error:
+        calibration_of_this_machine()
+    assert "-m meshwright.measure._no_such_probe" in error.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_that_never_ends_is_stopped(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_calibration, "TIME_LIMIT_SECONDS", 0.001)
+    with pytest.raises(MeshwrightError, match=r"not done after 0\.001 s"):
+        calibration_of_this_machine()
+
+
+def test_asking_for_a_calibration_imports_no_jax(tmp_path):
+    code = (
+        "import sys; from meshwright.measure import calibration_of_this_machine as c; c(); "
+        "sys.exit('jax' in sys.modules)"
+    )
+    environment = {**os.environ, "MESHWRIGHT_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (kept,) = tmp_path.iterdir()
+    measured = Calibration.from_json(kept.read_text())  # by the real probe: a processor made in this century
+    assert measured.matmul_flops_per_second.keys() == {"fp32", "bf16"}
+    assert 1e9 < measured.matmul_flops_per_second["fp32"] < 1e15
+    assert 1e8 < measured.memory_bytes_per_second < 1e13
+    assert 1e-9 <= measured.launch_seconds < 1e-3

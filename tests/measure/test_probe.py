@@ -1,0 +1,76 @@
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from meshwright.measure import _probe
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in {"SQUARE": 64, "ROWS": 64, "COLUMNS": 256, "SHORT_CHAIN": 2, "LONG_CHAIN": 10}.items():
+        monkeypatch.setattr(_probe, name, value)
+
+
+def timed(monkeypatch, *seconds: float) -> None:
+    """Each measurement takes so long, one after the other."""
+    left = iter(seconds)
+    monkeypatch.setattr(_probe, "_best_seconds", lambda *args, **kwargs: next(left))
+
+
+def test_a_product_of_n_is_two_n_cubed_flops(monkeypatch):
+    timed(monkeypatch, 0.5)
+    assert _probe._matmul_flops_per_second(jnp.float32) == 2 * 64**3 / 0.5
+
+
+def test_fused_kernels_are_all_their_bytes_over_all_their_seconds(monkeypatch):
+    timed(monkeypatch, 1, 2, 3, 4, 10)
+    arrays = 2 + 3 + 2 + 2 + 7  # read and written: GELU, its gradient, softmax, RMSNorm, AdamW
+    assert _probe._fused_bytes_per_second() == 64 * 256 * 4 * arrays / 20
+
+
+def test_a_launch_is_what_a_longer_chain_takes_more(monkeypatch):
+    timed(monkeypatch, 5.0, 1.0)
+    assert _probe._launch_seconds() == 4.0 / 8
+
+
+def test_noise_that_makes_the_longer_chain_shorter_gives_no_negative_time(monkeypatch):
+    timed(monkeypatch, 1.0, 1.1)
+    assert _probe._launch_seconds() == pytest.approx(1e-9 / 8)
+
+
+def test_the_best_of_several_runs_is_taken(monkeypatch):
+    readings = iter([0, 9, 10, 12, 20, 25])
+    monkeypatch.setattr(_probe, "REPEATS", 3)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(readings))
+    assert _probe._best_seconds(jnp.sin, (jnp.ones(3),)) == 2
+
+
+def test_in_place_results_become_the_next_arguments():
+    state = (jnp.ones((4, 4)), jnp.zeros((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 4)))
+    assert _probe._best_seconds(_probe._adamw, state, in_place=True) > 0
+    assert all(array.is_deleted() for array in state[:3])
+    assert not state[3].is_deleted()
+
+
+def test_the_kernels_are_those_of_a_train_step():
+    x = jax.random.normal(jax.random.key(0), (8, 16))
+    gradient = jax.random.normal(jax.random.key(1), (8, 16))
+    np.testing.assert_allclose(
+        _probe._gelu_gradient(x, gradient),
+        jax.grad(lambda x: jnp.sum(gradient * _probe._gelu(x)))(x),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(np.mean(np.square(_probe._rms_norm(x)), axis=-1), 1, rtol=1e-3)
+    optimizer = optax.adamw(1e-3, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1)
+    moments = jax.tree.map(lambda leaf: leaf, optimizer.init(x))
+    # Late in a run, where optax has nothing left to correct: it divides by 1 - b ** count.
+    adam = moments[0]._replace(count=jnp.int32(10**6))
+    updates, after = optimizer.update(gradient, (adam, *moments[1:]), x)
+    parameter, first, second = _probe._adamw(x, jnp.zeros_like(x), jnp.zeros_like(x), gradient)
+    np.testing.assert_allclose(parameter, x + updates, rtol=1e-4)
+    np.testing.assert_allclose(first, after[0].mu, rtol=1e-6)
+    np.testing.assert_allclose(second, after[0].nu, rtol=1e-6)

@@ -1,0 +1,78 @@
+"""A measurement of round figures, and the ledger and prediction of the same step."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+from meshwright.measure import Spread
+from meshwright.predict import Interval, Prediction
+from meshwright.reconcile import Measurement
+
+
+@pytest.fixture
+def measurement() -> Measurement:
+    """Of two GPUs."""
+    return Measurement(
+        steps=7,
+        interrupted=False,
+        tokens_per_step=100,
+        step_seconds=Spread(median=0.5, low=0.4, high=0.7, num_steps=5),
+        compile_seconds=3.0,
+        losses={1: 5.5, 2: 4.25},
+        held_out_losses={0: 5.6, 2: 4.5},
+        unigram_entropy_nats=3.25,
+        argument_bytes_per_device=1000,
+        peak_bytes=4000,
+        process_rss_growth_bytes=None,
+        xla_flops=2000,
+        not_measured={"process_rss_growth_bytes": "not asked"},
+        fingerprint="abc",
+        platform="cuda",
+        device_kind="NVIDIA H200",
+        num_devices=2,
+        host="an abacus, 10 beads",
+        versions={"jax": "0.10.2"},
+        date="2026-11-21T03:00:00+00:00",
+        sample_prompt="def f(",
+        sample="x):\n",
+    )
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(
+        memory=MemoryLedger(
+            reserved_bytes=3000,
+            peak_bytes=2900,
+            allowance={},
+            usable_bytes=10_000,
+            by_category={
+                "temporaries": 1500,
+                "optimizer_state": 600,
+                "outputs": 400,
+                "parameters": 300,
+                "keys": 90,
+                "batch": 60,
+                "step": 50,
+            },
+            largest=(),
+        ),
+        flops=FlopLedger(model=1600, executed=1800, recomputed=200, by_phase={}, by_format={}, rule_6nd=None),
+        traffic=(),
+        unpriced=(),
+    )
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    return Prediction(
+        step_seconds=Interval(low=0.3, expected=0.4, high=0.6),
+        tokens_per_second_per_device=125.0,
+        mfu=0.5,
+        hfu=0.6,
+        peak_flops_per_second=4000.0,
+        slices=(),
+        basis="made up",
+        unpriced=(),
+    )

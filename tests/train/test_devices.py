@@ -1,0 +1,72 @@
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from meshwright.config import Layout
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.hardware import Fleet
+from meshwright.train import _devices, local_fleet
+from meshwright.train._devices import devices_of
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def attached(monkeypatch, *kinds: str) -> None:
+    devices = [SimpleNamespace(device_kind=kind) for kind in kinds]
+    monkeypatch.setattr(_devices.jax, "devices", lambda: devices)
+
+
+def test_without_an_accelerator_the_local_fleet_is_one_cpu():
+    assert local_fleet().name == "1xCPU"  # in a process of its own: not the eight of this one
+
+
+def test_attached_gpus_are_one_host_of_the_catalog(monkeypatch):
+    listed = [["gpu", H100], ["gpu", H100]]
+    monkeypatch.setattr(_devices, "_LIST_DEVICES", f"import json; print(json.dumps({listed!r}))")
+    assert local_fleet().name == "2xH100"
+
+
+def test_a_failure_to_list_devices_has_its_last_words(monkeypatch):
+    monkeypatch.setattr(_devices, "_LIST_DEVICES", "raise SystemExit('the driver is too old')")
+    with pytest.raises(MeshwrightError, match="the driver is too old"):
+        local_fleet()
+
+
+def test_a_cpu_fleet_is_the_first_of_the_simulated_devices():
+    assert devices_of(Fleet.parse("2xCPU"), Layout.parse("data=2")) == jax.devices("cpu")[:2]
+
+
+def test_more_simulated_devices_than_were_made_need_a_new_process():
+    jax.devices()
+    with pytest.raises(MeshwrightError, match=r"16xCPU needs 16 .* jax has made 8") as error:
+        devices_of(Fleet.parse("16xCPU"), Layout.parse("data=16"))
+    assert "jax_num_cpu_devices to 16" in error.value.hint
+
+
+def test_a_fleet_that_is_not_attached_is_named_beside_what_is(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    monkeypatch.setattr(_devices, "_has_devices", lambda: False)
+    attached(monkeypatch, "cpu", "cpu")
+    with pytest.raises(InputError, match=r"8xH100 is not attached: this machine has 2 x cpu") as error:
+        devices_of(Fleet.parse("8xH100"), Layout.parse("data=8"))
+    assert "--on local" in error.value.hint
+
+
+def test_a_gpu_run_takes_the_memory_it_was_weighed_with(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    monkeypatch.setattr(_devices, "_has_devices", lambda: False)
+    attached(monkeypatch, H100, H100, "NVIDIA L4")
+    found = devices_of(Fleet.parse("2xH100"), Layout.parse("data=2"))
+    assert [device.device_kind for device in found] == [H100, H100]
+    assert 0.9 < float(_devices.os.environ["XLA_CLIENT_MEM_FRACTION"]) < 1
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in _devices.os.environ  # jax refuses both together
+
+
+def test_memory_that_jax_took_already_cannot_be_changed(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    jax.devices()
+    with pytest.raises(MeshwrightError, match="has taken its share of the GPU's memory already") as error:
+        devices_of(Fleet.parse("2xH100"), Layout.parse("data=2"))
+    assert "XLA_CLIENT_MEM_FRACTION=0.9" in error.value.hint
