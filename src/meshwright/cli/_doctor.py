@@ -1,7 +1,7 @@
 """`meshwright doctor`: what this machine can compile for and run on, and how to get what is missing.
 
-Each compile target is tried, not only looked up: the smallest preset is weighed for one of its chips in
-a process of its own, with an empty cache. jax is loaded only in such processes.
+Each compile target is tried, not only looked up: the smallest preset is weighed for one of its chips with
+an empty cache, and the CPU multiplies a matrix. jax is loaded only in processes of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ TARGETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "tpu": ("v5e-8", "tpu", {"libtpu": "the compiler"}),
     "cpu": ("1xCPU", "", {"jaxlib": "the compiler"}),
 }
-LOOK_FOR_DEVICES = "import json, jax; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
+LOOK_FOR_DEVICES = """
+import json, jax
+square = jax.numpy.ones((64, 64))
+assert jax.jit(lambda x: x @ x)(square)[0, 0] == 64, "the device multiplies wrongly"
+print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +107,20 @@ def _check(name: str) -> TargetCheck:
     fleet, extra, needs = TARGETS[name]
     packages = {package: _version(package) for package in needs}
     install = f"pip install 'meshwright[{extra}]'" if None in packages.values() else ""
-    compiles, words = (None, "") if install else _try(fleet)
+    compiles, words = (None, "") if install else _try(name, fleet)
     return TargetCheck(
         platform=name, fleet=fleet, packages=packages, compiles=compiles, words=words, install=install
     )
 
 
-def _try(fleet: str) -> tuple[bool, str]:
-    """Whether the smallest preset can be weighed for `fleet`; if not, the last words that were said."""
+def _try(name: str, fleet: str) -> tuple[bool, str]:
+    """Whether something can be compiled for that platform; if not, the last words that were said."""
     with tempfile.TemporaryDirectory(prefix="meshwright-doctor-") as cache:
-        command = ["-m", "meshwright", "weigh", "linear", "--on", fleet, "--json"]
-        status, _, words = _run(command, {"MESHWRIGHT_CACHE_DIR": cache})
+        # Weighing for a CPU would measure this machine first, which takes longer than all the rest.
+        weigh = ["-m", "meshwright", "weigh", "linear", "--on", fleet, "--json"]
+        command = ["-c", LOOK_FOR_DEVICES] if name == "cpu" else weigh
+        environment = {"MESHWRIGHT_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
+        status, _, words = _run(command, environment)
     return status == 0, "" if status == 0 else words
 
 

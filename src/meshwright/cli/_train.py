@@ -57,7 +57,8 @@ def train(
     else:
         from meshwright.report import run_text
 
-        show(run_text(run.folder, run.measurement, run.reconciliation))
+        show(run_text(run.measurement, run.reconciliation))
+        print(f"Report: {run.folder / 'report.html'}")  # on one line, however long
     if run.measurement.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -96,7 +96,11 @@ def _verdict(weighing: dict[str, Any]) -> str:
     memory = weighing["ledger"]["memory"]
     if weighing["fits"] is None:
         words, kind = f"{format_bytes(memory['reserved_bytes'])} reserved per device", "open"
-        words += "; no verdict, because the device's usable memory is not known"
+        words += "; no verdict: " + (
+            "a simulated CPU device has no memory of its own"
+            if weighing["fleet"]["chip"] == "CPU"
+            else "the catalog does not know how much the device has"
+        )
     else:
         spare = memory["usable_bytes"] - memory["reserved_bytes"] - memory["allowance_bytes"]
         share = f"{100 * abs(spare) / memory['usable_bytes']:.1f} %"

@@ -12,6 +12,7 @@ from typing import Any
 from meshwright.units import format_bytes, format_rate
 
 MOST_POINTS = 2000
+WIDE_NAME = 24  # letters: with longer names two columns of the legend fill its width
 LEAST_FILLED = 0.1  # of what a device gives: with less, the bar shows the program alone
 INK, FAINT = "#1f2933", "#9aa5b1"
 COLOURS = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c", "#5fa8a8")
@@ -30,23 +31,13 @@ def loss_svg(
         if held_out[0]:
             axes.plot(*held_out, color=COLOURS[1], linewidth=1.6, marker="o", markersize=4, label="held out")
         if unigram_entropy_nats is not None:
-            axes.axhline(unigram_entropy_nats, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-            words = f"entropy of single tokens, {unigram_entropy_nats:.3f}"
-            place = ("axes fraction", "data")
-            axes.annotate(
-                words,
-                (0.995, unigram_entropy_nats),
-                xycoords=place,
-                xytext=(0, 3),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8.5,
-            )
+            label = f"entropy of single held-out tokens, {unigram_entropy_nats:.3f}"
+            axes.axhline(unigram_entropy_nats, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
         axes.set_xlabel("step")
         axes.set_ylabel("loss, nats per token")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-        axes.legend(frameon=False, loc="upper right" if unigram_entropy_nats is None else "best")
+        axes.legend(frameon=False, loc="upper right")
 
     return _svg(draw, 8.6, 3.4, "loss by step")
 
@@ -72,8 +63,9 @@ def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:
         axes.set_xlim(0, 1.02 * max(total, 0 if beyond else usable_bytes or 0, 1))
         _byte_axis(axes)
         axes.set_yticks([])
+        columns = 3 if all(len(name) < WIDE_NAME for name in parts) else 2
         axes.spines["left"].set_visible(False)
-        axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.35), fontsize=8.5)
+        axes.legend(frameon=False, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.35), fontsize=8.5)
 
     return _svg(draw, 8.6, 1.0, "memory of one device by category")
 
@@ -86,8 +78,8 @@ def flops_svg(by_phase: Mapping[str, int]) -> str:
         axes.barh(names, list(by_phase.values()), color=COLOURS[0], height=0.6)
         largest = max(by_phase.values())
         for place, flops in enumerate(by_phase.values()):
-            label = f" {format_rate(flops, 'FLOP')}"
-            axes.annotate(label, (flops, place), va="center", fontsize=8.5, color=INK)
+            beside = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(format_rate(flops, "FLOP"), (flops, place), fontsize=8.5, **beside)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.2 * largest)
         axes.set_xticks([])
@@ -109,7 +101,7 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], 
 def _byte_axis(axes: Any) -> None:
     """At most six ticks at 1, 2 or 5 times a power of two prefix, so that labels are short."""
     _, most = axes.get_xlim()
-    unit = 1024 ** max(0, math.floor(math.log(most, 1024)))
+    unit = 1024 ** max(0, math.floor(math.log(max(most / 3, 1), 1024)))
     step = next(
         s for power in range(4) for s in (10**power, 2 * 10**power, 5 * 10**power) if s * 6 >= most / unit
     )

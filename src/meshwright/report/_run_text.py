@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,16 +14,16 @@ from ._terminal import add_row, heading, indented, plain_table
 SAMPLE_LINES = 12
 
 
-def run_text(folder: Path, measurement: Measurement, reconciliation: Reconciliation) -> RenderableType:
+def run_text(measurement: Measurement, reconciliation: Reconciliation) -> RenderableType:
     """The account of a run that is over, for rich's consoles of 80 columns or more."""
     parts: list[RenderableType] = [_title(measurement), *_loss_lines(measurement), Text()]
     if measurement.sample:
-        lines = _printable(f"{measurement.sample_prompt}{measurement.sample}").split("\n")
+        lines = _printable(f"{measurement.sample_prompt}{measurement.sample}").rstrip().split("\n")
         cut = [*lines[:SAMPLE_LINES], "..."] if len(lines) > SAMPLE_LINES else lines
         parts += [heading("What it writes after training"), indented(Text("\n".join(cut))), Text()]
     parts += [heading("Predicted beside measured"), indented(_comparison(reconciliation)), Text()]
     parts += [indented(_how_measured(reconciliation)), Text()]
-    return Group(*parts, Text(f"Report: {folder / 'report.html'}", no_wrap=True, overflow="ignore"))
+    return Group(*parts)
 
 
 def _title(measurement: Measurement) -> Text:

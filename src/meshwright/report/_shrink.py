@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
+from meshwright.config import AXES, Layout, RunConfig, TransformerModel, check_layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger
@@ -28,14 +28,17 @@ class Suggestion:
 def suggestions(
     config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
 ) -> tuple[Suggestion, ...]:
-    """Changes that make `memory` smaller, the larger part first. A foreign program has no knobs of ours."""
+    """Changes that make `memory` smaller, the most needed first. A foreign program has no knobs of ours."""
     if config is None:
         return ()
     state = _state_suggestions(config, layout, fleet, memory)
     activations = _activation_suggestions(config, layout, fleet)
     state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
-    larger_first = (state, activations) if 2 * state_bytes > memory.reserved_bytes else (activations, state)
-    return tuple(s for part in larger_first for s in part)
+    room = (memory.usable_bytes or 0) - memory.allowance_bytes
+    # Where the state alone is too much, no change to the activations helps.
+    state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
+    ordered = (state, activations) if state_first else (activations, state)
+    return tuple(s for part in ordered for s in part)
 
 
 def _state_suggestions(
@@ -104,19 +107,30 @@ def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> 
             f"keeps only each block's input for the backward pass (now: {config.remat}); more recomputation"
         )
         found.append(Suggestion(arguments="--set remat=full", effect=effect))
-    split = _with(layout, fsdp=layout.size("fsdp") // 2, tensor=layout.size("tensor") * 2)
-    inside = split.size("tensor") <= fleet.chips_per_domain
-    if layout.size("fsdp") % 2 == 0 and inside and _works(config, split):
+    if (split := _more_tensor(config, layout, fleet)) is not None:
         effect = "each sequence's activations and the logits are split over more devices; more messages"
         found.append(Suggestion(arguments=f"--layout {split}", effect=effect))
     return found
 
 
+def _more_tensor(config: RunConfig, layout: Layout, fleet: Fleet) -> Layout | None:
+    """Devices moved from fsdp to tensor, as many as work inside a fast domain; None where none do."""
+    for times in (8, 4, 2):
+        fsdp, rest = divmod(layout.size("fsdp"), times)
+        tensor = layout.size("tensor") * times
+        if rest == 0 and tensor <= fleet.chips_per_domain:
+            split = _with(layout, fsdp=fsdp, tensor=tensor)
+            if _works(config, split):
+                return split
+    return None
+
+
 def _with(layout: Layout, **sizes: int) -> Layout:
-    """The layout with these sizes; an axis that it lacks goes innermost, a size of 1 is left out."""
+    """The layout with these sizes, a size of 1 left out; an axis that it lacks goes where `AXES` has it."""
     merged = {**dict(layout.axes), **sizes}
-    order = [*layout.names, *(name for name in ("fsdp", "tensor") if name not in layout.names)]
-    kept = tuple((name, merged[name]) for name in order if name in merged and merged[name] != 1)
+    in_order = list(layout.names) == sorted(layout.names, key=AXES.index)
+    names = sorted(merged, key=AXES.index) if in_order else list(merged)
+    kept = tuple((name, merged[name]) for name in names if merged[name] != 1)
     return Layout(axes=kept or (("data", 1),))
 
 

@@ -1,0 +1,210 @@
+"""A weighing and a run made by hand, small enough to check by eye."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from meshwright.compiler import Compiled, TracedFlops
+from meshwright.config import Layout, RunConfig, load_config
+from meshwright.hardware import Fleet
+from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger
+from meshwright.measure import Spread
+from meshwright.predict import Interval, Prediction, Slice
+from meshwright.reconcile import Measurement
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeWeighing:
+    name: str
+    config: RunConfig | None
+    fleet: Fleet
+    layout: Layout
+    compiled: Compiled
+    cached: bool
+    ledger: Ledger
+    prediction: Prediction | None
+    no_prediction: str
+
+
+def made_memory(**changes: Any) -> MemoryLedger:
+    fields: dict[str, Any] = {
+        "reserved_bytes": 48 * GIB,
+        "peak_bytes": 47 * GIB,
+        "allowance": {"CUDA context and kernels": GIB // 2, "NCCL communicator of fsdp": GIB // 4},
+        "usable_bytes": 80 * GIB,
+        "by_category": {"temporaries": 36 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB},
+        "largest": (
+            Buffer(
+                name="fusion.1",
+                num_bytes=2 * GIB,
+                shape="bf16[32,1,8192,4096]",
+                category="temporaries",
+                operation="jit(step)/transpose(jvp())/while/body/dot_general",
+                source_line="transformer.py:25",
+            ),
+            Buffer(
+                name="param.3",
+                num_bytes=GIB,
+                shape="f32[128256,512]",
+                category="parameters",
+                operation="state['parameters']['embedding']",
+                source_line="",
+            ),
+        ),
+    }
+    return MemoryLedger(**{**fields, **changes})
+
+
+def made_compiled(**changes: Any) -> Compiled:
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "name": "llama3-8b",
+        "source": "target compiler",
+        "fleet": "8xH100",
+        "platform": "cuda",
+        "num_devices": 8,
+        "mesh_axes": (("fsdp", 8),),
+        "compiler": "XLA of jaxlib 0.10.2, jax-cuda13-pjrt 0.10.2",
+        "versions": {"jax": "0.10.2"},
+        "options": {},
+        "arguments": (),
+        "traced_flops": TracedFlops(by_phase={}, unpriced=(), attention=30 * 10**15),
+        "num_parameters": 8 * 10**9,
+        "num_matmul_parameters": 75 * 10**8,
+        "tokens_per_step": 4 * 10**6,
+        "sequence_length": 8192,
+        "reported_bytes": {},
+        "compile_seconds": 10.3,
+        "fingerprint": "0123abcd",
+    }
+    return Compiled(**{**fields, **changes})
+
+
+def made_collective(**changes: Any) -> Collective:
+    fields: dict[str, Any] = {"kind": "all-gather", "axes": ("fsdp",), "group_size": 8}
+    return Collective(**{**fields, "overlapped_count": 0, "in_loop": True, **changes})
+
+
+def made_ledger(**changes: Any) -> Ledger:
+    flops = FlopLedger(
+        model=210 * 10**15,
+        executed=220 * 10**15,
+        recomputed=10 * 10**15,
+        by_phase={"forward": 70 * 10**15, "backward": 140 * 10**15, "recompute": 10 * 10**15},
+        by_format={"bf16": 220 * 10**15},
+        rule_6nd=192 * 10**15,
+    )
+    traffic = (
+        made_collective(count=64, payload_bytes=8 * 10**9, wire_bytes=7 * 10**9, overlapped_count=60),
+        made_collective(count=2, payload_bytes=16 * 10**8, wire_bytes=14 * 10**8, in_loop=False),
+        made_collective(
+            kind="all-reduce", axes=("data", "fsdp"), group_size=16, count=1, payload_bytes=4, wire_bytes=6
+        ),
+    )
+    fields: dict[str, Any] = {"memory": made_memory(), "flops": flops, "traffic": traffic, "unpriced": ()}
+    return Ledger(**{**fields, **changes})
+
+
+def made_prediction(**changes: Any) -> Prediction:
+    fields: dict[str, Any] = {
+        "step_seconds": Interval(low=44.0, expected=55.0, high=66.0),
+        "tokens_per_second_per_device": 9090.0,
+        "mfu": 0.483,
+        "hfu": 0.506,
+        "peak_flops_per_second": 989e12,
+        "slices": (
+            Slice(name="matmul", seconds=44.0, exposed_seconds=44.0),
+            Slice(name="all-gather[fsdp]", seconds=12.0, exposed_seconds=11.0),
+            Slice(name="all-reduce[data+fsdp]", seconds=0.001, exposed_seconds=0.0),
+        ),
+        "basis": "Estimate. Rates made by hand. Interval +-20 %.",
+        "unpriced": (),
+    }
+    return Prediction(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def weighing() -> Callable[..., MadeWeighing]:
+    """A weighing whose parts may be changed: `weighing(ledger=...)`, `weighing(memory={...})`."""
+
+    def make(*, memory: dict[str, Any] | None = None, compiled: dict[str, Any] | None = None, **changes: Any):
+        fields: dict[str, Any] = {
+            "name": "llama3-8b",
+            "config": load_config("llama3-8b"),
+            "fleet": Fleet.parse("8xH100"),
+            "layout": Layout.parse("fsdp=8"),
+            "compiled": made_compiled(**(compiled or {})),
+            "cached": False,
+            "ledger": made_ledger(memory=made_memory(**(memory or {}))),
+            "prediction": made_prediction(),
+            "no_prediction": "",
+        }
+        return MadeWeighing(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def measurement() -> Callable[..., Measurement]:
+    made = Measurement(
+        steps=4,
+        interrupted=False,
+        tokens_per_step=512,
+        step_seconds=Spread(median=0.016, low=0.015, high=0.02, num_steps=2),
+        compile_seconds=3.5,
+        losses={1: 5.75, 2: 5.0, 3: 4.5, 4: 4.25},
+        held_out_losses={0: 5.8, 4: 4.375},
+        unigram_entropy_nats=3.3125,
+        argument_bytes_per_device=2**20,
+        peak_bytes=None,
+        process_rss_growth_bytes=8 * 2**20,
+        xla_flops=None,
+        not_measured={"xla_flops": "the program has loops", "peak_bytes": "a cpu device reports none"},
+        fingerprint="0123abcd",
+        platform="cpu",
+        device_kind="cpu",
+        num_devices=1,
+        host="two cores",
+        versions={"jax": "0.10.2", "python": "3.11.7"},
+        date="2026-11-21T03:27:00+00:00",
+        sample_prompt="def ",
+        sample="f(x):\n    return x < 1 & y\n",
+    )
+    return lambda **changes: dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def golden() -> Callable[[str, RenderableType], None]:
+    """Compare what is printed into a pipe with a file, which UPDATE_GOLDEN=1 rewrites."""
+
+    def compare(name: str, part: RenderableType) -> None:
+        path = Path(__file__).parent / "golden" / name
+        text = plain(part)
+        if os.environ.get("UPDATE_GOLDEN"):  # the diff is then read like any other change
+            path.write_text(text, "utf-8")
+        assert text == path.read_text("utf-8")
+
+    return compare
+
+
+def plain(part: RenderableType) -> str:
+    """As printed into a pipe, trailing blanks left out."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None, highlight=False)
+    console.print(part)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+@pytest.fixture(scope="session", name="plain")
+def _plain() -> Callable[[RenderableType], str]:
+    return plain

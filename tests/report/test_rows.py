@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from meshwright.reconcile import Reconciliation, Row
+from meshwright.report._rows import comparison_rows
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("bytes", "2.00 KiB"),
+        ("FLOP", "2.05 kFLOP"),
+        ("seconds", "34.1 min"),
+        ("share", "204800.0 %"),
+        ("tokens per second", "2.05K tokens per second"),
+    ],
+)
+def test_each_unit_is_printed_as_people_write_it(unit: str, expected: str):
+    row = Row(quantity="q", unit=unit, predicted=2048, measured=1024, how="by hand")
+    assert comparison_rows(Reconciliation(rows=(row,), not_compared={}))[0][1] == expected
+
+
+def test_the_error_is_signed_and_absent_where_nothing_was_measured():
+    rows = tuple(
+        Row(quantity="q", unit="bytes", predicted=2048, measured=measured, how="by hand")
+        for measured in (1024, 4096, 0)
+    )
+    assert [row[3] for row in comparison_rows(Reconciliation(rows=rows, not_compared={}))] == [
+        "+100.0 %",
+        "-50.0 %",
+        "",
+    ]
+
+
+def test_an_interval_stands_beside_its_expected_value():
+    row = Row(quantity="q", unit="seconds", predicted=2, measured=2, how="by hand", low=1, high=3)
+    assert comparison_rows(Reconciliation(rows=(row,), not_compared={}))[0][1] == "2.00 s (1.00 s to 3.00 s)"

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from meshwright.config import Layout, check_layout, load_config
+from meshwright.hardware import Fleet
+from meshwright.ledger import MemoryLedger
+from meshwright.report import suggestions
+
+GIB = 2**30
+
+
+def memory(*, state: int, temporaries: int, usable: int = 80 * GIB) -> MemoryLedger:
+    return MemoryLedger(
+        reserved_bytes=state + temporaries,
+        peak_bytes=None,
+        allowance={"context": GIB},
+        usable_bytes=usable,
+        by_category={"parameters": state, "temporaries": temporaries},
+        largest=(),
+    )
+
+
+@pytest.mark.parametrize(
+    "preset", ["linear", "cruncher", "bytes-10m", "gpt2-124m", "gpt3-175b", "llama3-70b"]
+)
+@pytest.mark.parametrize("layout", ["data=8", "fsdp=8", "tensor=1,data=8", "data=2,fsdp=4", "data=8,fsdp=1"])
+@pytest.mark.parametrize("state", [GIB, 90 * GIB])
+def test_every_suggestion_is_accepted_by_what_reads_it(preset: str, layout: str, state: int):
+    fleet, config = Fleet.parse("8xH100"), load_config(preset)
+    for each in suggestions(config, Layout.parse(layout), fleet, memory(state=state, temporaries=90 * GIB)):
+        words = dict(re.findall(r"--(\w+) (\S+)", each.arguments))
+        assert " ".join(f"--{option} {value}" for option, value in words.items()) == each.arguments
+        changed = load_config(preset, [words["set"]] if "set" in words else [])
+        devices = Fleet.parse(words.get("on", fleet.name)).num_devices
+        # Not the layout it was weighed with: that one was checked before, and these here need not be.
+        if "layout" in words:
+            check_layout(changed, Layout.parse(words["layout"]).resolve(devices))
+
+
+def arguments(preset: str, layout: str, fleet: str, sizes: MemoryLedger, *overrides: str) -> list[str]:
+    config = load_config(preset, overrides)
+    return [s.arguments for s in suggestions(config, Layout.parse(layout), Fleet.parse(fleet), sizes)]
+
+
+def test_replicated_state_is_split_first():
+    found = arguments("llama3-8b", "data=8", "8xH100", memory(state=90 * GIB, temporaries=20 * GIB))
+    assert found[0] == "--layout fsdp=8"
+
+
+def test_a_state_that_is_too_much_alone_comes_before_larger_activations():
+    found = arguments("llama3-70b", "fsdp=8", "8xH100", memory(state=98 * GIB, temporaries=206 * GIB))
+    assert found == ["--on 32xH100 --layout fsdp=32", "--set remat=full", "--layout tensor=8"]
+
+
+def test_activations_come_first_where_they_are_the_larger_part():
+    found = arguments("llama3-70b", "fsdp=32", "32xH100", memory(state=24 * GIB, temporaries=148 * GIB))
+    assert found == ["--set remat=full", "--layout fsdp=4,tensor=8", "--on 64xH100 --layout fsdp=64"]
+
+
+def test_a_microbatch_is_halved_to_a_divisor():
+    sizes = memory(state=GIB, temporaries=148 * GIB)
+    found = arguments("gpt2-124m", "data=8", "8xH100", sizes, "batch.microbatch_sequences=16", "remat=full")
+    assert found[0] == "--set batch.microbatch_sequences=8"
+
+
+def test_what_is_already_done_is_not_suggested():
+    sizes = memory(state=GIB, temporaries=148 * GIB)
+    found = arguments("llama3-8b", "tensor=8", "8xH100", sizes, "remat=full")
+    assert found == ["--on 16xH100 --layout fsdp=2,tensor=8"]
+
+
+def test_tensor_does_not_leave_the_host():
+    sizes = memory(state=GIB, temporaries=148 * GIB)
+    found = arguments("llama3-70b", "fsdp=16", "4x4xA100-80GB", sizes, "remat=full")
+    assert "--layout fsdp=4,tensor=4" in found
+
+
+def test_a_tpu_slice_grows_to_the_next_that_google_has():
+    sizes = memory(state=60 * GIB, temporaries=GIB, usable=95 * GIB)
+    found = arguments("llama3-70b", "fsdp=16", "v5p-32", sizes)
+    assert found[0] == "--on v5p-64 --layout fsdp=32"
+
+
+def test_the_largest_slice_has_no_larger_one():
+    found = arguments("llama3-8b", "fsdp=256", "v6e-256", memory(state=GIB, temporaries=148 * GIB))
+    assert not any("--on" in each for each in found)
+
+
+def test_a_foreign_program_has_no_knobs_of_ours():
+    sizes = memory(state=98 * GIB, temporaries=206 * GIB)
+    assert suggestions(None, Layout.parse("data=8"), Fleet.parse("8xH100"), sizes) == ()

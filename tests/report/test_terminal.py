@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from meshwright.hardware import Fleet
+from meshwright.ledger import FlopLedger
+from meshwright.report import verdict, weighing_text
+from meshwright.report._terminal import _rule_differences
+
+GIB = 2**30
+
+
+def test_a_weighing_that_fits_reads_as_agreed(weighing, golden):
+    golden("fits.txt", weighing_text(weighing()))
+
+
+def test_a_weighing_that_does_not_fit_names_what_would_shrink_it(weighing, golden):
+    sizes = {"temporaries": 86 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB}
+    made = weighing(memory={"reserved_bytes": 98 * GIB, "peak_bytes": None, "by_category": sizes})
+    golden("does_not_fit.txt", weighing_text(made))
+
+
+def test_a_simulated_weighing_says_so_loudly(weighing, golden):
+    made = weighing(
+        compiled={"source": "simulated on CPU", "platform": "cpu"},
+        prediction=None,
+        no_prediction="the CPU's compiler made this program",
+        cached=True,
+    )
+    golden("simulated.txt", weighing_text(made))
+
+
+def test_a_foreign_program_is_shown_without_what_only_configs_have(weighing, golden):
+    unknown = dict.fromkeys(("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length"))
+    base = weighing()
+    made = weighing(
+        name="theirs:program",
+        config=None,
+        compiled=unknown,
+        ledger=dataclasses.replace(
+            base.ledger,
+            flops=dataclasses.replace(base.ledger.flops, rule_6nd=None),
+            traffic=(),
+            unpriced=("fft of c64[8,8] [twice]",),
+        ),
+        prediction=dataclasses.replace(
+            base.prediction,
+            tokens_per_second_per_device=None,
+            unpriced=("fft of c64[8,8] [twice]", "custom call x"),
+        ),
+    )
+    golden("foreign.txt", weighing_text(made))
+
+
+def test_no_verdict_where_the_memory_is_not_known(weighing):
+    memory = weighing(memory={"usable_bytes": None}).ledger.memory
+    simulated, unknown = Fleet.parse("8xCPU"), Fleet.parse("8xB100")
+    assert verdict(memory, simulated) == "NO VERDICT: a simulated CPU device has no memory of its own"
+    assert verdict(memory, unknown) == "NO VERDICT: the catalog does not know how much memory B100 has"
+
+
+def test_to_the_byte_full_still_fits(weighing):
+    memory = weighing(memory={"usable_bytes": 48 * GIB + GIB // 2 + GIB // 4}).ledger.memory
+    assert verdict(memory, Fleet.parse("8xH100")).endswith("0 B (0.0 %) to spare")
+    less = dataclasses.replace(memory, usable_bytes=memory.usable_bytes - 1)
+    assert verdict(less, Fleet.parse("8xH100")).endswith("1 B (0.0 %) too much")
+
+
+def test_a_weighing_without_any_flops_or_slices_can_be_shown(weighing, plain):
+    nothing = FlopLedger(model=0, executed=0, recomputed=0, by_phase={}, by_format={}, rule_6nd=None)
+    base = weighing()
+    ledger = dataclasses.replace(
+        base.ledger, flops=nothing, memory=dataclasses.replace(base.ledger.memory, largest=())
+    )
+    prediction = dataclasses.replace(base.prediction, slices=(), mfu=0.0, hfu=0.0, peak_flops_per_second=0.0)
+    assert "0.00 FLOP" in plain(weighing_text(weighing(ledger=ledger, prediction=prediction)))
+
+
+@pytest.mark.parametrize("model", [210, 200, 180])
+def test_the_steps_from_the_rule_to_the_model_add_up(weighing, model: int):
+    made = weighing()
+    flops = dataclasses.replace(made.ledger.flops, model=model * 10**15)
+    total = flops.rule_6nd
+    for sign, count, _ in _rule_differences(flops, made.compiled):
+        assert count > 0
+        total += count if sign == "+" else -count
+    assert total == flops.model
+
+
+def test_names_in_brackets_are_no_markup(weighing, plain):
+    assert "all-gather[fsdp]" in plain(weighing_text(weighing()))
