@@ -26,7 +26,8 @@ class ResidentGrowth:
     """How far the peak of this process's resident memory lies above what it held at the start.
 
     At the start memory that the process has freed but kept is handed back (glibc's `malloc_trim`) and
-    the kernel's mark of the peak is reset; both are Linux's, exact to about a megabyte. Elsewhere `bytes` is None, `why_not` says so.
+    the kernel's mark of the peak is reset; both are Linux's, exact to about a megabyte. Elsewhere `bytes`
+    is None, and `why_not` says so.
     """
 
     def __init__(self) -> None:
