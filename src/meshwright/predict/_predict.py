@@ -44,8 +44,8 @@ def predict(
     """
     if compiled.source == "simulated on CPU":
         raise InputError(
-            f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens bf16 "
-            "matmuls to fp32, overlaps no communication and fuses otherwise",
+            f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens "
+            "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
     machine = machine_of(fleet, calibration)
