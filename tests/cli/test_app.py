@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ["weigh", "train", "presets", "fleets", "formats", "doctor"]
+HEAVY = ("jax", "jaxlib", "numpy", "matplotlib", "psutil", "pydantic", "optax")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+HELP = """
+import resource, sys
+from meshwright.cli import main
+sys.argv = ["meshwright", *{arguments!r}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print({heavy!r} and sorted(set({heavy!r}) & set(sys.modules)), file=sys.stderr)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
+
+
+def test_help_uses_under_half_a_second_of_processor_and_loads_nothing_heavy():
+    done = python(HELP.format(arguments=["--help"], heavy=HEAVY))
+    loaded, seconds = done.stderr.splitlines()
+    assert loaded == "[]"
+    assert float(seconds) < 0.5
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("arguments", [["presets"], ["fleets"], ["formats"], ["fleets", "h100"]])
+def test_what_only_reads_catalogs_loads_no_jax(arguments: list[str]):
+    done = python(HELP.format(arguments=arguments, heavy=("jax", "jaxlib", "matplotlib")))
+    assert done.stderr.splitlines()[0] == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_json(meshwright, verb: str):
+    done = meshwright(verb, "--help")
+    assert done.status == 0
+    assert "--json" in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["weigh"],
+        ["weigh", "linear"],
+        ["weigh", "linear", "--on", "1xCPU", "--what"],
+        ["wiegh"],
+        ["train", "linear", "--steps", "0"],
+        ["train", "linear", "--steps", "many"],
+    ],
+)
+def test_wrong_usage_is_the_users_input(meshwright, arguments: list[str]):
+    done = meshwright(*arguments)
+    assert done.status == 2
+    assert not done.output
+    assert "Traceback" not in done.talk
+
+
+def test_no_arguments_show_the_help(meshwright):
+    done = meshwright()
+    assert "Usage" in done.output + done.talk
+
+
+def test_an_error_is_two_lines_without_a_traceback(meshwright):
+    done = meshwright("weigh", "llama3-8", "--on", "8xH100", "--json")
+    assert (done.status, done.output) == (2, "")
+    assert done.talk == (
+        "error: no preset is named 'llama3-8'\n"
+        "hint: did you mean 'llama3-8b'? (a file's path ends in .toml)\n"
+    )
+
+
+def test_a_failure_that_is_not_the_users_exits_with_1(meshwright, monkeypatch):
+    from meshwright import api
+    from meshwright.errors import CompileError
+
+    def fail(*_: object, **__: object) -> None:
+        raise CompileError("the compiler ended", hint="see its words")
+
+    monkeypatch.setattr(api, "weigh", fail)
+    done = meshwright("weigh", "linear", "--on", "1xCPU")
+    assert (done.status, done.talk) == (1, "error: the compiler ended\nhint: see its words\n")
+
+
+def test_a_bug_keeps_its_traceback(meshwright, monkeypatch):
+    from meshwright import api
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(api, "weigh", fail)
+    with pytest.raises(AssertionError, match="a bug"):
+        meshwright("weigh", "linear", "--on", "1xCPU")
+
+
+@pytest.mark.parametrize("module", ["meshwright", "meshwright.cli"])
+def test_the_package_runs_as_a_module(module: str):
+    done = subprocess.run([sys.executable, "-m", module, "formats", "--json"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("{")
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    command = f"set -o pipefail; {sys.executable} -m meshwright fleets --json | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_output_in_a_pipe_has_no_colour():
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright", "fleets"],
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "COLUMNS"},
+    )
+    assert "\x1b" not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from meshwright.hardware import CATALOG
+
+
+def test_the_table_has_every_chip_on_a_line_of_its_own(meshwright):
+    done = meshwright("fleets")
+    lines = {line.split()[0]: line for line in done.output.splitlines() if line.strip()}
+    assert set(CATALOG) <= set(lines)
+    assert lines["H100"].split() == [
+        "H100", "79.1", "GiB", "3.35", "TB/s", "989", "1,979", "450", "GB/s", "50.0", "GB/s",
+        "compiler", "high",
+    ]  # fmt: skip
+    assert "16x4xA100-80GB" in done.output
+
+
+@pytest.mark.parametrize(
+    ("chip", "by"),
+    [
+        ("H100", "compiler"),
+        ("v5e", "compiler"),
+        ("CPU", "compiler"),
+        ("MI300X", "simulate"),
+        ("V100", "simulate"),
+    ],
+)
+def test_a_chip_says_what_it_can_be_weighed_by(meshwright, chip: str, by: str):
+    assert meshwright("fleets", chip, "--json").json["weigh_by"] == by
+
+
+def test_one_chip_shows_its_figures_sources_and_doubts(meshwright):
+    text = meshwright("fleets", "a100").output
+    for word in ("A100-80GB", "NVIDIA A100", "312 TFLOP/s", "79.1 GiB", "chips per host", "https://"):
+        assert word in text
+    assert "sources disagree, or it varies" in meshwright("fleets", "v5e").output
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_every_chip_can_be_shown(meshwright, name: str):
+    assert meshwright("fleets", name).output.startswith(f"{name}: ")
+
+
+def test_json_has_every_chip_with_sources(meshwright):
+    answer = meshwright("fleets", "--json").json
+    assert [chip["name"] for chip in answer["chips"]] == list(CATALOG)
+    assert all(chip["sources"] for chip in answer["chips"] if chip["name"] != "CPU")
+
+
+def test_an_unknown_chip_names_the_nearest(meshwright):
+    done = meshwright("fleets", "H10")
+    assert (done.status, done.talk) == (2, "error: unknown chip 'H10'\nhint: did you mean 'H100'?\n")
+
+
+def test_formats_agree_with_numpy(meshwright):
+    numpy = pytest.importorskip("numpy")
+    found = {each["name"]: each for each in meshwright("formats", "--json").json["formats"]}
+    for name, dtype in (("fp64", numpy.float64), ("fp32", numpy.float32), ("fp16", numpy.float16)):
+        info = numpy.finfo(dtype)
+        assert found[name]["max"] == float(info.max)
+        assert found[name]["smallest_normal"] == float(info.smallest_normal)
+        assert found[name]["smallest_subnormal"] == float(info.smallest_subnormal)
+        assert found[name]["epsilon"] == float(info.eps)
+        assert found[name]["1e-8_becomes"] == float(dtype(1e-8))
+
+
+def test_the_table_shows_what_becomes_of_a_small_gradient(meshwright):
+    last = {line.split()[0]: line.split()[-1] for line in meshwright("formats").output.splitlines() if line}
+    assert (last["fp32"], last["bf16"], last["fp16"], last["fp8-e4m3"]) == ("1e-08", "1e-08", "0", "0")

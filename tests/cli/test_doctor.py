@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from meshwright.cli import _doctor
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes packages look as if they were not installed."""
+
+    def hide(*packages: str) -> None:
+        def version(package: str) -> str:
+            if package in packages:
+                raise importlib.metadata.PackageNotFoundError(package)
+            return "1.0"
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return hide
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Stands in for the processes that doctor starts: what each fleet's try comes to."""
+
+    def stand_in(failing: str = "", devices: str = '[["cpu", "cpu"], ["cpu", "cpu"]]') -> None:
+        def run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+            if failing and failing in arguments:
+                return 1, "", "ptxas: no such file"
+            return (0, f"talk\n{devices}\n", "") if devices else (1, "", "no backend")
+
+        monkeypatch.setattr(_doctor, "_run", run)
+
+    return stand_in
+
+
+def test_this_machine_is_what_it_is(meshwright):
+    answer = meshwright("doctor", "--json").json
+    targets = {target["platform"]: target for target in answer["targets"]}
+    assert targets["cpu"]["compiles"] is True
+    for target in targets.values():  # what is installed must compile, what is missing must be named
+        missing = None in target["packages"].values()
+        assert target["compiles"] is (None if missing else True), target["words"]
+        assert bool(target["install"]) == missing
+    assert answer["versions"]["jax"] == importlib.metadata.version("jax")
+    assert answer["devices"][0]["platform"] == "cpu"
+    assert answer["machine"]["cores"] >= 1
+    assert answer["machine"]["memory_bytes"] > 2**30
+
+
+def test_a_missing_package_is_answered_with_its_extra(meshwright, without, answers):
+    without("nvidia-nvvm", "libtpu")
+    answers()
+    done = meshwright("doctor")
+    assert done.status == 0
+    assert "cuda: pip install 'meshwright[nvidia]'" in done.output
+    assert "tpu: pip install 'meshwright[tpu]'" in done.output
+    assert "nvidia-nvvm missing (libdevice)" in done.output
+    assert "2 x cpu (cpu)" in done.output
+
+
+def test_a_compiler_that_fails_is_shown_with_its_words(meshwright, without, answers):
+    without()
+    answers(failing="1xH100")
+    done = meshwright("doctor")
+    assert done.status == 1
+    assert "cuda failed on 1xH100:\nptxas: no such file" in done.output
+
+
+def test_no_device_at_all_is_a_failure_in_words(meshwright, without, answers):
+    without()
+    answers(devices="")
+    done = meshwright("doctor")
+    assert done.status == 1
+    assert "JAX finds no device: no backend" in done.output
+
+
+def test_a_try_that_does_not_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(_doctor, "TIME_LIMIT_SECONDS", 0.2)
+    assert _doctor._run(["-c", "import time; time.sleep(60)"], {}) == (-1, "", "not done after 0.2 s")
+
+
+def test_the_cache_is_measured_in_all_its_folders(tmp_path):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/x").write_bytes(b"12345")
+    (tmp_path / "y").write_bytes(b"123")
+    assert _doctor._folder_bytes(tmp_path) == 8
+    assert _doctor._folder_bytes(tmp_path / "absent") == 0

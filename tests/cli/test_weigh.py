@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+HUGE = ("--set", "model.input_dim=1_000_000_000")  # rows of 4 GB: nothing holds 64 of them, and none is made
+
+
+def test_json_has_the_names_that_others_build_on(meshwright):
+    answer = meshwright("weigh", "cruncher", "--on", "2xCPU", "--json").json
+    assert {"schema", "config", "layout", "sequence_length", "tokens_per_step", "source", "fits"} <= set(
+        answer
+    )
+    assert answer["fleet"] == {"name": "2xCPU", "chip": "CPU", "num_devices": 2}
+    ledger = answer["ledger"]
+    assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(
+        ledger["memory"]
+    )
+    assert sum(ledger["memory"]["by_category"].values()) == ledger["memory"]["reserved_bytes"]
+    assert {"model", "executed", "recomputed", "by_phase"} <= set(ledger["flops"])
+    assert {"kind", "axes", "count", "payload_bytes", "wire_bytes"} <= set(ledger["traffic"][0])
+    assert isinstance(ledger["unpriced"], list)
+    assert set(answer["prediction"]["step_seconds"]) == {"low", "expected", "high"}
+    assert {"tokens_per_second_per_device", "mfu", "hfu"} <= set(answer["prediction"])
+    assert {"seconds", "cached", "compiler", "options"} <= set(answer["compile"])
+
+
+def test_the_flops_of_the_cruncher_are_those_counted_by_hand(meshwright):
+    answer = meshwright("weigh", "cruncher", "--on", "2xCPU", "--json").json
+    batch, width = 64, 64
+    parameters = 2 * width**2 + width
+    by_hand = 2 * batch * parameters + 4 * batch * parameters - 2 * batch * width**2
+    assert answer["ledger"]["flops"]["model"] == by_hand
+
+
+def test_for_a_person_the_verdict_comes_first(meshwright):
+    done = meshwright("weigh", "cruncher", "--on", "2xCPU")
+    assert done.status == 0
+    first, second, *_ = done.output.splitlines()
+    assert first == "cruncher on 2xCPU, layout data=2, 8.26K parameters, 64 tokens per step"
+    assert second == "NO VERDICT: a simulated CPU device has no memory of its own"
+    assert "524 kFLOP  products nobody asked for, as the gradient of the input" in done.output
+
+
+def test_overrides_and_layout_reach_the_program(meshwright):
+    arguments = (
+        "--on",
+        "2xCPU",
+        "--layout",
+        "fsdp=2",
+        "--set",
+        "batch.sequences=32",
+        "--set",
+        "model.width=32",
+    )
+    answer = meshwright("weigh", "cruncher", *arguments, "--json").json
+    assert (answer["layout"], answer["tokens_per_step"], answer["num_parameters"]) == (
+        "fsdp=2",
+        32,
+        2 * 32**2 + 32,
+    )
+
+
+def test_what_does_not_fit_is_an_answer_and_with_check_an_exit_status(meshwright):
+    # The CPU's compiler stands in, so that the test holds without the nvidia extra.
+    arguments = ("weigh", "linear", "--on", "1xMI300X", "--simulate", *HUGE)
+    done = meshwright(*arguments)
+    assert done.status == 0
+    assert "SIMULATED ON CPU" in done.output
+    assert "DOES NOT FIT" in done.output
+    assert "--set batch.microbatch_sequences=32" in done.output
+    checked = meshwright(*arguments, "--check", "--json")
+    assert checked.status == 3
+    assert checked.json["fits"] is False
+    assert checked.json["source"] == "simulated on CPU"
+    assert checked.json["ledger"]["memory"]["largest"][0]["num_bytes"] == 64 * 4 * 10**9
+
+
+def test_what_fits_passes_the_check(meshwright):
+    done = meshwright("weigh", "linear", "--on", "1xMI300X", "--simulate", "--check")
+    assert done.status == 0
+    assert "FITS" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (("llama3-8", "--on", "8xH100"), "no preset is named 'llama3-8'", "'llama3-8b'"),
+        (("linear", "--on", "8xH10"), "unknown chip 'H10'", "'H100'"),
+        (("linear", "--on", "1xCPU", "--set", "batch.sequenses=8"), "batch.sequenses", "'sequences'"),
+        (("linear", "--on", "8xCPU", "--layout", "dta=8"), "unknown axis 'dta'", "'data'"),
+        (("linear", "--on", "8xCPU", "--layout", "data=4"), "data = 4 is not the fleet's 8", "use data=8"),
+        (
+            ("linear", "--on", "8xCPU", "--set", "batch.sequences=12"),
+            "batch.sequences = 12 does not divide over data*fsdp = 8",
+            "use batch.sequences = 8 or 16",
+        ),
+        (
+            ("llama3-8b", "--on", "16xH100", "--layout", "tensor=16"),
+            "model.num_kv_heads = 8 does not divide over tensor = 16",
+            "use tensor=8",
+        ),
+        (("nowhere.toml", "--on", "1xCPU"), "no file nowhere.toml", "known"),
+        (("linear", "--on", "8xMI300X"), "MI300X", "--simulate"),
+        (("nowhere:program", "--on", "1xCPU"), "nowhere", ""),
+    ],
+)
+def test_bad_input_exits_with_2_and_names_what_would_work(
+    meshwright, tmp_path: Path, monkeypatch, arguments: tuple[str, ...], words: str, hint: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known.toml").write_text('preset = "linear"\n')
+    done = meshwright("weigh", *arguments)
+    assert done.status == 2, done.talk
+    error, _, said = done.talk.partition("\nhint: ")
+    assert words in error
+    assert hint in said
+
+
+def test_a_missing_compiler_says_what_to_install(meshwright, monkeypatch):
+    import importlib.metadata
+
+    real = importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == "jax-cuda13-pjrt":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    done = meshwright("weigh", "linear", "--on", "8xH100")
+    assert done.status == 2
+    assert "jax-cuda13-pjrt" in done.talk
+    assert "pip install 'meshwright[nvidia]'" in done.talk
+    assert "--simulate" in done.talk
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path: Path):
+    # A cache of its own: else there could be no worker to interrupt.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "weigh", "bytes-10m", "--on", "8xCPU"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MESHWRIGHT_CACHE_DIR": str(tmp_path)},
+    )
+    workers: list[psutil.Process] = []
+    while not workers:
+        assert process.poll() is None, process.stderr.read()
+        workers = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, talk = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    assert "Traceback" not in talk
+    assert not any(worker.is_running() for worker in workers)
+    assert not list(tmp_path.glob("compiled/*"))
+
+
+def test_weighing_loads_no_jax():
+    code = (
+        "import sys; from meshwright import api; api.weigh('cruncher', on='2xCPU'); "
+        "print(sorted({'jax', 'jaxlib', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
