@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,14 @@ from jax.sharding import Mesh
 
 from meshwright.models import Context
 from meshwright.sharding import mesh_of
+
+
+@pytest.fixture(scope="package", autouse=True)
+def little_optimisation() -> Iterator[None]:
+    """Programs that run once: the compiler takes half the time, and rounding is no different in kind."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
