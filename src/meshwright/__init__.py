@@ -28,7 +28,17 @@ _HOMES = {
     "MeshwrightError": "errors",
     "Fleet": "hardware",
 }
-__all__ = ["CompileError", "Fleet", "InputError", "MeshwrightError", "Run", "RunConfig", "Weighing", "train", "weigh"]
+__all__ = [
+    "CompileError",
+    "Fleet",
+    "InputError",
+    "MeshwrightError",
+    "Run",
+    "RunConfig",
+    "Weighing",
+    "train",
+    "weigh",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,9 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
         return built.step, (built.state, built.batch), {}, facts
     from ._foreign import foreign_program
 
-    unknown = dict.fromkeys(("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length"))
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
+    )
     return *foreign_program(request, mesh), unknown
 
 

@@ -40,7 +40,8 @@ def mean_cross_entropy(
         most_positions: of the sequence, whose logits may exist at once; divides it, or exceeds it.
     """
     chunk = min(most_positions, hidden.shape[1])
-    return _summed(context, chunk, hidden, head, context.pin(targets, "batch", "sequence")) / targets.size
+    total: Array = _summed(context, chunk, hidden, head, context.pin(targets, "batch", "sequence"))  # type: ignore[assignment]
+    return total / targets.size
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:

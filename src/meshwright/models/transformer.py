@@ -40,7 +40,7 @@ class Transformer:
         declared: dict[str, Any] = {
             "embedding": table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))
         }
-        if c.position == "learned":
+        if c.max_positions is not None:
             declared["positions"] = table(shape=(c.max_positions, c.embed_dim), dims=("positions", "embed"))
         if c.unroll:
             declared["layers"] = [self.block] * c.num_layers
@@ -133,7 +133,7 @@ class Transformer:
         )
 
     def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
-        """Mean cross entropy in nats of each token from those before it; batch: tokens [rows, sequence + 1]."""
+        """Mean cross entropy in nats of each token from those before; batch: tokens [rows, sequence + 1]."""
         tokens = batch["tokens"]
         hidden = self.hidden(parameters, tokens[:, :-1], context)
         head = self.head(parameters, context)
@@ -146,7 +146,7 @@ class Transformer:
             query, key, value = (
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
-            if c.position == "rotary":
+            if c.rope_theta is not None:
                 query, key = (_rotate(t, c.rope_theta) for t in (query, key))
             out = causal_attention(query, key, value, context)
             out = self._project(out, layer, "attention", "output", context)

@@ -115,7 +115,7 @@ def _svg(draw: Callable[[Any], None], width: float, height: float, label: str) -
     import matplotlib
     from matplotlib.figure import Figure
 
-    settings = {
+    settings: dict[Any, Any] = {
         "svg.fonttype": "none",  # text stays text: small, sharp, searchable
         "svg.hashsalt": label,  # the same run gives the same bytes
         "font.family": "sans-serif",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 
-def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Mesh:
     """The mesh of `axes` (name, size; outermost first) over `devices` in their order.
 
     Axes are automatic: the compiler places what no rule pins. The product of the sizes must be the
