@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.config import load_config
+from meshwright.models import Parameter, model_of
+from meshwright.sharding import (
+    ACTIVATION_RULES,
+    PARAMETER_RULES,
+    activation_spec,
+    batch_axes,
+    gather,
+    look_up,
+    parameter_spec,
+    pin,
+)
+
+P = PartitionSpec
+LAYOUTS = [{"data": 8}, {"fsdp": 4}, {"tensor": 4}, {"data": 2, "fsdp": 2, "tensor": 2}]
+
+
+def test_a_parameter_is_split_by_fsdp_along_embed_and_by_tensor_along_what_tensor_computes(mesh):
+    all_three = mesh(data=2, fsdp=2, tensor=2)
+    assert parameter_spec(("layers", "embed", "mlp"), all_three) == P(None, "fsdp", "tensor")
+    assert parameter_spec(("heads", "head_dim", "embed"), all_three) == P("tensor", None, "fsdp")
+    assert parameter_spec(("vocab", "embed"), all_three) == P("tensor", "fsdp")
+
+
+def test_an_activation_is_split_by_batch_and_by_tensor_inside_or_between_blocks(mesh):
+    all_three = mesh(data=2, fsdp=2, tensor=2)
+    assert activation_spec(("batch", "sequence", "mlp"), all_three) == P(("data", "fsdp"), None, "tensor")
+    assert activation_spec(("batch", "residual_sequence", "embed"), all_three) == P(
+        ("data", "fsdp"), "tensor", None
+    )
+
+
+def test_axes_of_one_device_or_that_are_not_there_split_nothing(mesh):
+    assert parameter_spec(("embed", "mlp"), mesh(fsdp=8, tensor=1)) == P("fsdp", None)
+    assert activation_spec(("batch", "mlp"), mesh(fsdp=8)) == P("fsdp", None)
+    assert batch_axes(mesh(data=1, fsdp=4)) == ("fsdp",)
+    assert batch_axes(mesh(tensor=4)) == ()
+
+
+@pytest.mark.parametrize("preset", ["linear", "cruncher", "llama3-8b", "gpt2-1.5b"])
+def test_every_dimension_that_a_model_names_has_a_rule(preset):
+    declared = model_of(load_config(preset).model).parameters()
+    parameters = jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Parameter))
+    assert {dim for parameter in parameters for dim in parameter.dims} <= set(PARAMETER_RULES)
+
+
+def test_a_dimension_is_never_split_twice_by_one_axis():
+    for rules in (PARAMETER_RULES, ACTIVATION_RULES):
+        assert all(len(set(axes)) == len(axes) for axes in rules.values())
+
+
+def test_pin_lays_an_array_where_its_names_say(mesh):
+    on = mesh(data=2, fsdp=2, tensor=2)
+    x = jnp.ones((8, 4, 6))
+    out = jax.jit(lambda x: pin(x, on, "batch", "sequence", "mlp"))(x)
+    assert out.sharding.shard_shape(x.shape) == (2, 4, 3)
+
+
+def test_pin_wants_a_name_for_each_dimension(mesh):
+    with pytest.raises(AssertionError, match=r"\(8, 4\) has 2 dimensions, names given: \('batch',\)"):
+        pin(jnp.ones((8, 4)), mesh(data=8), "batch")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_gathered_parameter_is_whole_over_fsdp_and_its_gradient_is_split_again(layout, mesh):
+    on = mesh(**layout)
+    at_rest = NamedSharding(on, parameter_spec(("embed", "mlp"), on))
+    weight = jax.device_put(np.arange(64, dtype=np.float32).reshape(8, 8), at_rest)
+
+    def use(w):
+        return gather(w, on, jnp.bfloat16, "embed", "mlp")
+
+    used = jax.jit(use)(weight)
+    tensor = layout.get("tensor", 1)
+    assert used.dtype == jnp.bfloat16
+    assert used.sharding.shard_shape((8, 8)) == (8, 8 // tensor)
+    np.testing.assert_array_equal(used.astype(jnp.float32), np.asarray(weight))
+    gradient = jax.jit(jax.grad(lambda w: jnp.sum(3 * use(w).astype(jnp.float32))))(weight)
+    assert gradient.dtype == jnp.float32
+    assert gradient.sharding.shard_shape((8, 8)) == (8 // layout.get("fsdp", 1), 8 // tensor)
+    np.testing.assert_array_equal(gradient, np.full((8, 8), 3.0))
+
+
+@pytest.mark.parametrize("layout", [{}, *LAYOUTS], ids=str)
+def test_looking_up_gives_the_rows_and_sums_the_gradients_of_repeated_ones(layout, mesh):
+    on = mesh(**layout)
+    random = np.random.default_rng(0)
+    table = jnp.array(random.standard_normal((16, 6), dtype="float32"))
+    weights = random.standard_normal((8, 4, 6), dtype="float32")
+    indices = random.integers(16, size=(8, 4), dtype=np.int32)
+    indices[0] = [0, 15, 15, 0]  # the ends, repeated
+
+    def total(table):
+        found = look_up(table, jnp.array(indices), on)
+        return jnp.sum(found * weights), found
+
+    (_, found), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(table)
+    np.testing.assert_array_equal(found, np.asarray(table)[indices])
+    expected = np.zeros((16, 6))
+    np.add.at(expected, indices.ravel(), weights.reshape(-1, 6))
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
+
+
+def test_a_lookup_over_tensor_leaves_the_residuals_layout_and_never_the_whole_table(mesh):
+    on = mesh(fsdp=2, tensor=4)
+    table = jax.ShapeDtypeStruct((512, 6), jnp.float32, sharding=NamedSharding(on, P("tensor", None)))
+    indices = jax.ShapeDtypeStruct((8, 4), jnp.int32, sharding=NamedSharding(on, P("fsdp", None)))
+    compiled = jax.jit(lambda t, i: look_up(t, i, on)).lower(table, indices).compile()
+    assert compiled.output_shardings.shard_shape((8, 4, 6)) == (4, 1, 6)
+    assert "f32[512,6]" not in compiled.as_text()
