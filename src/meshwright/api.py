@@ -270,7 +270,9 @@ def train(
     if folder is None:
         folder = Path("runs") / f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     measurement = run_training(run, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event)
-    reconciliation = reconcile(weighing.ledger, weighing.prediction, measurement)
+    reconciliation = reconcile(
+        weighing.compiled.fingerprint, weighing.ledger, weighing.prediction, measurement
+    )
     (folder / "config.json").write_text(run.model_dump_json(indent=1))
     (folder / "weighing.json").write_text(json.dumps(weighing.to_dict(), indent=1))
     (folder / "measurement.json").write_text(measurement.to_json())

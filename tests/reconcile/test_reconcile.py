@@ -6,7 +6,7 @@ from meshwright.reconcile import reconcile
 
 
 def rows_of(*given):
-    reconciliation = reconcile(*given)
+    reconciliation = reconcile("weighed", *given)
     return {row.quantity: row for row in reconciliation.rows}, reconciliation.not_compared
 
 
@@ -66,3 +66,9 @@ def test_without_a_prediction_there_is_no_time_to_compare(ledger, measurement):
 def test_a_program_without_products_has_no_mfu(ledger, prediction, measurement):
     idle = dataclasses.replace(prediction, peak_flops_per_second=0.0)
     assert rows_of(ledger, idle, measurement)[1]["MFU"] == "the program multiplies nothing"
+
+
+@pytest.mark.parametrize(("ran", "same"), [("weighed", True), ("another", False)])
+def test_it_says_whether_the_program_that_ran_is_the_one_weighed(ledger, prediction, measurement, ran, same):
+    measured = dataclasses.replace(measurement, fingerprint=ran)
+    assert reconcile("weighed", ledger, prediction, measured).same_program is same

@@ -26,7 +26,9 @@ def test_inside_is_asked_of_an_interval_only():
 
 def test_a_reconciliation_reads_back_as_it_was_written():
     written = Reconciliation(
-        rows=(row(3, 2), row(3, 1.5, low=1, high=4)), not_compared={"MFU": "no peak is known"}
+        same_program=True,
+        rows=(row(3, 2), row(3, 1.5, low=1, high=4)),
+        not_compared={"MFU": "no peak is known"},
     )
     assert Reconciliation.from_json(written.to_json()) == written
     fields = json.loads(written.to_json())

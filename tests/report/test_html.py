@@ -72,7 +72,7 @@ def run(tmp_path: Path, weighing, measurement) -> Path:
         },
     }
     row = Row(quantity="step seconds", unit="seconds", predicted=0.012, measured=0.016, how="the <clock>")
-    compared = Reconciliation(rows=(row,), not_compared={"MFU": "no peak"})
+    compared = Reconciliation(same_program=True, rows=(row,), not_compared={"MFU": "no peak"})
     metrics = [{"step": n, "loss": loss} for n, loss in measurement().losses.items()]
     metrics += [{"step": n, "held_out_loss": loss} for n, loss in measurement().held_out_losses.items()]
     (tmp_path / "config.json").write_text("{}")

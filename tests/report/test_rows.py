@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.reconcile import Reconciliation, Row
-from meshwright.report._rows import comparison_rows
+from meshwright.report._rows import comparison_rows, program_line
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from meshwright.report._rows import comparison_rows
 )
 def test_each_unit_is_printed_as_people_write_it(unit: str, expected: str):
     row = Row(quantity="q", unit=unit, predicted=2048, measured=1024, how="by hand")
-    assert comparison_rows(Reconciliation(rows=(row,), not_compared={}))[0][1] == expected
+    assert comparison_rows(Reconciliation(same_program=True, rows=(row,), not_compared={}))[0][1] == expected
 
 
 def test_the_error_is_signed_and_absent_where_nothing_was_measured():
@@ -26,7 +26,9 @@ def test_the_error_is_signed_and_absent_where_nothing_was_measured():
         Row(quantity="q", unit="bytes", predicted=2048, measured=measured, how="by hand")
         for measured in (1024, 4096, 0)
     )
-    assert [row[3] for row in comparison_rows(Reconciliation(rows=rows, not_compared={}))] == [
+    assert [
+        row[3] for row in comparison_rows(Reconciliation(same_program=True, rows=rows, not_compared={}))
+    ] == [
         "+100.0 %",
         "-50.0 %",
         "",
@@ -35,4 +37,12 @@ def test_the_error_is_signed_and_absent_where_nothing_was_measured():
 
 def test_an_interval_stands_beside_its_expected_value():
     row = Row(quantity="q", unit="seconds", predicted=2, measured=2, how="by hand", low=1, high=3)
-    assert comparison_rows(Reconciliation(rows=(row,), not_compared={}))[0][1] == "2.00 s (1.00 s to 3.00 s)"
+    assert (
+        comparison_rows(Reconciliation(same_program=True, rows=(row,), not_compared={}))[0][1]
+        == "2.00 s (1.00 s to 3.00 s)"
+    )
+
+
+def test_a_program_that_is_not_the_weighed_one_is_said_loudly():
+    assert "NOT THE PROGRAM" in program_line(Reconciliation(same_program=False, rows=(), not_compared={}))
+    assert "equal" in program_line(Reconciliation(same_program=True, rows=(), not_compared={}))

@@ -17,8 +17,10 @@ ROWS = (
     ),
     Row(quantity="MFU", unit="share", predicted=0.5, measured=0.4, how="model FLOPs over the median step"),
 )
-COMPARED = Reconciliation(rows=ROWS, not_compared={"model FLOPs": "nothing sees them alone"})
-NOTHING = Reconciliation(rows=(), not_compared={})
+COMPARED = Reconciliation(
+    same_program=True, rows=ROWS, not_compared={"model FLOPs": "nothing sees them alone"}
+)
+NOTHING = Reconciliation(same_program=True, rows=(), not_compared={})
 
 
 def test_a_run_reads_as_agreed(measurement, golden):

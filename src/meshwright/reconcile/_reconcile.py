@@ -12,10 +12,13 @@ ARGUMENTS = ("parameters", "optimizer_state", "model_state", "keys", "step", "ba
 """The ledger's memory categories that hold what a program is given."""
 
 
-def reconcile(ledger: Ledger, prediction: Prediction | None, measurement: Measurement) -> Reconciliation:
+def reconcile(
+    fingerprint: str, ledger: Ledger, prediction: Prediction | None, measurement: Measurement
+) -> Reconciliation:
     """Every quantity that was both predicted and measured, and why the others were not.
 
-    The ledger and the prediction must be of the program that ran: equal fingerprints say so.
+    Args:
+        fingerprint: of the program that was weighed; the result says whether it is the one that ran.
     """
     found = (
         _executed_flops(ledger, measurement),
@@ -25,6 +28,7 @@ def reconcile(ledger: Ledger, prediction: Prediction | None, measurement: Measur
         *_times(ledger, prediction, measurement),
     )
     return Reconciliation(
+        same_program=fingerprint == measurement.fingerprint,
         rows=tuple(each for each in found if isinstance(each, Row)),
         not_compared=dict(each for each in found if not isinstance(each, Row)),
     )

@@ -43,8 +43,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """All rows, and by quantity why nothing stands beside the others."""
+    """All rows, and by quantity why nothing stands beside the others.
 
+    `same_program`: whether the program that ran has the fingerprint of the one that was weighed.
+    """
+
+    same_program: bool
     rows: tuple[Row, ...]
     not_compared: dict[str, str]
 
@@ -54,7 +58,8 @@ class Reconciliation:
             {**dataclasses.asdict(row), "relative_error": row.relative_error, "inside": row.inside}
             for row in self.rows
         ]
-        return json.dumps({"schema": SCHEMA, "rows": rows, "not_compared": self.not_compared}, indent=1)
+        fields = {"schema": SCHEMA, "same_program": self.same_program, "rows": rows}
+        return json.dumps({**fields, "not_compared": self.not_compared}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Reconciliation:
@@ -72,7 +77,11 @@ class Reconciliation:
                 )
             known = {field.name for field in dataclasses.fields(Row)}
             rows = (Row(**{name: row[name] for name in known}) for row in fields["rows"])
-            return Reconciliation(rows=tuple(rows), not_compared=dict(fields["not_compared"]))
+            return Reconciliation(
+                same_program=fields["same_program"],
+                rows=tuple(rows),
+                not_compared=dict(fields["not_compared"]),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as broken:
             raise InputError(
                 f"this is no reconciliation: {broken!r}", hint="`train` writes one as reconciliation.json"

@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.reconcile import Reconciliation
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._rows import comparison_rows
+from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
 
 NUM_SLICES = 8
@@ -166,7 +166,7 @@ def _compared(reconciliation: Reconciliation) -> str:
     parts = [_table(head, rows, numbers=(1, 2, 3))] if rows else []
     if reconciliation.not_compared:
         parts.append(_table(("not compared", "why"), list(reconciliation.not_compared.items())))
-    return "".join(parts)
+    return "".join([_paragraph(program_line(reconciliation)), *parts])
 
 
 def _memory(run: RunFiles) -> str:

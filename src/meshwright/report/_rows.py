@@ -35,3 +35,12 @@ def _amount(value: float, unit: str) -> str:
     if unit == "seconds":
         return format_seconds(value)
     return f"{100 * value:.1f} %" if unit == "share" else f"{format_count(value)} {unit}"
+
+
+def program_line(reconciliation: Reconciliation) -> str:
+    """Whether what was predicted is of the program that ran."""
+    if reconciliation.same_program:
+        return "The program that ran is the one that was weighed: their fingerprints are equal."
+    return (
+        "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
+    )

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.reconcile import Measurement, Reconciliation
 from meshwright.units import format_count, format_seconds
 
-from ._rows import comparison_rows
+from ._rows import comparison_rows, program_line
 from ._terminal import add_row, heading, indented, plain_table
 
 SAMPLE_LINES = 12
@@ -23,6 +23,7 @@ def run_text(measurement: Measurement, reconciliation: Reconciliation) -> Render
         parts += [heading("What it writes after training"), indented(Text("\n".join(cut))), Text()]
     parts += [heading("Predicted beside measured"), indented(_comparison(reconciliation)), Text()]
     parts += [indented(_how_measured(reconciliation)), Text()]
+    parts += [Text(program_line(reconciliation)), Text()]
     return Group(*parts)
 
 
