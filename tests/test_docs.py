@@ -72,7 +72,12 @@ def commands_of(page: Path) -> list[Command]:
 
 
 COMMANDS = [command for page in PAGES for command in commands_of(page)]
-OURS = [command for command in COMMANDS if command.text.startswith("meshwright ")]
+# A command that two pages show is run once, as the first of them says.
+OURS = [
+    command
+    for place, command in enumerate(COMMANDS)
+    if command.text.startswith("meshwright ") and command.text not in {c.text for c in COMMANDS[:place]}
+]
 MAKE = sorted({command.text for command in COMMANDS if command.text.startswith("make ")})
 
 

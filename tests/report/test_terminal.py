@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 
 import pytest
+from rich.console import Console
 
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger
@@ -91,3 +94,14 @@ def test_the_steps_from_the_rule_to_the_model_add_up(weighing, model: int):
 
 def test_names_in_brackets_are_no_markup(weighing, plain):
     assert "all-gather[fsdp]" in plain(weighing_text(weighing()))
+
+
+def test_a_bar_is_red_only_where_it_is_more_than_a_device_gives(weighing):
+    def bar_colours(**memory: object) -> set[str]:
+        console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
+        console.print(weighing_text(weighing(memory=memory)))
+        return set(re.findall("\x1b\\[(?:1;)?(3\\dm)━", console.file.getvalue()))
+
+    assert bar_colours() == {"36m"}  # cyan
+    assert bar_colours(usable_bytes=None) == {"36m"}
+    assert bar_colours(usable_bytes=40 * GIB) == {"31m", "36m"}

@@ -163,7 +163,14 @@ def _memory_table(memory: MemoryLedger) -> RenderableType:
         add_row(table, name, format_bytes(num_bytes), share, bar, style=style)
 
     def bar(num_bytes: int) -> ProgressBar:
-        return ProgressBar(total=max(whole, 1), completed=num_bytes, width=BAR_WIDTH)
+        full = "red" if num_bytes > whole else "cyan"
+        return ProgressBar(
+            total=max(whole, 1),
+            completed=num_bytes,
+            width=BAR_WIDTH,
+            complete_style="cyan",
+            finished_style=full,
+        )
 
     for name, num_bytes in memory.by_category.items():
         row(_words(name), num_bytes, bar(num_bytes))
