@@ -12,7 +12,7 @@ from meshwright.models import Context
 from meshwright.sharding import mesh_of
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def little_optimisation() -> Iterator[None]:
     """Programs that run once: the compiler takes half the time, and rounding is no different in kind."""
     jax.config.update("jax_disable_most_optimizations", True)

@@ -1,0 +1,254 @@
+"""One step on one device, and the same step on eight simulated ones."""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from meshwright.config import load_config
+from meshwright.data import open_data
+from meshwright.step import build_step
+
+NANO = ("data.source=synthetic", "batch.sequences=16", "batch.sequence_length=32", "model.num_kv_heads=4")
+NANO += ("model.embed_dim=32", "model.mlp_dim=64", "model.vocab_size=64")
+GPT = (*NANO, "model.norm=layer", "model.bias=true", "model.mlp=plain", "model.activation=gelu")
+GPT += (
+    "model.position=learned",
+    "model.rope_theta=none",
+    "model.max_positions=32",
+    "model.tied_embeddings=true",
+)
+NUM_STEPS = 3
+ALL_THREE = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@dataclass
+class Trained:
+    """A state at the seed, and what three steps from it told."""
+
+    initial: dict
+    losses: list[float]
+    norms: list[float]
+    rates: list[float]
+
+
+def batches_of(config, built):
+    """The run's batches, as [microbatches, rows, ...]."""
+    data = open_data(config)
+
+    def place(x, like):
+        return jax.device_put(x.reshape(like.shape), like.sharding)
+
+    for index in range(NUM_STEPS):
+        yield jax.tree.map(place, data.batch(index, "train"), built.batch)
+
+
+@pytest.fixture(scope="module")
+def built_on():
+    """A preset with overrides, built on a layout; each compiled once."""
+
+    @functools.cache
+    def build(mesh, preset, *overrides):
+        config = load_config(preset, overrides)
+        return config, build_step(config, mesh)
+
+    return build
+
+
+def put(state, built):
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), state, built.state)
+
+
+@pytest.fixture(scope="module")
+def trained(built_on):
+    """Three steps of a preset with overrides on a layout; each run once."""
+    starts = {}
+
+    @functools.cache
+    def train(mesh, preset, *overrides):
+        config, built = built_on(mesh, preset, *overrides)
+        key = (mesh, config.model)  # however the batch is cut
+        if key not in starts:
+            starts[key] = jax.tree.map(np.asarray, built.init(np.uint32(config.seed)))
+        state, metrics = put(starts[key], built), []
+        for batch in batches_of(config, built):
+            state, metric = built.step(state, batch)
+            metrics.append(jax.tree.map(float, metric))
+        names = ("loss", "gradient_norm", "learning_rate")
+        return Trained(starts[key], *([metric[name] for metric in metrics] for name in names))
+
+    return train
+
+
+def equal(mine, theirs):
+    """Whether two trees are bitwise equal, leaf by leaf."""
+    return [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)]
+
+
+CASES = [
+    pytest.param({"data": 8}, NANO, 1, id="data=8 in two"),
+    pytest.param({"fsdp": 8}, NANO, None, id="fsdp=8"),
+    pytest.param({"tensor": 4}, NANO, 8, id="tensor=4 in two"),
+    pytest.param(ALL_THREE, NANO, None, id="all three"),
+    pytest.param(ALL_THREE, NANO, 2, id="all three in two"),
+    pytest.param(ALL_THREE, GPT, 2, id="all three in two, as GPT-2"),
+    pytest.param({"data": 8}, NANO, None, id="data=8", marks=pytest.mark.long),
+    pytest.param({"fsdp": 8}, NANO, 1, id="fsdp=8 in two", marks=pytest.mark.long),
+    pytest.param({"tensor": 4}, NANO, None, id="tensor=4", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("axes", "model", "rows"), CASES)
+def test_layouts_and_microbatches_give_the_losses_of_one_device_and_one_batch(
+    axes, model, rows, mesh, trained
+):
+    alone = trained(mesh(), "bytes-nano", *model)
+    overrides = model if rows is None else (*model, f"batch.microbatch_sequences={rows}")
+    found = trained(mesh(**axes), "bytes-nano", *overrides)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, alone.norms, rtol=1e-4)
+    assert all(equal(found.initial, alone.initial))
+
+
+@pytest.mark.parametrize(("preset", "axes"), [("linear", {"data": 2, "fsdp": 4}), ("cruncher", ALL_THREE)])
+def test_layouts_of_rows_give_the_losses_of_one_device(preset, axes, mesh, trained):
+    alone, found = trained(mesh(), preset), trained(mesh(**axes), preset)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-5)
+    assert all(equal(found.initial, alone.initial))
+
+
+def test_the_losses_fall_and_the_learning_rate_is_told(mesh, trained):
+    run = trained(mesh(), "linear")
+    assert run.losses[2] < run.losses[1] < run.losses[0]
+    assert run.rates == pytest.approx([0.1] * 3)
+
+
+def test_two_runs_of_one_seed_are_bitwise_equal_and_of_two_seeds_are_not(mesh, built_on):
+    config, built = built_on(mesh(**ALL_THREE), "bytes-nano", *NANO)
+    ends = []
+    for seed in (0, 0, 1):
+        state = built.init(np.uint32(seed))
+        for batch in batches_of(config, built):
+            state, _ = built.step(state, batch)
+        ends.append(state["parameters"])
+    assert all(equal(ends[0], ends[1]))
+    assert not any(equal(ends[0], ends[2]))
+
+
+def replicated_over(tree, axis):
+    """Paths of the arrays of which every device along `axis` holds the same."""
+
+    def is_split(leaf):
+        return any(axis in (part if isinstance(part, tuple) else (part,)) for part in leaf.sharding.spec)
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path) for path, leaf in leaves if not is_split(leaf)}
+
+
+COUNTS = {
+    "['optimizer'][1][0].count",
+    "['optimizer'][1][2].count",
+}  # Adam's, after clipping, and the schedule's
+BARE = {"['key']", "['step']"}
+
+
+def test_only_the_step_the_key_and_the_counts_are_replicated_over_fsdp(mesh):
+    state = build_step(load_config("bytes-nano"), mesh(**ALL_THREE)).state
+    assert replicated_over(state, "fsdp") == BARE | COUNTS
+
+
+def test_only_those_and_the_norms_are_replicated_over_tensor(mesh):
+    state = build_step(load_config("bytes-nano"), mesh(**ALL_THREE)).state
+    norms = {"['final_norm']['scale']"}
+    norms |= {f"['layers']['{name}_norm']['scale']" for name in ("attention", "mlp")}
+    of_state = {f"{place}{norm}" for place in MOMENTS for norm in norms}
+    assert replicated_over(state, "tensor") == BARE | COUNTS | of_state
+
+
+MOMENTS = ("['parameters']", "['optimizer'][1][0].mu", "['optimizer'][1][0].nu")
+
+
+def test_biases_of_what_tensor_splits_are_replicated_over_fsdp_too(mesh):
+    """They have no `embed` dimension: a vector of a matrix's outputs, which tensor alone splits."""
+    state = build_step(load_config("bytes-nano", GPT), mesh(**ALL_THREE)).state
+    attention = {f"['layers']['attention']['{name}_bias']" for name in ("query", "key", "value")}
+    biases = attention | {"['layers']['mlp']['up_bias']"}
+    of_state = {f"{place}{bias}" for place in MOMENTS for bias in biases}
+    assert replicated_over(state, "fsdp") == BARE | COUNTS | of_state
+
+
+def test_of_rows_only_the_step_the_key_and_the_count_are_replicated_over_fsdp(mesh):
+    for preset in ("linear", "cruncher"):
+        config = load_config(preset, ("optimizer.momentum=0.9",))
+        state = build_step(config, mesh(**ALL_THREE)).state
+        assert replicated_over(state, "fsdp") == BARE | {"['optimizer'][1].count"}
+    assert replicated_over(state["parameters"], "tensor") == {"['head']"}  # [width, 1]
+
+
+def test_moments_lie_where_their_parameters_lie(mesh):
+    state = build_step(load_config("bytes-nano"), mesh(**ALL_THREE)).state
+    wanted = jax.tree.map(lambda leaf: leaf.sharding, state["parameters"])
+    adam = state["optimizer"][1][0]
+    for moment in (adam.mu, adam.nu):
+        assert jax.tree.map(lambda leaf: leaf.sharding, moment) == wanted
+
+
+def test_the_state_comes_out_as_it_went_in_and_is_donated(mesh):
+    config = load_config("linear", ("optimizer.momentum=0.9",))
+    built = build_step(config, mesh(data=2, fsdp=4))
+    state = built.init(np.uint32(0))
+    before = jax.tree.leaves(state)
+    after, metrics = built.step(state, next(batches_of(config, built)))
+    for leaf, like in zip(jax.tree.leaves(after), jax.tree.leaves(built.state), strict=True):
+        assert (leaf.shape, leaf.dtype) == (like.shape, like.dtype)
+        assert leaf.sharding.is_equivalent_to(like.sharding, leaf.ndim)
+    assert after["step"] == 1
+    assert set(metrics) == {"loss", "gradient_norm", "learning_rate"}
+    assert all(leaf.is_deleted() for leaf in before if leaf.ndim)
+
+
+def test_evaluation_is_the_loss_before_the_step_over_all_microbatches(mesh):
+    config = load_config("linear", ("batch.microbatch_sequences=16",))
+    built = build_step(config, mesh())
+    state, batch = built.init(np.uint32(0)), next(batches_of(config, built))
+    assert jax.tree.leaves(batch)[0].shape[0] == 4
+    held_out = float(built.evaluate(state["parameters"], batch))
+    _, metrics = built.step(state, batch)
+    assert held_out == pytest.approx(float(metrics["loss"]), rel=1e-6)
+
+
+def test_evaluation_drops_nothing(mesh):
+    overrides = (*NANO, "model.dropout=0.5", "model.num_layers=1")
+    configs = (load_config("bytes-nano", over) for over in (overrides, (*NANO, "model.num_layers=1")))
+    built = (build_step(config, mesh()) for config in configs)
+    dropping, plain = (b.evaluate.lower(b.state["parameters"], b.batch).as_text() for b in built)
+    assert dropping == plain
+
+
+def test_dropout_differs_by_step_and_by_microbatch(mesh):
+    """Learning changes nothing here, and all tokens are alike: only what is dropped can differ."""
+    overrides = (*NANO, "model.dropout=0.5", "optimizer.learning_rate=1e-30", "optimizer.weight_decay=0.0")
+    overrides += ("batch.microbatch_sequences=8",)
+    losses, start = {}, None
+    for sequences in (8, 16):
+        config = load_config("bytes-nano", (*overrides, f"batch.sequences={sequences}"))
+        built = build_step(config, mesh())
+        start = start or jax.tree.map(np.asarray, built.init(np.uint32(0)))
+        tokens = np.broadcast_to(np.arange(33, dtype=np.int32), built.batch["tokens"].shape)
+        state, losses[sequences] = put(start, built), []
+        for _ in range(2):
+            state, metrics = built.step(state, {"tokens": jax.numpy.array(tokens)})
+            losses[sequences].append(float(metrics["loss"]))
+    assert losses[8][0] != losses[8][1]
+    assert losses[16][0] != losses[16][1]
+    assert losses[16][0] != losses[8][0]  # the first of its two microbatches is the same: the second is not
+
+
+def test_a_batch_is_split_over_replicas_alone(mesh):
+    built = build_step(load_config("bytes-nano", (*NANO, "batch.microbatch_sequences=2")), mesh(**ALL_THREE))
+    tokens = built.batch["tokens"]
+    assert tokens.shape == (2, 8, 33)  # two microbatches of two sequences for each of four replicas
+    assert tokens.sharding.spec == PartitionSpec(None, ("data", "fsdp"), None)
