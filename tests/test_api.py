@@ -127,6 +127,13 @@ def test_a_foreign_program_cannot_be_trained(monkeypatch, tmp_path):
         mw.train("rematerialised:train_step", on="2xCPU", folder=tmp_path)
 
 
+def test_a_fleet_that_is_not_attached_is_told_before_anything_is_compiled_or_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(api, "compile_program", None)
+    with pytest.raises(mw.InputError, match="8xH100 is not attached"):
+        mw.train("bytes-nano", on="8xH100", folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_missing_compiler_is_named_with_its_extra(monkeypatch):
     def version(package: str) -> str:
         raise importlib.metadata.PackageNotFoundError(package)

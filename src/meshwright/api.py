@@ -258,7 +258,7 @@ def train(
         InputError: as `weigh`; also a fleet that is not attached, or a folder that cannot be written.
     """
     from .report import write_report
-    from .train import run_training
+    from .train import devices_of, run_training
 
     run = _run_config(config, overrides, layout)
     if run is None:
@@ -266,7 +266,11 @@ def train(
             f"{config} is a program of its own; `train` runs configs",
             hint="run it with your own loop, or write a config; `meshwright presets` lists some",
         )
-    weighing = weigh(run, on=on, on_phase=on_phase)
+    fleet = _fleet(on)
+    devices_of(
+        fleet, Layout.parse(run.layout).resolve(fleet.num_devices)
+    )  # absent ones: known before compiling
+    weighing = weigh(run, on=fleet.name, on_phase=on_phase)
     if folder is None:
         folder = Path("runs") / f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     measurement = run_training(run, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event)

@@ -3,6 +3,7 @@ Imports: `step`, `data`, `measure`, `reconcile` (for `Measurement`), jax. Prints
 Imported by: `api`, the command line.
 """
 
+from ._devices import devices_of as devices_of
 from ._devices import local_fleet as local_fleet
 from ._events import Compiled as Compiled
 from ._events import Evaluated as Evaluated
