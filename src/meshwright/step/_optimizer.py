@@ -30,12 +30,11 @@ def schedule_of(config: RunConfig) -> optax.Schedule:
 def optimizer_of(config: RunConfig, declared: Any) -> optax.GradientTransformation:
     """The update rule; `declared` is the model's table of parameters.
 
-    Weight decay falls on matrices only: parameters of two or more dimensions, `layers` not counted.
+    Weight decay falls on matrices and tables, not on norms and biases. (What is drawn is a matrix: a
+    bias may have two dimensions too, heads and their width.)
     """
     matrices = jax.tree.map(
-        lambda p: sum(dim != "layers" for dim in p.dims) >= 2,
-        declared,
-        is_leaf=lambda p: isinstance(p, Parameter),
+        lambda p: p.initial == "fan_in", declared, is_leaf=lambda p: isinstance(p, Parameter)
     )
     rate = schedule_of(config)
     match config.optimizer:

@@ -1,0 +1,190 @@
+"""Every field of a run's configuration does something: change it, and the step's program changes, or what
+is listed here as changed instead."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.config import Layout, RunConfig, load_config
+from meshwright.config._problems import variants
+from meshwright.data import open_data
+from meshwright.hardware import Fleet
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+from meshwright.train import run_training
+
+NANO = ("bytes-nano", "data.source=synthetic")
+GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
+COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
+SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
+
+# The field, the run it belongs to, and what it is changed to (with what must change along).
+PROGRAM = {
+    "model.linear.kind": (("linear",), "model.kind=cruncher", "model.width=16", "model.num_layers=1"),
+    "model.linear.input_dim": (("linear",), "model.input_dim=8"),
+    "model.linear.bias": (("linear",), "model.bias=true"),
+    "model.cruncher.kind": (("cruncher",), "model.kind=linear", "model.input_dim=64"),
+    "model.cruncher.width": (("cruncher",), "model.width=32"),
+    "model.cruncher.num_layers": (("cruncher",), "model.num_layers=3"),
+    "model.transformer.kind": (
+        (*NANO, "remat=none", "batch.sequence_length=1"),
+        "model.kind=linear",
+        "model.input_dim=64",
+    ),
+    "model.transformer.num_layers": (NANO, "model.num_layers=3"),
+    "model.transformer.embed_dim": (NANO, "model.embed_dim=32", "model.head_dim=16"),
+    "model.transformer.num_heads": (NANO, "model.num_heads=2", "model.head_dim=16"),
+    "model.transformer.num_kv_heads": (NANO, "model.num_kv_heads=4"),
+    "model.transformer.head_dim": (NANO, "model.head_dim=8"),
+    "model.transformer.mlp_dim": (NANO, "model.mlp_dim=64"),
+    "model.transformer.vocab_size": (NANO, "model.vocab_size=128"),
+    "model.transformer.norm": (NANO, "model.norm=layer"),
+    "model.transformer.norm_epsilon": (NANO, "model.norm_epsilon=1e-6"),
+    "model.transformer.position": (NANO, *GPT[2:]),
+    "model.transformer.max_positions": (GPT, "model.max_positions=128"),
+    "model.transformer.rope_theta": (NANO, "model.rope_theta=500.0"),
+    "model.transformer.mlp": (NANO, "model.mlp=plain"),
+    "model.transformer.activation": (NANO, "model.activation=gelu"),
+    "model.transformer.tied_embeddings": (NANO, "model.tied_embeddings=true"),
+    "model.transformer.bias": (NANO, "model.bias=true"),
+    "model.transformer.dropout": (NANO, "model.dropout=0.1"),
+    "model.transformer.unroll": (NANO, "model.unroll=true"),
+    "model.transformer.loss_chunk": (NANO, "model.loss_chunk=16"),
+    "optimizer.adamw.kind": (NANO, *SGD[2:]),
+    "optimizer.adamw.learning_rate": (NANO, "optimizer.learning_rate=1e-4"),
+    "optimizer.adamw.beta1": (NANO, "optimizer.beta1=0.8"),
+    "optimizer.adamw.beta2": (NANO, "optimizer.beta2=0.99"),
+    "optimizer.adamw.epsilon": (NANO, "optimizer.epsilon=1e-6"),
+    "optimizer.adamw.weight_decay": (NANO, "optimizer.weight_decay=0.2"),
+    "optimizer.adamw.clip_norm": (NANO, "optimizer.clip_norm=none"),
+    "optimizer.sgd.kind": (SGD, "optimizer.kind=adamw"),
+    "optimizer.sgd.learning_rate": (SGD, "optimizer.learning_rate=0.2"),
+    "optimizer.sgd.momentum": (SGD, "optimizer.momentum=0.9"),
+    "optimizer.sgd.clip_norm": (SGD, "optimizer.clip_norm=0.5"),
+    "schedule.constant.kind": (NANO, *COSINE[2:]),
+    "schedule.cosine.kind": (COSINE, "schedule.kind=constant"),
+    "schedule.cosine.warmup_steps": (COSINE, "schedule.warmup_steps=6"),
+    "schedule.cosine.final_fraction": (COSINE, "schedule.final_fraction=0.0"),
+    "precision": (NANO, "precision=bf16"),
+    "remat": (NANO, "remat=full"),
+    "batch.sequences": (NANO, "batch.sequences=16"),
+    "batch.sequence_length": (NANO, "batch.sequence_length=32"),
+    "batch.microbatch_sequences": (NANO, "batch.microbatch_sequences=4"),
+    "steps": (COSINE, "steps=30"),  # where the cosine ends; also how long `train` runs, below
+}
+# What acts elsewhere, and why; each has its own test below.
+ELSEWHERE = {
+    "name": "names the run in records and reports, and is part of the cache's key",
+    "layout": "says which mesh the step is built on",
+    "seed": "is an argument of the program that makes the state, and seeds the data",
+    "data.synthetic.source": "chooses what the step's batches hold",
+    "data.python-stdlib.source": "chooses what the step's batches hold",
+    "data.python-stdlib.held_out_fraction": "says which files training does not see",
+    "data.tokens.source": "chooses what the step's batches hold",
+    "data.tokens.path": "says whose tokens they are",
+    "data.tokens.dtype": "says how the file's bytes are read",
+    "data.tokens.held_out_fraction": "says how much of the file's tail training does not see",
+    "evaluation.every_steps": "says when the training loop evaluates",
+    "evaluation.batches": "says over how many batches",
+}
+
+
+def every_field():
+    """Dotted names of all fields, with the kind of record where a section has several."""
+    for section in RunConfig.model_fields:
+        _, records = variants(section)
+        if not records:
+            yield section
+        for kind, record in records.items():
+            yield from (
+                ".".join(part for part in (section, kind, field) if part) for field in record.model_fields
+            )
+
+
+def test_the_tables_hold_every_field_there_is():
+    assert set(every_field()) == PROGRAM.keys() | ELSEWHERE.keys()
+    assert not PROGRAM.keys() & ELSEWHERE.keys()
+
+
+@functools.cache
+def program_of(preset, *overrides):
+    """The step's lowered text, without a layout: one device."""
+    built = build_step(load_config(preset, overrides), mesh_of((("data", 1),), jax.devices()[:1]))
+    return built.step.lower(built.state, built.batch).as_text()
+
+
+def test_the_same_configuration_gives_the_same_program():
+    assert program_of(*NANO) == program_of.__wrapped__(*NANO)
+
+
+@pytest.mark.parametrize("field", PROGRAM)
+def test_changing_a_field_changes_the_program(field):
+    base, *changes = PROGRAM[field]
+    assert program_of(*base) != program_of.__wrapped__(*base, *changes)
+
+
+def batch_of(*overrides, split="train"):
+    return open_data(load_config("bytes-nano", overrides)).batch(0, split)["tokens"]
+
+
+def differ(*batches):
+    return not any(np.array_equal(batches[0], other) for other in batches[1:])
+
+
+def test_a_name_is_part_of_the_cache_key_only(tmp_path):
+    configs = []
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text('preset = "bytes-nano"\n')
+        configs.append(load_config(str(tmp_path / f"{name}.toml")))
+    assert [config.name for config in configs] == ["one", "two"]
+    assert configs[0].model_copy(update={"name": "two"}) == configs[1]
+
+
+def test_a_layout_changes_the_mesh_and_with_it_the_program():
+    texts = []
+    for layout in ("fsdp=4,tensor=2", "data=-1"):
+        config = load_config("bytes-nano", (*NANO[1:], f"layout={layout}"))
+        mesh = mesh_of(Layout.parse(config.layout).resolve(8).axes, jax.devices())
+        built = build_step(config, mesh)
+        texts.append(built.step.lower(built.state, built.batch).as_text())
+    assert texts[0] != texts[1]
+
+
+def test_a_seed_changes_the_state_and_the_batches():
+    built = build_step(load_config("linear"), mesh_of((("data", 1),), jax.devices()[:1]))
+    starts = [built.init(np.uint32(seed)) for seed in (0, 1)]
+    assert not np.array_equal(*(start["parameters"]["weight"] for start in starts))
+    assert not np.array_equal(*(start["key"] for start in starts))
+    for source in ("synthetic", "python-stdlib"):
+        assert differ(batch_of(f"data.source={source}"), batch_of(f"data.source={source}", "seed=1"))
+
+
+def test_data_changes_the_batches(tmp_path):
+    random = np.random.default_rng(0)
+    for name in ("one", "two"):
+        random.integers(256, size=4000).astype("<u4").tofile(tmp_path / f"{name}.bin")
+    tokens = ("data.source=tokens", "data.dtype=uint32", f"data.path={tmp_path / 'one.bin'}")
+    assert differ(batch_of("data.source=synthetic"), batch_of("data.source=python-stdlib"), batch_of(*tokens))
+    assert differ(batch_of(*tokens), batch_of(*tokens, f"data.path={tmp_path / 'two.bin'}"))
+    assert differ(batch_of(*tokens), batch_of(*tokens, "data.dtype=uint16"))
+    for source in (("data.source=python-stdlib",), tokens):
+        fractions = ((), ("data.held_out_fraction=0.2",))
+        assert differ(*(batch_of(*source, *more, split="held-out") for more in fractions))
+
+
+def test_evaluation_and_steps_change_what_training_does(tmp_path):
+    def run(name, *overrides):
+        config = load_config(
+            "linear", ("steps=4", "evaluation.every_steps=2", "evaluation.batches=1", *overrides)
+        )
+        return run_training(config, Fleet.parse("1xCPU"), Layout.parse("data=1"), tmp_path / name)
+
+    base = run("base")
+    assert (list(base.losses), list(base.held_out_losses)) == ([1, 2, 3, 4], [0, 2, 4])
+    assert list(run("steps", "steps=3").losses) == [1, 2, 3]
+    assert list(run("every", "evaluation.every_steps=3").held_out_losses) == [0, 3, 4]
+    more = run("batches", "evaluation.batches=2")
+    assert more.losses == base.losses
+    assert more.held_out_losses[0] != base.held_out_losses[0]
