@@ -83,7 +83,7 @@ def is_parameter(leaf):
 
 
 def test_of_a_transformer_decay_falls_on_its_matrices():
-    """Not on norms and biases, whatever shape they have: some are of heads by their width, all are stacked."""
+    """Not on norms and biases, whatever their shape: some are of heads by width, and all are stacked."""
     config = load_config("gpt2-124m", ("schedule.kind=constant",))
     declared = model_of(config.model).parameters()
     parameters = jax.tree.map(lambda p: jnp.ones((1,) * len(p.shape)), declared, is_leaf=is_parameter)
