@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from meshwright.compiler import CorruptFolder, _cache, cache_root, compile_program
+from meshwright.compiler import CorruptFolder, _cache, cache_root
 from meshwright.compiler._record import TEXTS, Compiled
 from meshwright.errors import InputError
 
@@ -99,16 +99,6 @@ def test_a_corrupt_entry_is_gone_and_built_again(cache, compiled, harm):
     assert kept() == []
     publish("key", compiled)
     assert _cache.lookup("key") == compiled
-
-
-def test_a_corrupt_program_is_compiled_again(weighed, request_for):
-    found = weighed("linear", "1xCPU", "data=-1")
-    (found.folder / "live-range.txt.gz").write_bytes(b"")
-    again, folder, cached = compile_program(request_for("linear", "1xCPU", "data=-1"))
-    assert not cached
-    assert folder == found.folder
-    assert again.fingerprint == found.compiled.fingerprint
-    assert compile_program(request_for("linear", "1xCPU", "data=-1"))[2]
 
 
 def test_the_limit_takes_what_was_used_longest_ago(cache, compiled, monkeypatch):

@@ -27,6 +27,13 @@ def worker_runs(request_for, tmp_path):
     return run
 
 
+def workers():
+    """Compile workers among this process's descendants; other tests may have left helpers of their own."""
+    return [
+        p for p in psutil.Process().children(recursive=True) if "meshwright.compiler._worker" in p.cmdline()
+    ]
+
+
 def unfinished():
     return list((cache_root() / "compiled").glob(".making-*"))
 
@@ -57,7 +64,7 @@ def test_a_worker_that_takes_too_long_is_ended_and_says_where_it_was(worker_runs
     message = "compiling somebodys:train_step for 1xCPU: not done after 3 s ("
     assert error.value.message == f"{message}{seen[-1]})"
     assert error.value.hint == "raise the limit, or weigh a smaller program"
-    assert psutil.Process().children(recursive=True) == []
+    assert workers() == []
 
 
 def test_a_worker_that_takes_too_much_memory_is_ended(worker_runs):
@@ -65,7 +72,7 @@ def test_a_worker_that_takes_too_much_memory_is_ended(worker_runs):
         worker_runs("x = bytearray(2**30); import time; time.sleep(1000)", memory_limit_bytes=2**29)
     assert "GiB of this machine's memory, the limit is 0.5 GiB" in error.value.message
     assert "close other programs" in error.value.hint
-    assert psutil.Process().children(recursive=True) == []
+    assert workers() == []
 
 
 PARENT = """
@@ -107,7 +114,9 @@ def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent):
         assert list((tmp_path / "cache/compiled").iterdir()) == []
 
 
-def test_phases_are_told_in_order_and_the_second_time_is_from_the_cache(request_for, tmp_path, monkeypatch):
+def test_phases_are_told_a_program_is_cached_and_a_corrupt_one_is_compiled_again(
+    request_for, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     request, seen = request_for("linear", "1xCPU", "data=-1"), []
     first, folder, cached = compile_program(request, on_phase=seen.append)
@@ -117,3 +126,8 @@ def test_phases_are_told_in_order_and_the_second_time_is_from_the_cache(request_
     assert {"starting", "tracing"} <= set(seen)
     assert folder == tmp_path / "compiled" / request.key()
     assert compile_program(request, on_phase=seen.append) == (first, folder, True)
+    (folder / "live-range.txt.gz").write_bytes(b"")
+    again, place, cached = compile_program(request)
+    assert not cached
+    assert place == folder
+    assert again.fingerprint == first.fingerprint
