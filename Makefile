@@ -26,7 +26,7 @@ demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not long and not gpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not long and not gpu'
 
 test-long: $(INSTALLED)
 	$(BIN)/python benchmarks/long_tests.py

@@ -10,9 +10,11 @@ from pathlib import Path
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
 # a process of its own that is given another platform.
 os.environ["JAX_PLATFORMS"] = "cpu"
-# A cold cache each session: else a test could pass on what an older source left behind.
-_CACHE = tempfile.mkdtemp(prefix="meshwright-tests-")
-os.environ["MESHWRIGHT_CACHE_DIR"] = _CACHE
+# A cold cache each session: else a test could pass on what an older source left behind. The processes that
+# pytest-xdist starts share the one of the process that started them.
+_STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
+if not _STARTED_BY_XDIST:
+    os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
 
 import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
 from jaxtyping import install_import_hook  # noqa: E402
@@ -25,11 +27,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # a protocol, which cannot be checked while the program runs.
 _MODELS = Path(__file__).parents[1] / "src/meshwright/models"
 install_import_hook(
-    [f"meshwright.{package}" for package in ("sharding", "step", "measure", "train")]
+    [f"meshwright.{package}" for package in ("sharding", "step", "measure", "training")]
     + [f"meshwright.models.{path.stem}" for path in _MODELS.glob("[!_]*.py")],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(_CACHE, ignore_errors=True)
+    if not _STARTED_BY_XDIST:
+        shutil.rmtree(os.environ["MESHWRIGHT_CACHE_DIR"], ignore_errors=True)

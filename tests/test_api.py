@@ -1,5 +1,6 @@
 """The Python face: whole weighings against figures worked out by hand."""
 
+import importlib
 import importlib.metadata
 import json
 import sys
@@ -158,6 +159,11 @@ def test_a_platform_without_a_compiler_can_be_simulated_and_is_marked():
 def test_a_layout_that_does_not_cover_the_fleet_is_the_users_mistake():
     with pytest.raises(mw.InputError, match="8"):
         mw.weigh("bytes-nano", on="8xH100", layout="fsdp=3")
+
+
+def test_train_is_the_verb_also_when_its_package_was_imported():
+    importlib.import_module("meshwright.training")
+    assert callable(mw.train)
 
 
 def test_the_package_tells_an_unknown_name_as_python_does():

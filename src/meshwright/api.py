@@ -26,7 +26,7 @@ from .predict import Prediction, predict
 from .reconcile import Measurement, Reconciliation, reconcile
 
 if TYPE_CHECKING:
-    from .train import Event
+    from .training import Event
 
 SCHEMA = 1
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
@@ -146,7 +146,7 @@ def weigh(
 def _fleet(text: str) -> Fleet:
     if text != "local":
         return Fleet.parse(text)
-    from .train import local_fleet  # looks at the attached devices: imports jax
+    from .training import local_fleet  # looks at the attached devices: imports jax
 
     return local_fleet()
 
@@ -258,7 +258,7 @@ def train(
         InputError: as `weigh`; also a fleet that is not attached, or a folder that cannot be written.
     """
     from .report import write_report
-    from .train import devices_of, run_training
+    from .training import devices_of, run_training
 
     run = _run_config(config, overrides, layout)
     if run is None:

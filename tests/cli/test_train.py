@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshwright.cli._train import _state_of
-from meshwright.train import Compiled, Evaluated, Finished, Started, StepDone
+from meshwright.training import Compiled, Evaluated, Finished, Started, StepDone
 
 
 def test_a_run_prints_its_account_and_leaves_its_files(meshwright, tmp_path: Path, monkeypatch):

@@ -13,7 +13,7 @@ from meshwright.data import open_data
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
-from meshwright.train import run_training
+from meshwright.training import run_training
 
 NANO = ("bytes-nano", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")

@@ -16,7 +16,7 @@ from ._weigh import Config, LayoutOption, SetOption
 
 if TYPE_CHECKING:
     from meshwright.api import Run
-    from meshwright.train import Event
+    from meshwright.training import Event
 
 SCHEMA = 1
 EXIT_INTERRUPTED = 130
@@ -97,7 +97,7 @@ def _progress(config: str, on: str) -> Iterator[tuple[Callable[[str], None], Cal
 
 def _state_of(event: Event) -> dict[str, Any]:
     """What the progress bar shows after `event`."""
-    from meshwright.train import Compiled, Evaluated, Started, StepDone
+    from meshwright.training import Compiled, Evaluated, Started, StepDone
     from meshwright.units import format_count, format_seconds
 
     match event:

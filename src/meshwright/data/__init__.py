@@ -1,5 +1,5 @@
 """What a run reads: batches of the whole fleet as numpy arrays, a pure function of seed and step.
-Imports: `config`, `errors`, numpy. No jax. Imported by: `train`, `api`.
+Imports: `config`, `errors`, numpy. No jax. Imported by: `training`, `api`.
 """
 
 from ._open import Dataset as Dataset

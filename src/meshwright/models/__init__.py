@@ -1,5 +1,5 @@
 """The reference models: pure functions over declared parameters (docs/adr/0001).
-Imports: `config`, `sharding`, jax. Imported by: `step`, `train`.
+Imports: `config`, `sharding`, jax. Imported by: `step`, `training`.
 """
 
 from ._base import Context as Context

@@ -1,5 +1,5 @@
 """What was predicted beside what was measured. Pure: records in, a record out.
-Imports: `ledger`, `predict`. No jax, no clock. Imported by: `train` (for `Measurement`), `report`, `api`.
+Imports: `ledger`, `predict`. No jax, no clock. Imported by: `training` (for `Measurement`), `report`, `api`.
 """
 
 from ._measurement import Measurement as Measurement

@@ -1,5 +1,5 @@
 """The train step: the one function that is weighed and that runs.
-Imports: `models`, `sharding`, `config`, optax. Imported by: `train`, and by name in the compile worker.
+Imports: `models`, `sharding`, `config`, optax. Imported by: `training`, and by name in the compile worker.
 """
 
 from ._build import TrainStep as TrainStep

@@ -6,8 +6,8 @@ import pytest
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
-from meshwright.train import _devices, local_fleet
-from meshwright.train._devices import devices_of
+from meshwright.training import _devices, local_fleet
+from meshwright.training._devices import devices_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -6,7 +6,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format that is read below
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.train._files import RunFiles
+from meshwright.training._files import RunFiles
 
 
 def tensorboard_scalars(folder: Path) -> dict[tuple[str, int], float]:

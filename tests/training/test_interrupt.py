@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from meshwright.train._interrupt import noting_interrupts
+from meshwright.training._interrupt import noting_interrupts
 
 
 def test_one_ctrl_c_is_noted_and_the_second_stops_at_once():

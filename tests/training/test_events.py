@@ -1,4 +1,4 @@
-from meshwright.train import Compiled, Evaluated, Finished, Sampled, Started, StepDone
+from meshwright.training import Compiled, Evaluated, Finished, Sampled, Started, StepDone
 
 
 def test_a_run_tells_what_happens_in_order(one_device):

@@ -8,8 +8,8 @@ from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.measure import bytes_on
-from meshwright.train import _run, run_training
-from meshwright.train._loop import Loop
+from meshwright.training import _run, run_training
+from meshwright.training._loop import Loop
 
 ONE, DATA = Fleet.parse("1xCPU"), Layout.parse("data=1")
 

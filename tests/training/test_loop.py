@@ -11,10 +11,10 @@ from meshwright.data import RegressionRows, open_data
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
-from meshwright.train import StepDone, run_training
-from meshwright.train._files import RunFiles
-from meshwright.train._loop import Loop
-from meshwright.train._programs import compile_programs
+from meshwright.training import StepDone, run_training
+from meshwright.training._files import RunFiles
+from meshwright.training._loop import Loop
+from meshwright.training._programs import compile_programs
 
 ONE, DATA = Fleet.parse("1xCPU"), Layout.parse("data=1")
 

@@ -13,8 +13,8 @@ import pytest
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.reconcile import Measurement
-from meshwright.train import Event, _run
-from meshwright.train._run import train
+from meshwright.training import Event, _run
+from meshwright.training._run import train
 
 NANO = load_config("bytes-nano", ["evaluation.every_steps=3", "evaluation.batches=2"])
 STEPS = 7

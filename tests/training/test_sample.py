@@ -4,7 +4,7 @@ import numpy as np
 
 from meshwright.models import Context, model_of
 from meshwright.sharding import mesh_of
-from meshwright.train._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
+from meshwright.training._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
 
 
 def test_a_sample_is_what_the_model_alone_draws_token_by_token(one_device):
