@@ -28,6 +28,8 @@ class Done:
 def meshwright(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
     """Runs the real command line in this process."""
 
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
+
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["meshwright", *arguments])
         with pytest.raises(SystemExit) as ended:

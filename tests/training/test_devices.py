@@ -66,7 +66,8 @@ def test_a_gpu_run_takes_the_memory_it_was_weighed_with(monkeypatch):
 
 def test_memory_that_jax_took_already_cannot_be_changed(monkeypatch):
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
-    jax.devices()
+    monkeypatch.setattr(_devices, "_has_devices", lambda: True)
+    attached(monkeypatch, H100, H100)
     with pytest.raises(MeshwrightError, match="has taken its share of the GPU's memory already") as error:
         devices_of(Fleet.parse("2xH100"), Layout.parse("data=2"))
     assert "XLA_CLIENT_MEM_FRACTION=0.9" in error.value.hint

@@ -59,6 +59,8 @@ def devices_of(fleet: Fleet, layout: Layout) -> Devices:
     if fleet.chip.platform == "cpu":
         return _simulated(fleet)
     if fleet.chip.platform == "cuda":
+        if _has_devices():
+            _attached(fleet, jax.devices())  # absent ones are the first thing to tell
         _set_memory_fraction(fleet, layout)
     return _attached(fleet, jax.devices())
 
