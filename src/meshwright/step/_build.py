@@ -40,7 +40,6 @@ class TrainStep:
     evaluate: Callable[[Tree, Tree], Array]
     state: Tree
     batch: Tree
-    declared: Tree  # the model's parameters as declared
 
 
 def _platform(mesh: Mesh) -> str:
@@ -97,7 +96,6 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         ),
         state=state,
         batch=batch,
-        declared=declared,
     )
 
 
