@@ -55,8 +55,9 @@ def test_a_rematerialised_mlp_with_optax(weighed, fleet):
     assert phases["backward"] == 16 * matmul - matmul
     assert phases["recompute"] == 4 * matmul  # the way up again; the way down is no gradient's business
     assert flops.model == 23 * matmul
-    # The CPU's compiler drops jax.checkpoint's barriers, and finds that it has the forward matmuls.
-    assert flops.executed == (27 if fleet == "8xH100" else 23) * matmul
+    # Up to 0.11 a CPU's compiler drops jax.checkpoint's barriers, and finds that it has the forward matmuls.
+    merges = fleet == "1xCPU" and found.compiled.versions["jaxlib"].startswith(("0.10", "0.11"))
+    assert flops.executed == (23 if merges else 27) * matmul
     assert found.ledger.unpriced == ()
 
 

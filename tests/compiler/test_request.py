@@ -70,8 +70,14 @@ def test_versions_are_of_what_is_installed():
     assert "a-package-of-dreams" not in versions
 
 
+@pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", False), ("0.12.0.1", True)])
+def test_newer_compilers_are_kept_from_their_own_all_reduce_kernels(monkeypatch, jaxlib, told):
+    monkeypatch.setattr(_request, "installed_versions", lambda: {"jaxlib": jaxlib})
+    assert ("xla_gpu_experimental_use_collective_kernels" in compiler_options("cuda", 8)) is told
+
+
 def test_options_hide_communication_where_there_is_any():
-    assert compiler_options("cuda", 8) == {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert compiler_options("cuda", 8)["xla_gpu_enable_latency_hiding_scheduler"] is True
     assert compiler_options("cuda", 1) == {}
     assert compiler_options("cpu", 8) == {}
 

@@ -68,7 +68,7 @@ class Compiled:
     mesh_axes: tuple[tuple[str, int], ...]  # name and size, outermost first; device ids run in this order
     compiler: str  # "XLA of jaxlib 0.10.2, jax-cuda13-pjrt 0.10.2"
     versions: dict[str, str]
-    options: dict[str, bool]
+    options: dict[str, bool | str]
     arguments: tuple[Argument, ...]
     traced_flops: TracedFlops
     num_parameters: int | None

@@ -34,9 +34,18 @@ SOURCES = ("compiler", "config", "models", "sharding", "step")
 GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
-def compiler_options(platform: str, num_devices: int) -> dict[str, bool]:
+# From jaxlib 0.12 on, XLA makes small all-reduces Triton kernels, and dies on a scalar over several hosts
+# ("size mismatch when packing elements for LLVM struct"); NCCL does them as before.
+COLLECTIVE_KERNELS_FROM = (0, 12)
+NO_COLLECTIVE_KERNELS = {"xla_gpu_experimental_use_collective_kernels": ""}
+
+
+def compiler_options(platform: str, num_devices: int) -> dict[str, bool | str]:
     """What a program is compiled with, weighed or run: what hides communication, where there is any."""
-    return dict(GPU_OPTIONS) if platform == "cuda" and num_devices > 1 else {}
+    if platform != "cuda" or num_devices == 1:
+        return {}
+    release = tuple(int(part) for part in installed_versions()["jaxlib"].split(".")[:2])
+    return {**GPU_OPTIONS, **(NO_COLLECTIVE_KERNELS if release >= COLLECTIVE_KERNELS_FROM else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,7 @@ class Request:
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     mesh_axes: tuple[tuple[str, int], ...]
-    options: dict[str, bool]
+    options: dict[str, bool | str]
     config: dict[str, Any] | None = None  # a RunConfig
     function: str | None = None  # "package.module:function"
     search_path: tuple[str, ...] = ()  # where the function's module is looked for first

@@ -139,7 +139,8 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
         if "error" in answer:
             raise KINDS[answer["error"]](answer["message"], hint=answer["hint"])
         return answer
-    words = (work / "stderr").read_text(errors="replace").strip().splitlines()[-STDERR_LINES:]
+    lines = (work / "stderr").read_text(errors="replace").splitlines()
+    words = [line for line in lines if line.strip()][-STDERR_LINES:]  # a stack trace may be blank lines
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     raise CompileError(
         f"the compile worker for {request.name} on {request.fleet} ended ({how}). Its last words:\n    "
