@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
@@ -17,6 +19,8 @@ if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
 
 import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
+import pytest  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
@@ -31,6 +35,29 @@ install_import_hook(
     + [f"meshwright.models.{path.stem}" for path in _MODELS.glob("[!_]*.py")],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
+
+
+RUN_ONCE = ("models", "sharding", "step")  # folders whose programs run once or twice
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """There the compiler takes half the time, and rounding is no different in kind."""
+    jax.config.update("jax_disable_most_optimizations", request.path.parent.name in RUN_ONCE)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def mesh() -> Callable[..., Mesh]:
+    """A mesh of axes over as many simulated devices as they need."""
+    from meshwright.sharding import mesh_of
+
+    def make(**axes: int) -> Mesh:
+        sizes = tuple(axes.items()) or (("data", 1),)
+        return mesh_of(sizes, jax.devices()[: math.prod(size for _, size in sizes)])
+
+    return make
 
 
 def pytest_unconfigure() -> None:
