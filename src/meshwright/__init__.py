@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     from .api import train as train
     from .api import weigh as weigh
     from .config import RunConfig as RunConfig
+    from .eager import account_torch as account_torch
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
     from .hardware import Fleet as Fleet
+    from .measure import clock as clock
+    from .measure import footprint as footprint
+    from .measure import live as live
+    from .measure import matmul_mfu as matmul_mfu
+    from .measure import memory as memory
 
 _HOMES = {
     "Run": "api",
@@ -23,10 +29,16 @@ _HOMES = {
     "train": "api",
     "weigh": "api",
     "RunConfig": "config",
+    "account_torch": "eager",
     "CompileError": "errors",
     "InputError": "errors",
     "MeshwrightError": "errors",
     "Fleet": "hardware",
+    "clock": "measure",
+    "footprint": "measure",
+    "live": "measure",
+    "matmul_mfu": "measure",
+    "memory": "measure",
 }
 __all__ = [
     "CompileError",
@@ -36,6 +48,12 @@ __all__ = [
     "Run",
     "RunConfig",
     "Weighing",
+    "account_torch",
+    "clock",
+    "footprint",
+    "live",
+    "matmul_mfu",
+    "memory",
     "train",
     "weigh",
 ]
