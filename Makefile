@@ -6,6 +6,9 @@ TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3]
 LOCK := requirements/py$(subst .,,$(basename $(TAG))).txt
 # The version is part of the name: another interpreter makes the environment anew.
 INSTALLED := $(VENV)/.installed-$(TAG)
+# What the tests compare with: PyTorch, on the one Python for which a release is pinned. Elsewhere they say so.
+TORCH_LOCK := $(wildcard requirements/torch-py$(subst .,,$(basename $(TAG))).txt)
+TESTABLE := $(VENV)/.testable-$(TAG)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SOURCES := src tests benchmarks examples
 
@@ -25,17 +28,17 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
-test: $(INSTALLED)
+test: $(TESTABLE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not long and not gpu'
 
-test-long: $(INSTALLED)
+test-long: $(TESTABLE)
 	$(BIN)/python benchmarks/long_tests.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check $(wildcard $(SOURCES))
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
 
-types: $(INSTALLED)
+types: $(TESTABLE)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 contract: $(INSTALLED)
@@ -63,6 +66,15 @@ $(INSTALLED): $(LOCK) pyproject.toml
 	$(PIP) install --no-deps --requirement $(LOCK)
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	$(PIP) check
+	@touch $@
+
+# With its dependencies: the build of PyTorch that pip finds may ask for packages of its own.
+$(TESTABLE): $(INSTALLED) $(TORCH_LOCK)
+ifneq ($(TORCH_LOCK),)
+	@echo 'Installing PyTorch to compare with: 0.2 GB if pip finds a CPU build, else 3 GB with its CUDA packages.'
+	$(PIP) install --requirement $(TORCH_LOCK)
+	$(PIP) check
+endif
 	@touch $@
 
 # Reached only where no such lock is in the repository.

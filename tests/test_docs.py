@@ -1,11 +1,13 @@
 """What README and docs say, done: Python blocks run, commands succeed, links lead somewhere.
 
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
-run. A command below the comment `takes minutes` runs in `make test-long`.
+run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. A command below
+the comment `takes minutes` runs in `make test-long`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -20,6 +22,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# file: (\S+)\n")
+NEEDS_TORCH = "# needs torch\n"
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +112,20 @@ def test_the_pages_are_found():
     assert OURS
 
 
+def python_of(page: Path) -> list[Block]:
+    return [b for b in blocks_of(page) if b.language == "python" and not FILE.match(b.text)]
+
+
+def test_blocks_that_need_torch_are_run():
+    pages = [name_of(p) for p in PAGES if any(b.text.startswith(NEEDS_TORCH) for b in python_of(p))]
+    assert pages
+    if not HAS_TORCH:
+        pytest.skip(f"PyTorch is not installed, so its blocks were left out on: {', '.join(pages)}")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_of_a_page_runs_in_one_namespace(page: Path, tmp_path: Path):
-    blocks = [b for b in blocks_of(page) if b.language == "python" and not FILE.match(b.text)]
+    blocks = [b for b in python_of(page) if HAS_TORCH or not b.text.startswith(NEEDS_TORCH)]
     if not blocks:
         return  # nothing is claimed on this page
     write_files(page, tmp_path)

@@ -81,6 +81,16 @@ def test_a_lock_brings_one_release_of_jax_and_the_compile_target_for_nvidia(lock
     assert {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cudnn-cu13"} <= versions.keys()
 
 
+def test_what_is_installed_beside_a_lock_repeats_nothing_of_it():
+    beside = ROOT / "requirements/torch-py311.txt"
+    names = [
+        {line.split("==")[0] for line in path.read_text().splitlines() if "==" in line}
+        for path in (beside, ROOT / "requirements/py311.txt")
+    ]
+    assert names[0]
+    assert not names[0] & names[1]
+
+
 # Fresh interpreters, since this one has imported jax long ago.
 HELP = """
 import sys
@@ -90,7 +100,7 @@ try:
     main()
 except SystemExit as ended:
     assert not ended.code, ended.code
-heavy = {"jax", "jaxlib", "optax", "matplotlib", "tensorboardX"} & sys.modules.keys()
+heavy = {"jax", "jaxlib", "optax", "matplotlib", "tensorboardX", "torch"} & sys.modules.keys()
 sys.exit(f"imported {heavy}" if heavy else 0)
 """
 RECKONING = ("units", "formats", "errors", "hardware", "config", "ledger", "predict", "reconcile", "cli")
