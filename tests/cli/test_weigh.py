@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_an_answer_and_with_check_an_exit_status(meshwright
     assert checked.status == 3
     assert checked.json["fits"] is False
     assert checked.json["source"] == "simulated on CPU"
-    assert checked.json["ledger"]["memory"]["largest"][0]["num_bytes"] == 64 * 4 * 10**9
+    assert checked.json["ledger"]["memory"]["buffers"][0]["num_bytes"] == 64 * 4 * 10**9
 
 
 def test_what_fits_passes_the_check(meshwright):

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from meshwright.hardware import Fleet
-from meshwright.ledger._memory import allowance, memory_of, usable_bytes
+from meshwright.ledger._memory import memory_of
 
 GPU = [
     "convolution-8xH100",
@@ -53,7 +53,9 @@ def test_arguments_are_filed_by_their_role(samples):
         ledger, _ = memory(samples, name)
         for role in ("parameters", "optimizer_state", "batch"):
             arguments = [a for a in samples.compiled(name).arguments if a.role == role]
-            assert ledger.by_category[role] == sum(a.device_bytes for a in arguments)
+            given = sum(a.device_bytes for a in arguments)
+            # At the peak the CPU's program holds something else where Adam's count was.
+            assert given - 4 <= ledger.by_category[role] <= given
 
 
 def test_parameters_and_two_moments_are_the_hand_sum(samples):
@@ -72,7 +74,8 @@ def test_an_argument_that_nobody_named_is_just_an_argument(samples):
 def test_the_cpus_reported_peak_leaves_temporaries_out_and_ours_does_not(samples):
     ledger, unexplained = memory(samples, "transformer-8xCPU")
     reported = samples.compiled("transformer-8xCPU").reported_bytes["peak_memory"]
-    assert reported < ledger.by_category["temporaries"] < ledger.peak_bytes <= ledger.reserved_bytes
+    arguments = samples.compiled("transformer-8xCPU").reported_bytes["argument"]
+    assert reported < ledger.peak_bytes - arguments < ledger.peak_bytes <= ledger.reserved_bytes
     assert not unexplained
 
 
@@ -84,25 +87,70 @@ def test_a_peak_that_our_sweep_cannot_explain_is_given_and_named(samples):
     )
 
 
-def test_the_largest_buffers_alive_come_first_and_fit_in_the_peak(samples):
-    ledger, _ = memory(samples, "transformer-8xH100")
-    sizes = [b.num_bytes for b in ledger.largest]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(sizes) == 20
-    assert sum(sizes) <= ledger.peak_bytes
-    assert {b.category for b in ledger.largest} >= {"temporaries", "parameters"}
-
-
-def test_all_live_buffers_together_are_the_peak(samples, monkeypatch):
-    monkeypatch.setattr("meshwright.ledger._memory.NUM_LARGEST", 10_000)
+def test_the_buffers_alive_come_largest_first_and_together_are_the_peak(samples):
     for name in ("transformer-8xH100", "transformer-cudnn-16xH100", "cruncher-8xH100"):
         ledger, _ = memory(samples, name)
-        assert sum(b.num_bytes for b in ledger.largest) == ledger.peak_bytes
+        sizes = [b.num_bytes for b in ledger.buffers]
+        assert sizes == sorted(sizes, reverse=True)
+        # Constants and outputs are in the peak whole, though not all of each may be in use.
+        whole = sum(ledger.by_category.get(kind, 0) for kind in ("constants", "outputs"))
+        listed = sum(b.num_bytes for b in ledger.buffers if b.category in ("constants", "outputs"))
+        assert sum(sizes) + whole - listed == ledger.peak_bytes
+
+
+def test_what_is_reserved_beyond_the_peak_is_fragmentation(samples):
+    for name in GPU:
+        ledger, _ = memory(samples, name)
+        idle = ledger.by_category.get("idle_in_donated_arguments", 0)
+        fragmentation = ledger.by_category.get("fragmentation", 0)
+        assert ledger.reserved_bytes - ledger.peak_bytes == fragmentation
+        assert idle == 0
+
+
+def test_every_buffer_lives_at_the_peak_and_says_by_which_rule_it_is_filed(samples):
+    for name in samples.names:
+        ledger, _ = memory(samples, name)
+        peak = ledger.timeline.peak_instant
+        for buffer in ledger.buffers:
+            assert buffer.first_instant <= peak <= buffer.last_instant
+            assert buffer.certainty in ("structural", "named", "shape", "inherited", "fallback")
+            assert buffer.rule
+
+
+def test_the_timeline_passes_through_the_peak_and_is_never_above_it(samples):
+    for name in GPU:
+        ledger, _ = memory(samples, name)
+        line = ledger.timeline
+        totals = [sum(column) for column in zip(*line.by_category.values(), strict=True)]
+        assert totals[line.instants.index(line.peak_instant)] == max(totals)
+        assert max(totals) <= ledger.peak_bytes
+        assert list(line.instants) == sorted(set(line.instants))
+        assert line.instants[-1] <= line.last_instant
+
+
+def test_saved_activations_rise_through_the_forward_pass_and_fall_through_the_backward(samples):
+    line = memory(samples, "transformer-8xH100")[0].timeline
+    saved = line.by_category["saved_activations"]
+    top = saved.index(max(saved))
+    assert 0 < top < len(saved) - 1
+    assert saved[-1] == 0
+
+
+def test_moments_are_told_apart_where_their_paths_say(samples):
+    name = "transformer-8xH100"
+    compiled = samples.compiled(name)
+    arguments = tuple(
+        dataclasses.replace(a, moment="mu" if ".mu" in a.path else "nu") if a.role == "optimizer_state" else a
+        for a in compiled.arguments
+    )
+    ledger, _ = memory(samples, name, arguments=arguments)
+    weights = 2 * 2048 * 512 + 4 * (4 * 512 * 512 + 2 * 512 * 1024)
+    assert ledger.optimizer_state_by_moment["mu"] == 4 * weights // 8
 
 
 def test_the_stacked_layer_inputs_are_named_by_what_makes_them(samples):
     ledger, _ = memory(samples, "transformer-8xH100")
-    stack = next(b for b in ledger.largest if b.shape == "bf16[4,4,256,512]")
+    stack = next(b for b in ledger.buffers if b.shape == "bf16[4,4,256,512]")
     assert stack.num_bytes == 4 * 4 * 256 * 512 * 2
     assert stack.operation.startswith("jit(step)/jvp()/while/body/")
     assert stack.source_line.startswith("programs.py:")
@@ -110,7 +158,7 @@ def test_the_stacked_layer_inputs_are_named_by_what_makes_them(samples):
 
 def test_an_argument_among_the_largest_has_its_path(samples):
     ledger, _ = memory(samples, "cruncher-8xH100")
-    paths = {b.operation for b in ledger.largest if b.category == "parameters"}
+    paths = {b.operation for b in ledger.buffers if b.category == "parameters"}
     assert paths == {"params['w1']", "params['w2']", "params['head']"}
 
 
@@ -142,42 +190,3 @@ def test_a_value_without_a_live_range_raises(samples):
     text = samples.text(name, "buffer-assignment.txt")
     with pytest.raises(ValueError, match=r"value \S+ has no live range"):
         memory_of(samples.program(name), text, ranges, samples.compiled(name), Fleet.parse("8xH100"))
-
-
-def test_a_gpu_pays_for_context_libraries_and_a_communicator_per_axis():
-    inside = allowance(Fleet.parse("8xH100"), (("fsdp", 4), ("tensor", 2)))
-    assert inside == {
-        "CUDA context and kernels": 590_558_003,
-        "cuBLAS workspace": 32 * MIB,
-        "NCCL communicator of fsdp": 392_000_000,
-        "NCCL communicator of tensor": 392_000_000,
-    }
-    assert allowance(Fleet.parse("8xA100-80GB"), (("data", 1),)) == {
-        "CUDA context and kernels": 590_558_003,
-        "cuBLAS workspace": 8 * MIB + MIB // 8,
-    }
-
-
-@pytest.mark.parametrize(
-    ("fleet", "axes", "crosses"),
-    [
-        ("8xH100", (("fsdp", 8),), False),
-        ("16xH100", (("fsdp", 2), ("tensor", 8)), True),
-        ("16xH100", (("fsdp", 16),), True),
-        ("64xH100", (("data", 1), ("fsdp", 8), ("tensor", 8)), True),
-    ],
-)
-def test_an_axis_that_leaves_the_fast_domain_pays_for_the_network(fleet, axes, crosses):
-    items = allowance(Fleet.parse(fleet), axes)
-    assert items.get("NCCL network buffer") == (512 * MIB if crosses else None)
-
-
-def test_a_cpu_and_a_tpu_have_no_allowance():
-    assert allowance(Fleet.parse("8xCPU"), (("data", 8),)) == {}
-    assert allowance(Fleet.parse("v5e-8"), (("data", 8),)) == {}
-
-
-def test_a_simulated_cpu_has_no_usable_memory_and_a_gpu_what_its_runtime_reports():
-    assert usable_bytes(Fleet.parse("8xCPU")) is None
-    fleet = Fleet.parse("8xH100")
-    assert usable_bytes(fleet) == fleet.chip.memory_bytes

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.ledger import MemoryLedger
+from meshwright.ledger import MemoryLedger, Timeline
 
 
 def memory(reserved, usable):
@@ -10,7 +10,9 @@ def memory(reserved, usable):
         allowance={"context": 10, "libraries": 5},
         usable_bytes=usable,
         by_category={},
-        largest=(),
+        optimizer_state_by_moment={},
+        buffers=(),
+        timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.compiler import Compiled, TracedFlops
 from meshwright.hardware import Fleet
-from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.ledger.hlo import parse_program
 from meshwright.predict import Calibration
 from meshwright.predict._machine import machine_of
@@ -47,7 +47,14 @@ def walked_on(program_of):
 def ledger_with():
     def make(model=0, executed=0, unpriced=()):
         memory = MemoryLedger(
-            reserved_bytes=0, peak_bytes=0, allowance={}, usable_bytes=None, by_category={}, largest=()
+            reserved_bytes=0,
+            peak_bytes=0,
+            allowance={},
+            usable_bytes=None,
+            by_category={},
+            optimizer_state_by_moment={},
+            buffers=(),
+            timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
         )
         flops = FlopLedger(
             model=model, executed=executed, recomputed=0, by_phase={}, by_format={}, rule_6nd=None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.measure import Spread
 from meshwright.predict import Interval, Prediction
 from meshwright.reconcile import Measurement
@@ -56,7 +56,9 @@ def ledger() -> Ledger:
                 "batch": 60,
                 "step": 50,
             },
-            largest=(),
+            optimizer_state_by_moment={},
+            buffers=(),
+            timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
         ),
         flops=FlopLedger(model=1600, executed=1800, recomputed=200, by_phase={}, by_format={}, rule_6nd=None),
         traffic=(),

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from meshwright.compiler import Compiled, TracedFlops
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
-from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.measure import Spread
 from meshwright.predict import Interval, Prediction, Slice
 from meshwright.reconcile import Measurement
@@ -43,13 +43,28 @@ def made_memory(**changes: Any) -> MemoryLedger:
         "peak_bytes": 47 * GIB,
         "allowance": {"CUDA context and kernels": GIB // 2, "NCCL communicator of fsdp": GIB // 4},
         "usable_bytes": 80 * GIB,
-        "by_category": {"temporaries": 36 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB},
-        "largest": (
+        "by_category": {"saved_activations": 36 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB},
+        "optimizer_state_by_moment": {"mu": 4 * GIB, "nu": 4 * GIB},
+        "timeline": Timeline(
+            instants=(0, 5, 9),
+            last_instant=12,
+            peak_instant=5,
+            by_category={"saved_activations": (0, 36 * GIB, 2 * GIB), "parameters": (4 * GIB,) * 3},
+        ),
+        "buffers": (
             Buffer(
                 name="fusion.1",
                 num_bytes=2 * GIB,
                 shape="bf16[32,1,8192,4096]",
-                category="temporaries",
+                format="bf16",
+                category="saved_activations",
+                moment="",
+                rule="made in the forward pass",
+                certainty="named",
+                phase="forward",
+                module="layers",
+                first_instant=3,
+                last_instant=9,
                 operation="jit(step)/transpose(jvp())/while/body/dot_general",
                 source_line="transformer.py:25",
             ),
@@ -57,7 +72,15 @@ def made_memory(**changes: Any) -> MemoryLedger:
                 name="param.3",
                 num_bytes=GIB,
                 shape="f32[128256,512]",
+                format="f32",
                 category="parameters",
+                moment="",
+                rule="an argument",
+                certainty="structural",
+                phase="",
+                module="",
+                first_instant=0,
+                last_instant=12,
                 operation="state['parameters']['embedding']",
                 source_line="",
             ),

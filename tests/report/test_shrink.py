@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.config import Layout, check_layout, load_config
 from meshwright.hardware import Fleet
-from meshwright.ledger import MemoryLedger
+from meshwright.ledger import MemoryLedger, Timeline
 from meshwright.report import suggestions
 
 GIB = 2**30
@@ -18,8 +18,10 @@ def memory(*, state: int, temporaries: int, usable: int = 80 * GIB) -> MemoryLed
         peak_bytes=None,
         allowance={"context": GIB},
         usable_bytes=usable,
-        by_category={"parameters": state, "temporaries": temporaries},
-        largest=(),
+        by_category={"parameters": state, "saved_activations": temporaries},
+        optimizer_state_by_moment={},
+        buffers=(),
+        timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
     )
 
 

@@ -75,7 +75,7 @@ def test_a_weighing_without_any_flops_or_slices_can_be_shown(weighing, plain):
     nothing = FlopLedger(model=0, executed=0, recomputed=0, by_phase={}, by_format={}, rule_6nd=None)
     base = weighing()
     ledger = dataclasses.replace(
-        base.ledger, flops=nothing, memory=dataclasses.replace(base.ledger.memory, largest=())
+        base.ledger, flops=nothing, memory=dataclasses.replace(base.ledger.memory, buffers=())
     )
     prediction = dataclasses.replace(base.prediction, slices=(), mfu=0.0, hfu=0.0, peak_flops_per_second=0.0)
     assert "0.00 FLOP" in plain(weighing_text(weighing(ledger=ledger, prediction=prediction)))

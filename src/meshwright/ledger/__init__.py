@@ -4,15 +4,16 @@ Imports: `compiler` (its record only), `hardware`, `errors`. No jax, no clock.
 Used by: `predict`, which walks the same `hlo.Program`, `reconcile`, `report`, `api`.
 """
 
+from ._allowance import allowance as allowance
 from ._flops import instruction_work as instruction_work
 from ._ledger import ledger_dict as ledger_dict
 from ._ledger import ledger_of as ledger_of
-from ._memory import allowance as allowance
 from ._records import Buffer as Buffer
 from ._records import Collective as Collective
 from ._records import FlopLedger as FlopLedger
 from ._records import Ledger as Ledger
 from ._records import MemoryLedger as MemoryLedger
+from ._records import Timeline as Timeline
 from ._rules import Work as Work
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped

@@ -1,28 +1,47 @@
-"""Bytes of one device: what the program reserves, what lives at its peak, and what no compiler counts.
+"""Bytes of one device: what the program reserves, what lives at its peak, and whose each byte is.
 
 Reserved is the sum of the compiler's allocations in device memory, thread-local scratch left out: arguments
 (donated ones once, with the outputs written over them), other outputs, constants, temporaries.
 The peak is everything but the temporaries, plus the most that lives in those at one instant; a tuple's
 table of pointers in a temporary is left out, as XLA leaves it out of `peak_memory_in_bytes`.
+At that instant every allocation is cut into the values that live in it, each filed by `Owners`; what is left
+is fragmentation (of a temporary), idle (of a donated argument or an output): the parts add up to reserved.
 Not counted here: see `allowance`; and fragmentation inside the runtime's own allocator.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
 
+from ._allowance import allowance, usable_bytes
 from ._assignment import Allocation, LiveRange, Value, parse_assignment, parse_live_ranges
-from ._origins import Origins
-from ._records import Buffer, MemoryLedger
-from .hlo import Program
+from ._attribution import Owner, Owners
+from ._modules import module_of
+from ._records import Buffer, MemoryLedger, Timeline
+from .hlo import Program, leaves_of, parse_shape
 
-NUM_LARGEST = 20
 HOST_COLORS = {"cuda": 5, "tpu": 4}
-GIBIBYTE, MEBIBYTE = 2**30, 2**20
+NUM_INSTANTS = 200
+_IDLE = {
+    "temporary": "fragmentation",
+    "parameter": "idle_in_donated_arguments",
+    "output": "outputs",
+    "constant": "constants",
+}
+_Ranges = Mapping[tuple[str, str], LiveRange]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Bytes of an allocation that one value holds at an instant."""
+
+    value: Value
+    num_bytes: int
 
 
 def memory_of(
@@ -43,35 +62,37 @@ def memory_of(
     # A TPU's other colors are on-chip memories; a GPU's (NCCL's buffers) are all its main memory.
     held = [a for a in allocations if (a.color == 0 if compiled.platform == "tpu" else a.color != host_color)]
     host = [a for a in allocations if host_color is not None and a.color == host_color]
-    arguments = _arguments(program, compiled.arguments)
-    by_category: Counter[str] = Counter()
-    for allocation in held:
-        by_category[_category(allocation, arguments)] += allocation.num_bytes
     temporaries = [a for a in held if a.kind == "temporary"]
-    instant, live_bytes = _peak(temporaries, ranges)
-    peak = live_bytes + sum(a.num_bytes for a in held if a.kind != "temporary")
-    unexplained: tuple[str, ...] = ()
+    totals = _live_bytes(temporaries, ranges)
+    instant = max(totals, key=lambda i: (totals[i], -i), default=0)
+    rest = sum(a.num_bytes for a in held if a.kind != "temporary")
+    peak = totals.get(instant, 0) + rest
     # XLA's figure holds the arguments that live in host memory, though not the host temporaries.
     on_host = sum(a.num_bytes for a in host if a.kind == "parameter")
     reported = compiled.reported_bytes.get("peak_memory", 0) - on_host
+    unexplained: tuple[str, ...] = ()
     if compiled.platform == "cuda" and reported > 0 and reported != peak:
         unexplained = (
             f"peak memory: the compiler reports {reported} bytes, its live ranges add up to {peak}",
         )
         peak = reported
+    filing = _Filing(program, held, ranges, compiled)
+    by_category, buffers = filing.at(instant)
     ledger = MemoryLedger(
         reserved_bytes=sum(a.num_bytes for a in held),
         peak_bytes=peak,
         allowance=allowance(fleet, compiled.mesh_axes),
         usable_bytes=usable_bytes(fleet),
-        by_category=dict(by_category.most_common()),
-        largest=_largest(program, held, ranges, instant, arguments),
+        by_category=by_category,
+        optimizer_state_by_moment=_by_moment(held, filing.roles, compiled.arguments),
+        buffers=buffers,
+        timeline=filing.timeline(totals, instant),
         host_bytes=sum(a.num_bytes for a in host),
     )
     return ledger, unexplained
 
 
-def _arguments(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple[str, str]]:
+def _roles(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple[str, str]]:
     """By parameter number: the argument's role and its path. XLA drops unused arguments: match by path."""
     roles = {argument.path: argument.role for argument in known}
     found: dict[int, tuple[str, str]] = {}
@@ -81,14 +102,20 @@ def _arguments(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple
     return found
 
 
-def _category(allocation: Allocation, arguments: Mapping[int, tuple[str, str]]) -> str:
-    if allocation.parameter is not None:
-        return arguments[allocation.parameter][0]
-    return {"output": "outputs", "constant": "constants", "temporary": "temporaries"}[allocation.kind]
+def _by_moment(
+    held: list[Allocation], roles: Mapping[int, tuple[str, str]], known: tuple[Argument, ...]
+) -> dict[str, int]:
+    moments = {argument.path: argument.moment for argument in known}
+    found: Counter[str] = Counter()
+    for allocation in held:
+        if allocation.parameter is not None and roles[allocation.parameter][0] == "optimizer_state":
+            path = roles[allocation.parameter][1]
+            found[moments.get(path, "") or "other"] += allocation.num_bytes
+    return dict(found.most_common())
 
 
-def _peak(temporaries: list[Allocation], ranges: dict[tuple[str, str], LiveRange]) -> tuple[int, int]:
-    """The first instant at which most bytes of the temporaries live, and how many.
+def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
+    """Bytes of the temporaries that live, at each instant at which a value is made.
 
     Values may share bytes (a loop's state and its body's parameter), so bytes are united, not added.
     """
@@ -101,18 +128,17 @@ def _peak(temporaries: list[Allocation], ranges: dict[tuple[str, str], LiveRange
             while waiting and _range(waiting[-1], ranges).first <= instant:
                 alive.append(waiting.pop())
             alive = _alive(alive, ranges, instant)
-            totals[instant] += _united_bytes(alive)
-    instant = max(instants, key=lambda i: (totals[i], -i), default=0)
-    return instant, totals[instant]
+            totals[instant] += sum(piece.num_bytes for piece in _pieces(alive))
+    return totals
 
 
-def _range(value: Value, ranges: dict[tuple[str, str], LiveRange]) -> LiveRange:
+def _range(value: Value, ranges: _Ranges) -> LiveRange:
     if (value.name, value.index) not in ranges:
         raise ValueError(f"value {value.name}{value.index} has no live range")
     return ranges[value.name, value.index]
 
 
-def _alive(values: Iterable[Value], ranges: dict[tuple[str, str], LiveRange], instant: int) -> list[Value]:
+def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value]:
     """Values alive at `instant` in the order of their place, tables of pointers left out."""
     alive: list[Value] = []
     for value in values:
@@ -122,87 +148,90 @@ def _alive(values: Iterable[Value], ranges: dict[tuple[str, str], LiveRange], in
     return sorted(alive, key=lambda v: (v.offset_bytes, -v.num_bytes))
 
 
-def _united_bytes(values: list[Value]) -> int:
-    total = end = 0
-    for value in values:
+def _pieces(alive: list[Value]) -> Iterator[_Piece]:
+    """Each byte once: what lies in bytes of a value before it is left out."""
+    end = 0
+    for value in alive:
         stop = value.offset_bytes + value.num_bytes
-        total += max(0, stop - max(end, value.offset_bytes))
-        end = max(end, stop)
-    return total
+        if stop > end:
+            yield _Piece(value=value, num_bytes=stop - max(end, value.offset_bytes))
+            end = stop
 
 
-def _largest(
-    program: Program,
-    held: list[Allocation],
-    ranges: dict[tuple[str, str], LiveRange],
-    instant: int,
-    arguments: Mapping[int, tuple[str, str]],
-) -> tuple[Buffer, ...]:
-    """The largest arguments, outputs and constants, and temporaries alive at `instant`, largest first."""
-    found: list[tuple[str, Value, str]] = []  # category, value, argument's path
-    for allocation in held:
-        category = _category(allocation, arguments)
-        if allocation.kind != "temporary":
-            first = allocation.values[0]
-            path = arguments[allocation.parameter][1] if allocation.parameter is not None else ""
-            found.append((category, first, path))
-            continue
-        end = 0
-        for value in _alive(allocation.values, ranges, instant):
-            if value.offset_bytes + value.num_bytes > end:  # else it lies in bytes already listed
-                found.append((category, value, ""))
-                end = value.offset_bytes + value.num_bytes
-    found.sort(key=lambda item: (-item[1].num_bytes, item[1].name, item[1].index))
-    origins = Origins(program)
-    return tuple(_buffer(origins, *item) for item in found[:NUM_LARGEST])
+class _Filing:
+    """Files the bytes of a program's allocations under their owners."""
 
+    def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
+        self.roles = _roles(program, compiled.arguments)
+        self._held, self._ranges = held, ranges
+        self._arguments = {a.path: a for a in compiled.arguments}
+        ours = compiled.num_parameters is not None
+        self._owners = Owners(program, self.roles, compiled.arguments, ranges, scopes_are_ours=ours)
+        self._known: dict[tuple[str, str], Owner] = {}
 
-def _buffer(origins: Origins, category: str, value: Value, path: str) -> Buffer:
-    operation, line = (path, "") if path else origins.of(value.name, value.index)
-    return Buffer(
-        name=value.name if value.index == "{}" else value.name + value.index,
-        num_bytes=value.num_bytes,
-        shape=value.shape.split("{")[0],
-        category=category,
-        operation=operation,
-        source_line=line,
-    )
+    def at(self, instant: int) -> tuple[dict[str, int], tuple[Buffer, ...]]:
+        """Bytes by category at an instant, and the buffers alive, both largest first."""
+        totals: Counter[str] = Counter()
+        buffers: list[Buffer] = []
+        for allocation in self._held:
+            left = allocation.num_bytes
+            for piece, owner in self._filed(allocation, instant):
+                totals[owner.category] += piece.num_bytes
+                buffers.append(self._buffer(piece, owner))
+                left -= piece.num_bytes
+            totals[_IDLE[allocation.kind]] += left
+        buffers.sort(key=lambda b: (-b.num_bytes, b.name))
+        return {name: size for name, size in totals.most_common() if size}, tuple(buffers)
 
+    def timeline(self, live_bytes: Mapping[int, int], peak: int) -> Timeline:
+        """Bytes by category through the step, at most at `NUM_INSTANTS` instants, the peak among them."""
+        every = sorted(live_bytes)
+        stride = max(1, -(-len(every) // NUM_INSTANTS))
+        chosen = sorted({*every[::stride], peak}) if every else []
+        rows: list[Counter[str]] = []
+        for instant in chosen:
+            totals: Counter[str] = Counter()
+            for allocation in self._held:
+                for piece, owner in self._filed(allocation, instant):
+                    totals[owner.category] += piece.num_bytes
+            rows.append(totals)
+        names = sorted({name for row in rows for name in row}, key=lambda n: -max(row[n] for row in rows))
+        return Timeline(
+            instants=tuple(chosen),
+            last_instant=max((when.last for when in self._ranges.values()), default=0),
+            peak_instant=peak,
+            by_category={name: tuple(row[name] for row in rows) for name in names},
+        )
 
-def usable_bytes(fleet: Fleet) -> int | None:
-    """What the chip's runtime gives a process; None for a simulated CPU, or where it is not known."""
-    return None if fleet.chip.platform == "cpu" else fleet.chip.memory_bytes
+    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[_Piece, Owner]]:
+        for piece in _pieces(_alive(allocation.values, self._ranges, instant)):
+            yield piece, self._owner(piece.value, allocation)
 
+    def _owner(self, value: Value, allocation: Allocation) -> Owner:
+        key = (value.name, value.index)
+        if key not in self._known:
+            owner = self._owners.of(value)
+            if allocation.kind in ("constant", "output") and owner.rule != "an argument":
+                owner = self._owners.filed_as(owner, f"{allocation.kind}s")
+            self._known[key] = owner
+        return self._known[key]
 
-def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Bytes of one device that no compiler counts, item by item; priors until a calibration replaces them.
-
-    * CUDA context and loaded kernels: 0.55 GiB (0.47 to 0.92 seen; Stas Bekman's ML Engineering, PyTorch's
-      CUDA notes).
-    * cuBLAS workspace: 32 MiB from Hopper on, 8.125 MiB before (PyTorch, ATen/cuda/CublasHandlePool.cpp).
-    * NCCL, one communicator for every mesh axis of more than one device: 392 MB inside a fast domain
-      (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared
-      network buffer once where an axis leaves the domain (nccl#2363).
-
-    Not counted: cuDNN's handles, for which no figure was found; fragmentation of the runtime's allocator.
-    TPU: nothing, for the runtime's share is already taken from the memory it reports. CPU: nothing, for
-    a simulated device has no memory of its own. Others: nothing is known.
-    """
-    chip = fleet.chip
-    if chip.platform != "cuda":
-        return {}
-    hopper = chip.target is not None and chip.target.compute_capability >= (9, 0)
-    items = {
-        "CUDA context and kernels": int(0.55 * GIBIBYTE),
-        "cuBLAS workspace": 32 * MEBIBYTE if hopper else int(8.125 * MEBIBYTE),
-    }
-    stride = 1
-    crosses = False
-    for name, size in reversed(mesh_axes):
-        if size > 1:
-            items[f"NCCL communicator of {name}"] = 392_000_000
-            crosses |= stride * size > fleet.chips_per_domain
-        stride *= size
-    if crosses:
-        items["NCCL network buffer"] = 512 * MEBIBYTE
-    return items
+    def _buffer(self, piece: _Piece, owner: Owner) -> Buffer:
+        value, when = piece.value, _range(piece.value, self._ranges)
+        argument = self._arguments.get(owner.operation)
+        return Buffer(
+            name=value.name if value.index == "{}" else value.name + value.index,
+            num_bytes=piece.num_bytes,
+            shape=value.shape.split("{")[0],
+            format=leaves_of(parse_shape(value.shape))[0].dtype,
+            category=owner.category,
+            moment=argument.moment if argument and owner.category == "optimizer_state" else "",
+            rule=owner.rule,
+            certainty=owner.certainty,
+            phase=owner.phase,
+            module=module_of(owner.operation),
+            operation=owner.operation,
+            source_line=owner.source_line,
+            first_instant=when.first,
+            last_instant=when.last,
+        )

@@ -17,7 +17,7 @@ Place = tuple[Computation, Instruction, tuple[int, ...]]
 
 
 class Origins:
-    """Answers `of` for one program."""
+    """Answers for one program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -36,19 +36,30 @@ class Origins:
 
     def of(self, name: str, index: str) -> tuple[str, str]:
         """The path and "file.py:line" of value `index` ("{2}") of instruction `name`; "" where unknown."""
+        named = [instruction for _, instruction, _ in self.trail(name, index) if instruction.op_name]
+        return (named[-1].op_name, self.line_of(named[-1])) if named else ("", "")
+
+    def trail(self, name: str, index: str) -> list[Place]:
+        """The steps from a value towards what makes it, the value first; none for an unknown name."""
         if name not in self._home:
-            return "", ""
+            return []
         numbers = tuple(int(n) for n in index.strip("{}").split(",") if n)
         place: Place | None = (*self._home[name], numbers)
-        named: Instruction | None = None
+        found: list[Place] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         while place is not None and (place[1].name, place[2]) not in seen:
             seen.add((place[1].name, place[2]))
-            instruction = place[1]
-            if instruction.op_name:
-                named = instruction
+            found.append(place)
             place = self._step(*place)
-        return (named.op_name, self._program.source_line(named)) if named else ("", "")
+        return found
+
+    def place_of(self, name: str) -> tuple[Computation, Instruction] | None:
+        """An instruction and the computation it stands in; None for an unknown name."""
+        return self._home.get(name)
+
+    def line_of(self, instruction: Instruction) -> str:
+        """ "model.py:25", or "" where the compiler does not know."""
+        return self._program.source_line(instruction)
 
     def _step(self, home: Computation, instruction: Instruction, index: tuple[int, ...]) -> Place | None:
         """One step towards what makes the value; None where `instruction` makes it."""

@@ -48,6 +48,10 @@ class Phases:
             return self._named(instruction.op_name)
         return self._inherited(computation, instruction)
 
+    def users_of(self, computation: Computation, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The instructions of the same computation that use it."""
+        return tuple(self._users_in(computation).get(instruction.name, ()))
+
     def _named(self, op_name: str) -> str:
         if "rematted_computation" in op_name:
             return "recompute"

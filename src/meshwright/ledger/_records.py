@@ -28,24 +28,51 @@ class FlopLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One value alive at the peak instant on one device."""
+    """One value alive at the peak instant on one device.
+
+    `num_bytes`: those that no other value before it in the same place holds too. `rule`: why it is filed
+    under its category, `certainty`: how sure that is (structural | named | shape | inherited | fallback).
+    Instants count instructions in the order of the schedule, loops once; both ends are included.
+    """
 
     name: str  # the instruction that makes it
     num_bytes: int
     shape: str  # as XLA prints it: "bf16[32,2,4096,4096]"
+    format: str  # "bf16"
     category: str
+    moment: str  # of optimizer state: "mu", "nu", "trace"
+    rule: str
+    certainty: str
+    phase: str
+    module: str  # the model's own scopes: "layers/mlp_block/up"
     operation: str  # the op_name path, or an argument's path
     source_line: str  # "model.py:25", or "" where the compiler does not know
+    first_instant: int
+    last_instant: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Bytes alive on one device through a step, by category, at each of `instants`.
+
+    An instant is a place in the schedule, not a time; a loop's body is passed once.
+    """
+
+    instants: tuple[int, ...]
+    last_instant: int  # of the step
+    peak_instant: int
+    by_category: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLedger:
     """Bytes of one device.
 
-    `reserved_bytes`: what the program takes from the allocator; `by_category` sums to it.
-    `peak_bytes`: the most that lives at one instant, by the compiler (None where it does not say).
-    `allowance`: what no compiler counts (context, libraries, NCCL), item by item, with sources in
-    `predict`'s docs. `usable_bytes`: what the chip's runtime gives.
+    `reserved_bytes`: what the program takes from the allocator; `by_category` sums to it: whose the bytes
+    are at the peak instant, and what of the allocations is idle then. `peak_bytes`: the most that lives at
+    one instant, by the compiler (None where it does not say). `buffers`: alive at the peak, largest first.
+    `allowance`: what no compiler counts (context, libraries, NCCL), item by item, with sources in its
+    function's docs. `usable_bytes`: what the chip's runtime gives.
     Fits: reserved + allowance <= usable. `host_bytes`: of the program, in host memory.
     """
 
@@ -54,8 +81,18 @@ class MemoryLedger:
     allowance: dict[str, int]
     usable_bytes: int | None
     by_category: dict[str, int]
-    largest: tuple[Buffer, ...]
+    optimizer_state_by_moment: dict[str, int]
+    buffers: tuple[Buffer, ...]
+    timeline: Timeline
     host_bytes: int = 0
+
+    @property
+    def by_certainty(self) -> dict[str, int]:
+        """Bytes of `buffers` by how sure their filing is."""
+        found: dict[str, int] = {}
+        for buffer in self.buffers:
+            found[buffer.certainty] = found.get(buffer.certainty, 0) + buffer.num_bytes
+        return found
 
     @property
     def allowance_bytes(self) -> int:

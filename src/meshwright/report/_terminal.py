@@ -187,12 +187,12 @@ def _memory_table(memory: MemoryLedger) -> RenderableType:
 
 
 def _buffer_table(memory: MemoryLedger) -> RenderableType:
-    if not memory.largest:
+    if not memory.buffers:
         return indented(Text("none"))
     table = plain_table("size", "shape", "what", "made by", right=("size",))
     table.columns[1].no_wrap = True
     table.columns[0].no_wrap = True
-    for buffer in memory.largest[:NUM_LARGEST]:
+    for buffer in memory.buffers[:NUM_LARGEST]:
         place = buffer.source_line or _last_steps(buffer.operation)
         add_row(table, format_bytes(buffer.num_bytes), buffer.shape, _words(buffer.category), place)
     return indented(table)

@@ -1,0 +1,196 @@
+"""What a value in memory is to a training step: a parameter, a gradient, an activation kept for later.
+
+Each answer carries the rule that gave it, and how sure that rule is:
+* `structural`: the compiler's own facts: an argument's path, or data movement alone from one.
+* `named`: the path that JAX gave to the operation which makes the value (`jvp`, `transpose(jvp)`,
+  `rematted_computation`, the scopes `loss` and `optimizer`).
+* `shape`: the shape of a parameter, sharded or not, in the backward pass; an activation of that shape would
+  be taken for a gradient.
+* `inherited`: the compiler named nothing, so the phase is that of the neighbours.
+* `fallback`: nothing of the above.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.compiler import Argument
+
+from ._assignment import LiveRange, Value
+from ._origins import Origins, Place
+from ._phases import Phases, has_path
+from ._sources import Sources
+from .hlo import Array, Computation, Instruction, Program, leaves_of, parse_shape
+
+FLOATING = ("f64", "f32", "f16", "bf16")
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_LOSS = re.compile(r"[/(]loss[)/]")
+_MOVED = {"parameters": "gathered_parameters"}
+_BY_PHASE = {
+    "backward": "activation_gradients",
+    "recompute": "recomputed_activations",
+    "optimizer": "optimizer_temporaries",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose a value is, by which rule and how sure; `operation` and `source_line` are "" where unknown."""
+
+    category: str
+    rule: str
+    certainty: str  # structural | named | shape | inherited | fallback
+    phase: str
+    operation: str
+    source_line: str
+
+
+class Owners:
+    """Answers `of` for one program.
+
+    Args:
+        roles: of the program's arguments by their number: role and path.
+        arguments: what is known of them; their global shapes.
+        ranges: when each value lives.
+        scopes_are_ours: whether a scope `loss` is the loss alone, as in this package's own steps.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        roles: Mapping[int, tuple[str, str]],
+        arguments: tuple[Argument, ...],
+        ranges: Mapping[tuple[str, str], LiveRange],
+        *,
+        scopes_are_ours: bool,
+    ) -> None:
+        self._roles, self._scopes_are_ours = roles, scopes_are_ours
+        self._origins, self._phases, self._sources = Origins(program), Phases(program), Sources(program)
+        self._numbers = {i.name: int(i.literal) for i in program.entry.parameters}
+        self._ranges = ranges
+        self._parameter_shapes = _parameter_shapes(program, roles, arguments)
+        self._backward_starts = self._first_backward()
+
+    def of(self, value: Value) -> Owner:
+        """The owner of one value."""
+        if value.name in self._numbers:
+            role, path = self._roles[self._numbers[value.name]]
+            return _owner(role, "an argument", "structural", operation=path)
+        trail = self._origins.trail(value.name, value.index)
+        if not trail:
+            return _owner("other", "not in the program's text", "fallback")
+        named = [place for place in trail if has_path(place[1])]
+        _, maker, _ = named[-1] if named else trail[-1]
+        phase = self._phase(named or trail)
+        facts = {"phase": phase, "operation": maker.op_name, "source_line": self._origins.line_of(maker)}
+        number = self._sources.argument_of(*trail[0])
+        if number is not None:
+            role, path = self._roles[number]
+            moved = {**facts, "operation": facts["operation"] or path}
+            return _owner(_MOVED.get(role, role), "moves an argument", "structural", **moved)
+        shape = _array(value)
+        if self._is_workspace(trail[0], shape):
+            return _owner("workspaces", "bytes of a library call", "structural", **facts)
+        certainty = "named" if named else "inherited"
+        in_loss = self._scopes_are_ours and _LOSS.search(maker.op_name) is not None
+        after_forward = phase in ("backward", "other") or (in_loss and "transpose(" in maker.op_name)
+        if after_forward and self._has_shape_of_a_parameter(shape):
+            return _owner("gradients", "shape of a parameter", "shape" if named else "inherited", **facts)
+        if in_loss:
+            return _owner("logits_and_loss", "scope loss", certainty, **facts)
+        if self._serves_a_collective(*trail[0][:2]):
+            return _owner("collective_staging", "a collective's buffer", "structural", **facts)
+        if phase == "forward":
+            kept = self._ranges[value.name, value.index].last >= self._backward_starts
+            category = "saved_activations" if kept else "forward_temporaries"
+            return _owner(category, "made in the forward pass", certainty, **facts)
+        if phase == "other":
+            certainty = "fallback"
+        return _owner(_BY_PHASE[phase], f"phase {phase}", certainty, **facts)
+
+    def filed_as(self, owner: Owner, category: str) -> Owner:
+        """The same value under the kind of the allocation it lies in."""
+        return replace(owner, category=category, rule="the allocation's kind", certainty="structural")
+
+    def _phase(self, places: list[Place]) -> str:
+        """The first phase along the trail that says something: a loop's own name often says nothing."""
+        found = [self._phases.of(home, instruction) for home, instruction, _ in places]
+        return next((phase for phase in reversed(found) if phase != "other"), "other")
+
+    def _serves_a_collective(self, home: Computation, instruction: Instruction) -> bool:
+        """Whether a collective makes the value, or alone uses it."""
+        users = self._phases.users_of(home, instruction)
+        return any(
+            i.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+            for i in (instruction, *(users if len(users) == 1 else ()))
+        )
+
+    def _is_workspace(self, place: Place, shape: Array | None) -> bool:
+        calls = place[1].opcode in ("custom-call", "fusion")
+        return calls and shape is not None and shape.dtype in ("u8", "s8") and len(shape.dims) == 1
+
+    def _has_shape_of_a_parameter(self, shape: Array | None) -> bool:
+        if shape is None or shape.dtype not in FLOATING:
+            return False
+        return _without_ones(shape.dims) in self._parameter_shapes
+
+    def _first_backward(self) -> int:
+        """When the first value of the backward pass is made; beyond every instant where there is none."""
+        starts = [
+            when.first
+            for (name, _), when in self._ranges.items()
+            if (place := self._origins.place_of(name)) is not None
+            and has_path(place[1])
+            and self._phases.of(*place) == "backward"
+        ]
+        return min(starts, default=max((when.last for when in self._ranges.values()), default=0) + 1)
+
+
+def _owner(
+    category: str, rule: str, certainty: str, *, phase: str = "", operation: str = "", source_line: str = ""
+) -> Owner:
+    return Owner(
+        category=category,
+        rule=rule,
+        certainty=certainty,
+        phase=phase,
+        operation=operation,
+        source_line=source_line,
+    )
+
+
+def _array(value: Value) -> Array | None:
+    """The value's shape; None for a tuple's table of pointers."""
+    leaves = leaves_of(parse_shape(value.shape))
+    return leaves[0] if len(leaves) == 1 and not value.is_tuple_table else None
+
+
+def _without_ones(dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in dims if size != 1))
+
+
+def _parameter_shapes(
+    program: Program, roles: Mapping[int, tuple[str, str]], arguments: tuple[Argument, ...]
+) -> set[tuple[int, ...]]:
+    """Dimensions, sorted and without ones, that a parameter's gradient may have on its way.
+
+    Each dimension whole or as sharded; the first, which may be the layers that a loop runs over, may lack.
+    Scalars and vectors of one number are left out. Where no argument is named a parameter (a foreign
+    program), every argument of floating numbers counts.
+    """
+    whole = {argument.path: argument.shape for argument in arguments}
+    known = any(role == "parameters" for role, _ in roles.values())
+    shapes: set[tuple[int, ...]] = set()
+    for parameter in program.entry.parameters:
+        role, path = roles[int(parameter.literal)]
+        array = leaves_of(parameter.shape)[0]
+        if (known and role != "parameters") or array.dtype not in FLOATING:
+            continue
+        both = [{here, there} for here, there in zip(array.dims, whole.get(path, array.dims), strict=True)]
+        for dims in (both, both[1:]):
+            shapes.update(_without_ones(choice) for choice in itertools.product(*dims))
+    return shapes - {()}
