@@ -1,0 +1,122 @@
+"""The user's module and tensors as fake ones, whose shapes are real and whose bytes are not there.
+
+Imports torch: imported only by what accounts a module.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from meshwright.errors import InputError
+
+from ._calls import tensor_text
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+
+
+def mode_of(*trees: Any) -> FakeTensorMode:
+    """The mode of the fake tensors given, else a new one."""
+    for tree in trees:
+        tensors = (
+            [*tree.parameters(), *tree.buffers()]
+            if isinstance(tree, torch.nn.Module)
+            else pytree.tree_leaves(tree)
+        )
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                return tensor.fake_mode
+    # Tensors that a closure holds are taken as they are met; `Watch` refuses those that ask for a gradient.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class Fakes:
+    """Makes fakes; tensors that share a storage get fakes that share one. Meta tensors become the CPU's."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._storages: dict[int, Any] = {}
+        self._originals: list[Any] = []  # alive, so that no other tensor gets the number of one of them
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A deep copy whose tensors are fake; nothing of the original changes.
+
+        Raises:
+            InputError: a tensor of an unusual kind, or something that cannot be copied.
+        """
+        memo: dict[int, Any] = {}
+        for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            memo[id(tensor)] = self.tensor(tensor, path)
+        try:
+            with _Copying(self):
+                return copy.deepcopy(module, memo)
+        except InputError:
+            raise
+        except Exception as failed:
+            raise InputError(
+                f"{type(module).__name__} cannot be copied: {type(failed).__name__}: {failed}",
+                hint="the account runs a copy; keep what cannot be copied (locks, files, processes) out of the module",
+            ) from failed
+
+    def tree(self, tree: Any) -> Any:
+        """Nested lists, tuples and dicts with each tensor made fake."""
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: self.tensor(tensor, "an input"), tree)
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """A fake leaf of the same shape, strides, storage size and wish for a gradient.
+
+        Raises:
+            InputError: it is no plain strided tensor, or has no shape yet.
+        """
+        if isinstance(tensor, UninitializedTensorMixin):
+            raise InputError(
+                f"{name} has no shape yet: the module is lazy",
+                hint="call the module once on a small input first",
+            )
+        plain = type(tensor) in PLAIN or isinstance(tensor, torch.nn.Parameter)
+        if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.")
+            raise InputError(
+                f"{name} is a tensor of an unusual kind ({kind}), whose memory cannot be seen",
+                hint="account the module with plain strided tensors",
+            )
+        with self._mode, torch.no_grad():
+            base = self._base(tensor)
+            fake = base.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            fake = fake.detach()
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _base(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The storage as bytes."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages:
+            self._originals.append(storage)
+            device = torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+            self._storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+        return self._storages[storage._cdata]
+
+
+class _Copying(TorchFunctionMode):
+    """Inside `copy.deepcopy`: a tensor met outside parameters and buffers becomes fake too."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        super().__init__()
+        self._fakes = fakes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fakes.tensor(tensor, f"an attribute, {tensor_text(tensor)},")
+            return memo[id(tensor)]
+        if func is torch._C.TensorBase.clone:  # a parameter outside the module's own, through its `.data`
+            return self._fakes.tensor(args[0], f"an attribute, {tensor_text(args[0])},")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,187 @@
+"""The account of a PyTorch module: records, JSON and a table. No torch is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.tables import aligned
+from meshwright.units import format_bytes, format_count, format_rate
+
+SCHEMA = 1
+SOURCE = "torch eager, one device, not compiled"
+NUM_MODULES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopCount:
+    """FLOPs of one step: of matrix products, convolutions, attention and recurrent layers; a multiply-add is two.
+
+    recomputed: the part of `backward` that repeats the forward pass: checkpointed blocks run again, and the
+        scores that fused attention does not keep.
+    by_operation, by_format: all passes together; the format is that of the first operand.
+    """
+
+    forward: int
+    backward: int
+    recomputed: int
+    optimizer: int
+    by_operation: dict[str, int]
+    by_format: dict[str, int]
+
+    @property
+    def model(self) -> int:
+        """Forward and backward without what is recomputed: what `weigh` calls model FLOPs, and MFU uses."""
+        return self.forward + self.backward - self.recomputed
+
+    @property
+    def total(self) -> int:
+        """All that the step executes."""
+        return self.forward + self.backward + self.optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCount:
+    """Bytes on one device, exactly those of the storages; an allocator's rounding is not in them.
+
+    gradients_bytes: those of parameters and of inputs that ask for one, after the backward pass.
+    inputs_bytes: the inputs, and tensors that the module or the loss takes from elsewhere.
+    saved_activation_bytes: what autograd keeps at the end of the forward pass for the backward pass, each
+        storage once, without parameters, buffers and inputs; copies of weights made by autocast are in it.
+    peak_bytes: the most that lived at one instant of a step that is not the first: the optimizer state is
+        there from the start, the gradients are not.
+    temporary_peak_bytes: the part of the peak that is none of the above at that instant.
+    peak_phase: forward | backward | optimizer, where the peak is.
+    at_peak: the peak by what the bytes hold; adds up to `peak_bytes`.
+    by_format: what the bytes above hold -> number format -> bytes, after the backward pass; saved
+        activations after the forward pass.
+    """
+
+    parameters_bytes: int
+    buffers_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    inputs_bytes: int
+    saved_activation_bytes: int
+    temporary_peak_bytes: int
+    peak_bytes: int
+    peak_phase: str
+    at_peak: dict[str, int]
+    by_format: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCount:
+    """One module with its children; `path` is as in `named_modules`, "" for the module itself.
+
+    backward_flops hold recomputed_flops. What runs outside of every module, a loss function, is in no row.
+    saved_activation_bytes: each storage belongs to the module that first kept it.
+    """
+
+    path: str
+    kind: str
+    num_parameters: int
+    forward_flops: int
+    backward_flops: int
+    recomputed_flops: int
+    saved_activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What one training step of a PyTorch module costs on one device.
+
+    unknown: operations that may do arithmetic and have no rule, with their operands' shapes -> calls; their
+        FLOPs are in no sum.
+    conventions: what was assumed for this module, in sentences.
+    """
+
+    name: str
+    num_parameters: int
+    flops: FlopCount
+    memory: MemoryCount
+    by_module: tuple[ModuleCount, ...]
+    unknown: dict[str, int]
+    conventions: tuple[str, ...]
+    torch_version: str
+    source: str = SOURCE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; `schema` rises when a key changes its meaning."""
+        found = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        found["flops"] |= {"model": self.flops.model, "total": self.flops.total}
+        return found
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.name}, {format_count(self.num_parameters)} parameters, torch {self.torch_version}: {self.source}"
+        ]
+        header, rows = memory_rows(self.memory)
+        parts.append(aligned(header, rows, right={"bytes"}))
+        header, rows = flop_rows(self.flops)
+        parts.append(aligned(header, rows, right={"FLOPs"}))
+        header, rows = module_rows(self)
+        if rows:
+            parts.append(aligned(header, rows, right=set(header[2:])))
+        if self.unknown:
+            rows = [(name, str(times)) for name, times in self.unknown.items()]
+            parts.append(aligned(("no rule for, in no sum", "calls"), rows, right={"calls"}))
+        parts.append("\n".join(self.conventions))
+        return "\n\n".join(parts)
+
+
+Rows = list[tuple[str, ...]]
+
+
+def memory_rows(memory: MemoryCount) -> tuple[tuple[str, ...], Rows]:
+    """Bytes by what they hold."""
+    names = ("parameters", "buffers", "gradients", "optimizer state", "inputs", "saved activations")
+    sizes = (
+        memory.parameters_bytes, memory.buffers_bytes, memory.gradients_bytes, memory.optimizer_state_bytes,
+        memory.inputs_bytes, memory.saved_activation_bytes,
+    )  # fmt: skip
+    rows: Rows = []
+    for name, size in zip(names, sizes, strict=True):
+        formats = memory.by_format.get(name, {})
+        rows.append((name, f"{size:,}", format_bytes(size), ", ".join(sorted(formats))))
+    rows.append(
+        (
+            "temporaries at the peak",
+            f"{memory.temporary_peak_bytes:,}",
+            format_bytes(memory.temporary_peak_bytes),
+            "",
+        )
+    )
+    rows.append(
+        (
+            f"peak, in the {memory.peak_phase} pass",
+            f"{memory.peak_bytes:,}",
+            format_bytes(memory.peak_bytes),
+            "",
+        )
+    )
+    return ("memory", "bytes", "", "formats"), rows
+
+
+def flop_rows(flops: FlopCount) -> tuple[tuple[str, ...], Rows]:
+    """FLOPs by pass."""
+    passes = (
+        ("forward", flops.forward), ("backward", flops.backward), ("  of it recomputed", flops.recomputed),
+        ("optimizer", flops.optimizer), ("model (forward and backward, nothing twice)", flops.model),
+    )  # fmt: skip
+    return ("pass", "FLOPs", ""), [(name, f"{count:,}", format_rate(count, "FLOP")) for name, count in passes]
+
+
+def module_rows(account: Account, top: int = NUM_MODULES) -> tuple[tuple[str, ...], Rows]:
+    """The modules that cost the most, those without FLOPs and saved activations left out."""
+    costly = [m for m in account.by_module if m.forward_flops + m.backward_flops + m.saved_activation_bytes]
+    costly.sort(key=lambda m: (m.forward_flops + m.backward_flops, m.saved_activation_bytes), reverse=True)
+    header = ("module", "kind", "parameters", "forward", "backward", "saved")
+    return header, [
+        (
+            m.path or "(the whole)", m.kind, format_count(m.num_parameters), format_rate(m.forward_flops, "FLOP"),
+            format_rate(m.backward_flops, "FLOP"), format_bytes(m.saved_activation_bytes),
+        )
+        for m in costly[:top]
+    ]  # fmt: skip

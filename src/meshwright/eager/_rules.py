@@ -1,0 +1,231 @@
+"""FLOPs of one PyTorch operation, from the shapes and attributes of its call alone. No torch is imported.
+
+Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two. The conventions
+are those of the ledger (`meshwright.ledger`): a convolution's products with padding are not counted.
+Not counted: elementwise arithmetic, reductions, sorts (`_silent` names them). A rule gives None where the
+work depends on data; such a call is listed as unknown, as is any operation with neither a rule nor silence.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import _attention
+from ._calls import Call, format_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The FLOPs of one call; `recomputed_flops` is the part that repeats work of the forward pass."""
+
+    flops: int
+    recomputed_flops: int = 0
+    format: str
+
+
+Flops = int | tuple[int, int] | None  # FLOPs, perhaps with the part that repeats the forward pass
+
+
+def work_of(call: Call) -> Work | None:
+    """The FLOPs of a call by its rule; None where it has no rule, or the rule cannot tell.
+
+    Sources: the operations' definitions in PyTorch's native_functions.yaml; complex products have no rule.
+    """
+    rule = RULES.get(call.name.removeprefix("aten."))
+    if rule is None or any(tensor.dtype.is_complex for tensor in call.tensors()):
+        return None
+    found = rule(call)
+    if found is None:
+        return None
+    flops, recomputed = found if isinstance(found, tuple) else (found, 0)
+    return Work(flops=flops, recomputed_flops=recomputed, format=_format(call))
+
+
+def _format(call: Call) -> str:
+    """That of the first operand of the product, not of a bias added to it."""
+    first = next(
+        (call[name] for name in ("mat1", "batch1", "mat") if call.arguments.get(name) is not None), None
+    )
+    return format_name((call.tensors()[0] if first is None else first).dtype)
+
+
+def _product(left: str, right: str) -> Callable[[Call], Flops]:
+    """[..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]; leading dimensions are the left one's."""
+
+    def rule(call: Call) -> Flops:
+        rows, columns = call.shape(left), call.shape(right)
+        return 2 * math.prod(rows) * (columns[-1] if len(columns) > 1 else 1)
+
+    return rule
+
+
+def _outer(call: Call) -> Flops:
+    return 2 * math.prod(call.shape("vec1")) * math.prod(call.shape("vec2"))
+
+
+def _grouped(call: Call) -> Flops:
+    """Each row meets the matrix of its own group only, wherever the groups end: 2 x rows x k x n.
+
+    Not known where the groups divide the contracted dimension of both and lie in data: that is the whole
+    product too, since each index of it belongs to one group.
+    """
+    left, right = (
+        call.shape(next(n for n in names if n in call.arguments))
+        for names in (("self", "mat_a"), ("mat2", "mat_b"))
+    )
+    if len(left) == 3 and len(right) == 2:  # the groups divide the columns of the right matrix
+        return 2 * left[-1] * left[-2] * right[-1]
+    return 2 * math.prod(left) * right[-1]
+
+
+def _each_product(call: Call) -> Flops:
+    pairs = zip(call["self"], call["mat2"], strict=True)
+    return sum(2 * left.shape[0] * left.shape[1] * right.shape[1] for left, right in pairs)
+
+
+def _transposed_product(left: str, right: str) -> Callable[[Call], Flops]:
+    """[..., k] x [n, k] transposed."""
+
+    def rule(call: Call) -> Flops:
+        return 2 * math.prod(call.shape(left)) * call.shape(right)[0]
+
+    return rule
+
+
+def _convolution(call: Call) -> Flops:
+    image, kernel = call.shape("input"), call.shape("weight")
+    return _convolution_flops(call, image, kernel, tuple(int(size) for size in call.result.shape))
+
+
+def _convolution_backward(call: Call) -> Flops:
+    """The gradients of input and weight meet the same pairs as the forward pass; that of the bias is a sum."""
+    one = _convolution_flops(call, call.shape("input"), call.shape("weight"), call.shape("grad_output"))
+    return one * sum(bool(wanted) for wanted in call["output_mask"][:2])
+
+
+def _convolution_flops(
+    call: Call, image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]
+) -> int:
+    """2 x batch x the kernel's features (those of one group by all) x pairs of positions that really meet."""
+    dims = len(kernel) - 2
+    batched = len(image) == len(kernel)
+    # A transposed convolution scatters where the plain one from its result to its input would gather.
+    gathered, positions = (result, image) if call["transposed"] else (image, result)
+    pairs = 1
+    for place in range(dims):
+        pairs *= _meeting_pairs(
+            size=gathered[place - dims],
+            window=kernel[place - dims],
+            outputs=positions[place - dims],
+            stride=_spread(call["stride"], place),
+            low=_spread(call["padding"], place),
+            dilation=_spread(call["dilation"], place),
+        )
+    return 2 * (image[0] if batched else 1) * kernel[0] * kernel[1] * pairs
+
+
+def _spread(value: list[int], place: int) -> int:
+    return value[place] if len(value) > 1 else value[0]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _meeting_pairs(*, size: int, window: int, outputs: int, stride: int, low: int, dilation: int) -> int:
+    """How many (output, window) positions of one dimension meet an element and not padding."""
+    pairs = 0
+    for tap in range(window):
+        offset = tap * dilation - low
+        first = max(0, -(offset // stride))  # the least output with output x stride + offset >= 0
+        final = min(outputs - 1, (size - 1 - offset) // stride)
+        pairs += max(0, final - first + 1)
+    return pairs
+
+
+def _steps(call: Call) -> int:
+    """Positions of all sequences together: the input's elements over its features."""
+    image = call.shape("input")
+    return math.prod(image[:-1])
+
+
+def _recurrent_layer(call: Call) -> Flops:
+    """Input and hidden state meet their matrices at each position."""
+    return 2 * _steps(call) * sum(math.prod(call.shape(weight)) for weight in _MKLDNN_WEIGHTS[call.name])
+
+
+def _recurrent_layer_backward(call: Call) -> Flops:
+    """The gradients of what came in and of the weights: each as much as the forward pass."""
+    forward = _recurrent_layer(call)
+    assert isinstance(forward, int)
+    return 2 * forward
+
+
+_MKLDNN_WEIGHTS = {
+    "aten.mkldnn_rnn_layer": ("weight0", "weight1"),
+    "aten.mkldnn_rnn_layer_backward": ("weight1", "weight2"),
+}
+
+
+def _cudnn_recurrent(call: Call) -> Flops:
+    matrices = (weight for weight in call["weight"] if weight.dim() == 2)
+    return 2 * _steps(call) * sum(math.prod(matrix.shape) for matrix in matrices)
+
+
+def _cudnn_recurrent_backward(call: Call) -> Flops:
+    """The last of the mask asks for the weights' gradients; cuDNN always makes those of the input."""
+    forward = _cudnn_recurrent(call)
+    assert isinstance(forward, int)
+    return forward * (1 + bool(call["output_mask"][3]))
+
+
+def _encoder_layer(call: Call) -> Flops:
+    """PyTorch's fused inference kernel: projections, attention counted whole, two layers of the MLP."""
+    batch, length, width = call.shape("src")
+    names = ("qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2")
+    weights = sum(math.prod(call.shape(name)) for name in names)
+    return 2 * batch * length * weights + 4 * batch * length * length * width
+
+
+def _self_attention_layer(call: Call) -> Flops:
+    batch, length, width = call.shape("query")
+    keys = call.shape("key")[1]
+    rows_by_keys = 4 * batch * length * keys * width
+    project_in = 2 * batch * (length + 2 * keys) * width * width
+    return project_in + rows_by_keys + 2 * batch * length * math.prod(call.shape("proj_weight"))
+
+
+RULES: dict[str, Callable[[Call], Flops]] = {
+    "mm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2"),
+    "_addmm_activation": _product("mat1", "mat2"),
+    "bmm": _product("self", "mat2"),
+    "baddbmm": _product("batch1", "batch2"),
+    "addbmm": _product("batch1", "batch2"),
+    "mv": _product("self", "vec"),
+    "addmv": _product("mat", "vec"),
+    "dot": _product("self", "tensor"),
+    "vdot": _product("self", "other"),
+    "addr": _outer,
+    "_int_mm": _product("self", "mat2"),
+    "_scaled_mm": _product("self", "mat2"),
+    "_scaled_mm_v2": _product("self", "mat2"),
+    "_grouped_mm": _grouped,
+    "_scaled_grouped_mm": _grouped,
+    "_scaled_grouped_mm_v2": _grouped,
+    "_foreach_mm": _each_product,
+    "mkldnn_linear": _transposed_product("self", "weight"),
+    "_weight_int8pack_mm": _transposed_product("self", "mat2"),
+    "convolution": _convolution,
+    "convolution_overrideable": _convolution,
+    "convolution_backward": _convolution_backward,
+    "convolution_backward_overrideable": _convolution_backward,
+    "mkldnn_rnn_layer": _recurrent_layer,
+    "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
+    "_cudnn_rnn": _cudnn_recurrent,
+    "_cudnn_rnn_backward": _cudnn_recurrent_backward,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+    "_native_multi_head_attention": _self_attention_layer,
+    **_attention.RULES,
+}
+RULES |= {f"{name}_": RULES[name] for name in ("addmm", "baddbmm", "addbmm", "addmv", "addr")}
