@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.ledger._groups import axes_of, axes_of_pairs, parse_groups
+from meshwright.ledger._groups import axes_of, axes_of_pairs, leaves_the_domain, parse_groups
 
 MESH = (("data", 2), ("fsdp", 4), ("tensor", 3))
 
@@ -91,3 +91,18 @@ def test_pairs_span_the_axes_along_which_they_differ():
 def test_unknown_groups_raise(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_groups(text, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "leaves"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", False),
+        ("{{0,4},{1,5},{2,6},{3,7}}", True),
+        ("[2,4]<=[8]", False),
+        ("[4,2]<=[2,4]T(1,0)", True),
+        ("{}", True),
+        ("{{3,4}}", True),  # a pair of a collective-permute
+    ],
+)
+def test_a_group_whose_members_lie_in_two_hosts_of_four_leaves_the_host(text, leaves):
+    assert leaves_the_domain(text, 8, 4) is leaves

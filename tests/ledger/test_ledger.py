@@ -41,6 +41,27 @@ def test_without_parameters_or_tokens_there_is_no_rule_of_thumb(samples, missing
     assert ledger.flops.rule_6nd is None
 
 
+def test_flops_by_module_add_up_and_say_what_several_devices_do_alike(samples):
+    name = "cruncher-8xH100"  # data=8: each device has its own rows, so nothing is done twice
+    compiled, executed = samples.compiled(name), samples.ledger(name).flops
+    assert sum(executed.by_module.values()) == executed.executed
+    assert executed.waste_by_module == {}  # not known: the sample was compiled before modules were counted
+    half = {module: flops // 2 for module, flops in executed.by_module.items()}
+    traced = dataclasses.replace(compiled.traced_flops, by_module=half)
+    doubled = dataclasses.replace(compiled, traced_flops=traced)
+    wasteful = ledger_of(samples.folder(name), doubled, Fleet.parse("8xH100")).flops
+    assert sum(wasteful.waste_by_module.values()) == executed.executed - sum(half.values())
+
+
+def test_products_merged_under_one_name_are_no_waste(samples):
+    from meshwright.ledger._ledger import _waste
+
+    model = {"block/query": 4, "block/key": 4, "mlp/up": 8}
+    assert _waste(model, {"block/query": 8, "mlp/up": 8}) == {}
+    assert _waste(model, {"block/query": 8, "mlp/up": 16}) == {"mlp": 8}
+    assert _waste({}, {"mlp/up": 16}) == {}
+
+
 def test_the_json_has_the_agreed_names(samples):
     ledger = samples.ledger("transformer-8xH100")
     fields = json.loads(json.dumps(ledger_dict(ledger)))

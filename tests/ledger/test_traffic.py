@@ -1,8 +1,10 @@
 import pytest
 
+from meshwright.hardware import Fleet
 from meshwright.ledger._traffic import is_overlapped, message_of, traffic_of
 
 MESH = (("fsdp", 4), ("tensor", 2))
+HOST = Fleet.parse("8xH100")
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
   %b = f32[] parameter(1)
@@ -19,7 +21,7 @@ def find(collectives, kind, axes, in_loop):
 
 @pytest.mark.parametrize("name", ["transformer-8xH100", "transformer-8xH100-jax-0.12"])
 def test_gradients_and_residuals_are_scattered_as_by_hand(samples, name):
-    collectives, unpriced = traffic_of(samples.program(name), MESH)
+    collectives, unpriced = traffic_of(samples.program(name), MESH, HOST)
     assert not unpriced
     weights = (4 * E * E + 2 * E * M) // 2 * 2  # one layer's bf16 on a tensor half
     gradients = find(collectives, "reduce-scatter", ("fsdp",), True)
@@ -40,7 +42,7 @@ def test_gradients_and_residuals_are_scattered_as_by_hand(samples, name):
 
 def test_crunchers_gradients_are_summed_over_all_devices(samples):
     for name in ("cruncher-8xH100", "cruncher-8xCPU", "cruncher-v5e-8"):
-        (only,), unpriced = traffic_of(samples.program(name), (("data", 8),))
+        (only,), unpriced = traffic_of(samples.program(name), (("data", 8),), HOST)
         payload = 4 * (2 * 1024 * 1024 + 1024 + 1)  # and the loss
         assert (only.kind, only.axes, only.count, only.payload_bytes) == ("all-reduce", ("data",), 1, payload)
         assert only.wire_bytes == 2 * payload * 7 // 8
@@ -48,13 +50,13 @@ def test_crunchers_gradients_are_summed_over_all_devices(samples):
 
 
 def test_nothing_of_a_cpus_traffic_overlaps(samples):
-    collectives, _ = traffic_of(samples.program("transformer-8xCPU"), MESH)
+    collectives, _ = traffic_of(samples.program("transformer-8xCPU"), MESH, HOST)
     assert {c.overlapped_count for c in collectives} == {0}
 
 
 def test_what_the_gpu_scheduler_marks_synchronous_does_not_overlap(samples):
     program = samples.program("transformer-8xH100")
-    collectives, _ = traffic_of(program, MESH)
+    collectives, _ = traffic_of(program, MESH, HOST)
     gathers = find(collectives, "all-gather", ("tensor",), True)
     synchronous = [
         i
@@ -68,7 +70,7 @@ def test_what_the_gpu_scheduler_marks_synchronous_does_not_overlap(samples):
 
 def test_a_tpus_collective_in_several_fusions_counts_once(samples):
     program = samples.program("transformer-v5e-8")
-    collectives, _ = traffic_of(program, MESH)
+    collectives, _ = traffic_of(program, MESH, HOST)
     by_channel = {
         i.attributes["channel_id"]: i.shapes[0].num_bytes
         for c, i in program.instructions()
@@ -79,7 +81,7 @@ def test_a_tpus_collective_in_several_fusions_counts_once(samples):
 
 
 def one(module, *lines, before=""):
-    collectives, unpriced = traffic_of(module(*lines, before=before), MESH)
+    collectives, unpriced = traffic_of(module(*lines, before=before), MESH, HOST)
     assert not unpriced
     (only,) = collectives
     return only
@@ -174,7 +176,7 @@ def test_a_group_of_one_sends_nothing(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[8]{0} all-gather(%p), replica_groups=[8,1]<=[8], dimensions={0}",
     )
-    assert traffic_of(program, MESH) == ((), ())
+    assert traffic_of(program, MESH, HOST) == ((), ())
 
 
 def test_a_permutation_onto_itself_sends_nothing(module):
@@ -182,7 +184,7 @@ def test_a_permutation_onto_itself_sends_nothing(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={{0,0},{1,1}}",
     )
-    assert traffic_of(program, MESH) == ((), ())
+    assert traffic_of(program, MESH, HOST) == ((), ())
 
 
 def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
@@ -190,7 +192,7 @@ def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[16]{0} all-gather(%p), replica_groups={{0,3},{1,2}}, dimensions={0}",
     )
-    assert traffic_of(program, MESH) == (
+    assert traffic_of(program, MESH, HOST) == (
         (),
         ("all-gather of 64 bytes: {{0,3},{1,2}} is no block of the mesh",),
     )
@@ -202,7 +204,9 @@ def test_sends_between_two_devices_are_unpriced(module):
         "%t = token[] after-all()",
         "ROOT %r = (f32[8]{0}, u32[], token[]) send(%p, %t)",
     )
-    assert traffic_of(program, MESH)[1] == ("send of f32[8], u32[], token[], from an unnamed operation",)
+    assert traffic_of(program, MESH, HOST)[1] == (
+        "send of f32[8], u32[], token[], from an unnamed operation",
+    )
 
 
 BRANCHES = """%little (x: f32[8]) -> f32[16] {
@@ -235,4 +239,20 @@ def test_a_start_that_nobody_awaits_raises(module):
         "ROOT %s = (f32[8]{0}, f32[16]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8]",
     )
     with pytest.raises(ValueError, match="%s is started and never awaited in %main"):
-        traffic_of(program, MESH)
+        traffic_of(program, MESH, HOST)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "links"),
+    [
+        ("8xH100", {("fsdp",): "inside", ("tensor",): "inside"}),
+        ("2x4xH100", {("fsdp",): "between", ("tensor",): "inside"}),
+        ("8x1xH100", {("fsdp",): "between", ("tensor",): "between"}),
+    ],
+)
+def test_an_axis_that_leaves_the_host_is_carried_between_hosts(samples, fleet, links):
+    collectives, _ = traffic_of(samples.program("transformer-8xH100"), MESH, Fleet.parse(fleet))
+    found = {c.axes: c.link for c in collectives if len(c.axes) == 1}
+    assert found == links
+    names = {"inside": "NVLink4 18x25", "between": "network"}
+    assert all(c.link_name == names[c.link] for c in collectives)

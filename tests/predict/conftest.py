@@ -57,7 +57,15 @@ def ledger_with():
             timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
         )
         flops = FlopLedger(
-            model=model, executed=executed, recomputed=0, by_phase={}, by_format={}, rule_6nd=None
+            model=model,
+            executed=executed,
+            recomputed=0,
+            by_phase={},
+            by_format={},
+            by_module={},
+            model_by_module={},
+            waste_by_module={},
+            rule_6nd=None,
         )
         return Ledger(memory=memory, flops=flops, traffic=(), unpriced=unpriced)
 

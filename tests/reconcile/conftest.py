@@ -60,7 +60,17 @@ def ledger() -> Ledger:
             buffers=(),
             timeline=Timeline(instants=(), last_instant=0, peak_instant=0, by_category={}),
         ),
-        flops=FlopLedger(model=1600, executed=1800, recomputed=200, by_phase={}, by_format={}, rule_6nd=None),
+        flops=FlopLedger(
+            model=1600,
+            executed=1800,
+            recomputed=200,
+            by_phase={},
+            by_format={},
+            by_module={},
+            model_by_module={},
+            waste_by_module={},
+            rule_6nd=None,
+        ),
         traffic=(),
         unpriced=(),
     )

@@ -116,7 +116,7 @@ def made_compiled(**changes: Any) -> Compiled:
 
 def made_collective(**changes: Any) -> Collective:
     fields: dict[str, Any] = {"kind": "all-gather", "axes": ("fsdp",), "group_size": 8}
-    return Collective(**{**fields, "overlapped_count": 0, "in_loop": True, **changes})
+    return Collective(**{**fields, "overlapped_count": 0, "in_loop": True, "link": "inside", "link_name": "NVLink 4", **changes})
 
 
 def made_ledger(**changes: Any) -> Ledger:
@@ -126,6 +126,9 @@ def made_ledger(**changes: Any) -> Ledger:
         recomputed=10 * 10**15,
         by_phase={"forward": 70 * 10**15, "backward": 140 * 10**15, "recompute": 10 * 10**15},
         by_format={"bf16": 220 * 10**15},
+        by_module={},
+        model_by_module={},
+        waste_by_module={},
         rule_6nd=192 * 10**15,
     )
     traffic = (

@@ -72,8 +72,10 @@ def test_to_the_byte_full_still_fits(weighing):
 
 
 def test_a_weighing_without_any_flops_or_slices_can_be_shown(weighing, plain):
-    nothing = FlopLedger(model=0, executed=0, recomputed=0, by_phase={}, by_format={}, rule_6nd=None)
     base = weighing()
+    nothing = dataclasses.replace(
+        base.ledger.flops, model=0, executed=0, by_phase={}, by_format={}, rule_6nd=None
+    )
     ledger = dataclasses.replace(
         base.ledger, flops=nothing, memory=dataclasses.replace(base.ledger.memory, buffers=())
     )

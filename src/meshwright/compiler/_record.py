@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class TracedFlops:
     by_phase: dict[str, int]
     unpriced: tuple[str, ...]
     attention: int  # of which attention's own matmuls
+    by_module: dict[str, int] = field(default_factory=dict[str, int])  # recomputation left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

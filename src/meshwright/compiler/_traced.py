@@ -21,6 +21,7 @@ from typing import Any
 
 from jax.extend import core
 
+from ._modules import module_of
 from ._record import TracedFlops
 
 UNKNOWN = ("pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "pure_callback", "io_callback")
@@ -50,6 +51,7 @@ def count_traced(jaxpr: core.Jaxpr) -> TracedFlops:
         by_phase={p: phases.get(p, 0) for p in ("forward", "backward", "recompute", "optimizer", "other")},
         unpriced=tuple(f"{what} x{times}" for what, times in sorted(counter.unpriced.items())),
         attention=int(counter.attention),
+        by_module={module: int(flops) for module, flops in counter.by_module.items()},
     )
 
 
@@ -67,6 +69,7 @@ def phase_of(scopes: str) -> str:
 class _Counter:
     def __init__(self) -> None:
         self.by_phase: Counter[str] = Counter()
+        self.by_module: Counter[str] = Counter()
         self.unpriced: Counter[str] = Counter()
         self.attention: Fraction = Fraction(0)
 
@@ -106,6 +109,8 @@ class _Counter:
                 scaled *= Fraction(int(needed[1]), int(needed[2]))
             phase = phase_of(scopes) if part == "work" else part
             self.by_phase[phase] += scaled  # type: ignore[assignment]
+            if phase != "recompute":
+                self.by_module[module_of(f"{scopes}/{name}")] += scaled  # type: ignore[assignment]
             if "attention" in name or "needed_" in scopes:
                 self.attention += scaled if phase != "recompute" else 0
 
@@ -117,6 +122,7 @@ class _Counter:
             counters.append(counter)
         dearest = max(counters, key=lambda c: sum(c.by_phase.values()))
         self.by_phase.update(dearest.by_phase)
+        self.by_module.update(dearest.by_module)
         self.attention += dearest.attention
         for counter in counters:
             self.unpriced.update(counter.unpriced)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from meshwright.compiler import module_of
+
 from ._loops import trips_of
 from ._phases import Phases, has_path
 from ._rules import Work, unpriced_work, work_of
@@ -25,6 +27,8 @@ class ExecutedFlops:
     by_phase: Counter[str] = field(default_factory=Counter[str])
     by_format: Counter[str] = field(default_factory=Counter[str])
     by_kind: Counter[str] = field(default_factory=Counter[str])
+    by_module: Counter[str] = field(default_factory=Counter[str])
+    first_by_module: Counter[str] = field(default_factory=Counter[str])  # recomputation left out
     unpriced: Counter[str] = field(default_factory=Counter[str])
 
     @property
@@ -37,6 +41,8 @@ class ExecutedFlops:
         self.by_phase.update(other.by_phase)
         self.by_format.update(other.by_format)
         self.by_kind.update(other.by_kind)
+        self.by_module.update(other.by_module)
+        self.first_by_module.update(other.first_by_module)
         self.unpriced.update(other.unpriced)
 
 
@@ -77,7 +83,7 @@ class _Walk:
             if caller and (not has_path(instruction) or self._phases.repeats(caller[1])):
                 place = caller  # the nameless inside of a fusion is part of what the fusion is
             if found := work_of(computation, instruction):
-                self._count(total, found, self._phases.of(*place), times)
+                self._count(total, found, place, times)
             elif unpriced := unpriced_work(computation, instruction):
                 total.unpriced[unpriced] += times
             if instruction.opcode == "while":
@@ -90,12 +96,16 @@ class _Walk:
                     total.add(self.computation(self._program.computations[name], times, inside))
         return total
 
-    def _count(self, total: ExecutedFlops, work: Work, phase: str, times: int) -> None:
+    def _count(self, total: ExecutedFlops, work: Work, place: _Place, times: int) -> None:
+        phase, module = self._phases.of(*place), module_of(place[1].op_name)
         total.by_phase[phase] += times * (work.flops - work.recompute_flops)
         if work.recompute_flops:
             total.by_phase["recompute"] += times * work.recompute_flops
         total.by_format[work.format] += times * work.flops
         total.by_kind[work.kind] += times * work.flops
+        total.by_module[module] += times * work.flops
+        if phase != "recompute":
+            total.first_by_module[module] += times * (work.flops - work.recompute_flops)
 
     def _loop(self, home: Computation, instruction: Instruction, times: int) -> ExecutedFlops:
         trips = trips_of(self._program, home, instruction)

@@ -47,6 +47,13 @@ def parse_groups(text: str, num_devices: int) -> Groups:
 
 
 @functools.lru_cache(maxsize=10_000)
+def leaves_the_domain(text: str, num_devices: int, devices_per_domain: int) -> bool:
+    """Whether members of any group, or of any pair of a collective-permute, lie in different fast domains."""
+    groups = parse_groups(text, num_devices)
+    return any(len({device // devices_per_domain for device in group}) > 1 for group in groups)
+
+
+@functools.lru_cache(maxsize=10_000)
 def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
     """The mesh axes over which the members of a group differ; None where a group is no block of the mesh.
 

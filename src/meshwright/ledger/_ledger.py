@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
     """
     program = parse_program(read_text(folder, "program.hlo.txt"))
     executed = executed_flops(program)
-    traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes)
+    traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes, fleet)
     memory, unexplained = memory_of(
         program,
         read_text(folder, "buffer-assignment.txt"),
@@ -55,12 +56,30 @@ def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
     by_phase = {phase: devices * flops for phase, flops in executed.by_phase.items() if flops}
     parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
     rule_6nd = None if parameters is None or tokens is None else 6 * parameters * tokens
-    traced = compiled.traced_flops.by_phase
+    traced, model = compiled.traced_flops.by_phase, compiled.traced_flops.by_module
     return FlopLedger(
         model=sum(flops for phase, flops in traced.items() if phase != "recompute"),
         executed=devices * executed.total,
         recomputed=by_phase.get("recompute", 0),
         by_phase=by_phase,
         by_format={name: devices * flops for name, flops in executed.by_format.items() if flops},
+        by_module={module: devices * flops for module, flops in executed.by_module.most_common()},
+        model_by_module=model,
+        waste_by_module=_waste(model, {m: devices * n for m, n in executed.first_by_module.items()}),
         rule_6nd=rule_6nd,
     )
+
+
+def _waste(model: dict[str, int], executed: dict[str, int]) -> dict[str, int]:
+    """What is executed beyond the model, by the scope around a module's own, most first.
+
+    Not by the module itself: where the compiler merges like products (queries and keys, say) it keeps the
+    name of one of them. Nothing is known of a program compiled before its modules were counted.
+    """
+    if not model:
+        return {}
+    beyond: Counter[str] = Counter()
+    for sign, counts in ((1, executed), (-1, model)):
+        for module, flops in counts.items():
+            beyond[module.rpartition("/")[0] or module] += sign * flops
+    return {module: flops for module, flops in beyond.most_common() if flops > 0}

@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.compiler import Argument, Compiled
+from meshwright.compiler import Argument, Compiled, module_of
 from meshwright.hardware import Fleet
 
 from ._allowance import allowance, usable_bytes
 from ._assignment import Allocation, LiveRange, Value, parse_assignment, parse_live_ranges
 from ._attribution import Owner, Owners
-from ._modules import module_of
 from ._records import Buffer, MemoryLedger, Timeline
 from .hlo import Program, leaves_of, parse_shape
 

@@ -13,7 +13,10 @@ class FlopLedger:
     `executed`: matmuls, attention and convolutions of the optimised program times trip counts,
     summed over devices. `recomputed`: the part of `executed` in a rematerialised region.
     `by_phase`: `executed` by forward | backward | recompute | optimizer | other.
-    `by_format`: `executed` by operand format (bf16, fp32, ...).
+    `by_format`: `executed` by operand format (bf16, fp32, ...). `by_module`: `executed` by the model's own
+    scopes ("layers/mlp_block/up"; "" where there is none). `model_by_module`: `model` likewise.
+    `waste_by_module`: executed and not recomputed beyond `model`, by the scope around a module: work that
+    several devices do alike, or on padding, or masked blocks of causal attention computed all the same.
     `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known.
     Not counted: elementwise arithmetic, reductions, sorts.
     """
@@ -23,6 +26,9 @@ class FlopLedger:
     recomputed: int
     by_phase: dict[str, int]
     by_format: dict[str, int]
+    by_module: dict[str, int]
+    model_by_module: dict[str, int]
+    waste_by_module: dict[str, int]
     rule_6nd: int | None
 
 
@@ -111,6 +117,8 @@ class MemoryLedger:
 class Collective:
     """All collectives of one kind over the same mesh axes, per device and step.
 
+    `link`: which class carries it: "inside" the fast domain (a host, a rack, a TPU slice) or "between" such;
+    `link_name`: as the catalog calls that link, "" where it does not know it.
     `payload_bytes`: the result's bytes. `wire_bytes`: what one device sends: (N-1)/N of the full
     array for all-gather and reduce-scatter, 2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of
     it for collective-permute. `overlapped_count`: how many of `count` may run beside computation.
@@ -124,6 +132,8 @@ class Collective:
     wire_bytes: int
     overlapped_count: int
     in_loop: bool
+    link: str
+    link_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,10 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 
+from meshwright.hardware import Fleet
+
 from ._flops import RUNNING
-from ._groups import Axes, axes_of, axes_of_pairs, parse_groups
+from ._groups import Axes, axes_of, axes_of_pairs, leaves_the_domain, parse_groups
 from ._loops import trips_of
 from ._records import Collective
 from .hlo import Array, Computation, Instruction, Program, leaves_of
@@ -98,13 +100,15 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
     )
 
 
-def traffic_of(program: Program, mesh_axes: Axes) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of one step, most wire bytes first, and what has no rule.
+def traffic_of(
+    program: Program, mesh_axes: Axes, fleet: Fleet
+) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
+    """The collectives of one step on `fleet`, most wire bytes first, and what has no rule.
 
     Raises:
         ValueError: replica groups of an unknown form.
     """
-    walk = _Walk(program, mesh_axes)
+    walk = _Walk(program, mesh_axes, fleet)
     total = walk.computation(program.entry, 1, False, False)
     collectives = sorted(total.by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
     return tuple(collectives), tuple(
@@ -128,7 +132,7 @@ def _results(computation: Computation, instruction: Instruction) -> tuple[Array,
 
 @dataclass(slots=True)
 class _Traffic:
-    by_key: dict[tuple[str, tuple[str, ...], int, bool], Collective]
+    by_key: dict[tuple[str, tuple[str, ...], int, bool, str], Collective]
     unpriced: Counter[str]
 
     def add(self, other: _Traffic) -> None:
@@ -137,7 +141,7 @@ class _Traffic:
         self.unpriced.update(other.unpriced)
 
     def add_one(self, new: Collective) -> None:
-        key = (new.kind, new.axes, new.group_size, new.in_loop)
+        key = (new.kind, new.axes, new.group_size, new.in_loop, new.link)
         if old := self.by_key.get(key):
             new = dataclasses.replace(
                 new,
@@ -150,9 +154,10 @@ class _Traffic:
 
 
 class _Walk:
-    def __init__(self, program: Program, mesh_axes: Axes) -> None:
+    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet) -> None:
         self._program = program
         self._mesh_axes = mesh_axes
+        self._fleet = fleet
         fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
         self._channels = Counter(
             i.attributes.get("channel_id", "")
@@ -213,6 +218,7 @@ class _Walk:
             total.unpriced[text] += times
             return
         overlapped = overlapped or is_overlapped(computation, instruction)
+        link, link_name = self._link(message)
         total.add_one(
             Collective(
                 kind=message.kind,
@@ -223,5 +229,14 @@ class _Walk:
                 wire_bytes=times * message.wire_bytes,
                 overlapped_count=times if overlapped else 0,
                 in_loop=in_loop,
+                link=link,
+                link_name=link_name,
             )
         )
+
+    def _link(self, message: Message) -> tuple[str, str]:
+        """The class of the slowest link that a message crosses, and its name in the catalog."""
+        chip, per_domain = self._fleet.chip, self._fleet.chips_per_domain
+        if leaves_the_domain(message.groups, self._fleet.num_devices, per_domain):
+            return "between", chip.between.name if chip.between else ""
+        return "inside", chip.inside.name if chip.inside else ""

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.ledger._modules import module_of
+from meshwright.compiler import module_of
 
 
 @pytest.mark.parametrize(

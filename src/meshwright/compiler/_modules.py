@@ -15,6 +15,7 @@ _OWN = frozenset((
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches",
 ))  # fmt: skip
+_NEEDED = re.compile(r"needed_\d+_of_\d+$")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|pmap|remat|checkpoint)\((.*)\)$")
@@ -30,7 +31,8 @@ def module_of(op_name: str) -> str:
         return ""
     path = op_name.split("(", 1)[0] if op_name.startswith("(") else op_name
     scopes = [scope for part in _parts(path)[:-1] if (scope := _scope(part))]
-    return "/".join(scopes)
+    # A scope stands twice where a transformation begins inside it: "jvp(loss)/transpose(loss)".
+    return "/".join(scope for place, scope in enumerate(scopes) if scopes[place - 1 : place] != [scope])
 
 
 def _parts(path: str) -> list[str]:
@@ -48,5 +50,7 @@ def _scope(part: str) -> str:
     """The caller's own word in one part of a path, or "" where it is JAX's."""
     while match := _TRANSFORM.match(part):
         part = match[1]
-    own = part in _OWN or _BRANCH.match(part) or _CALL.match(part) or _EINSUM.match(part)
+    own = (
+        part in _OWN or _NEEDED.match(part) or _BRANCH.match(part) or _CALL.match(part) or _EINSUM.match(part)
+    )
     return "" if own or part.startswith("(") else part
