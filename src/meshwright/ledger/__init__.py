@@ -10,6 +10,7 @@ from ._ledger import ledger_dict as ledger_dict
 from ._ledger import ledger_of as ledger_of
 from ._records import Buffer as Buffer
 from ._records import Collective as Collective
+from ._records import Finding as Finding
 from ._records import FlopLedger as FlopLedger
 from ._records import Ledger as Ledger
 from ._records import MemoryLedger as MemoryLedger

@@ -11,6 +11,7 @@ from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
 
 from ._flops import ExecutedFlops, executed_flops
+from ._lint import findings_of
 from ._memory import memory_of
 from ._records import FlopLedger, Ledger
 from ._traffic import traffic_of
@@ -34,11 +35,13 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
         fleet,
     )
     counted = (f"{entry}, {n} times" if n > 1 else entry for entry, n in executed.unpriced.items())
+    flops = _flop_ledger(compiled, executed)
     return Ledger(
         memory=memory,
-        flops=_flop_ledger(compiled, executed),
+        flops=flops,
         traffic=traffic,
         unpriced=(*compiled.traced_flops.unpriced, *counted, *unpriced_traffic, *unexplained),
+        findings=findings_of(program, compiled, fleet, memory, flops, traffic),
     )
 
 

@@ -137,10 +137,21 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something in a sharded program that costs more than it need."""
+
+    kind: str
+    what: str  # with the values
+    source_line: str  # "model.py:25", or "" where it has none
+    mend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Memory, FLOPs and traffic of one compiled step, and what has no rule."""
+    """Memory, FLOPs and traffic of one compiled step, what has no rule, and what could be mended."""
 
     memory: MemoryLedger
     flops: FlopLedger
     traffic: tuple[Collective, ...]
     unpriced: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,210 @@
+"""What in a sharded program costs more than it need, each finding with its line and a mend.
+
+Looked for: a large argument that every device holds whole though an axis could split it; work that several
+devices do alike; a gather whose result is cut up again; gradients reduced in every microbatch; matmuls in
+float32 among those in a narrower format; an argument meant for host memory that the compiler keeps on the
+device; an axis that would fit in a host and leaves it. Small ones are left out: below 1 % of the device's
+memory, of the step's FLOPs or of its traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.compiler import Argument, Compiled, module_of
+from meshwright.hardware import Fleet
+from meshwright.units import format_bytes, format_rate
+
+from ._flops import RUNNING
+from ._loops import trips_of
+from ._records import Collective, Finding, FlopLedger, MemoryLedger
+from ._rules import work_of
+from ._traffic import Message, message_of
+from .hlo import Computation, Instruction, Program
+
+SMALL_SHARE = 0.01
+NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
+SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
+_Placed = tuple[Computation, Instruction, int]  # and how often it runs
+
+
+def findings_of(
+    program: Program,
+    compiled: Compiled,
+    fleet: Fleet,
+    memory: MemoryLedger,
+    flops: FlopLedger,
+    traffic: tuple[Collective, ...],
+) -> tuple[Finding, ...]:
+    """Everything that was found, the dearest kind first."""
+    placed = list(_running(program, program.entry, 1))
+    return (
+        *_replicated_arguments(compiled, memory),
+        *_alike(flops),
+        *_kept_on_the_device(compiled.arguments, memory),
+        *_undone_gathers(program, compiled, placed, traffic),
+        *_reduced_each_microbatch(program, compiled, placed, traffic),
+        *_float32_matmuls(program, compiled, placed, flops),
+        *_axes_that_leave_the_host(compiled, fleet, traffic),
+    )
+
+
+def _running(program: Program, computation: Computation, times: int) -> Iterator[_Placed]:
+    """Every instruction with how often it runs; loops of unknown length once, branches all."""
+    for instruction in computation.instructions:
+        yield computation, instruction, times
+        trips = 1
+        if instruction.opcode == "while":
+            trips = trips_of(program, computation, instruction) or 1
+        if instruction.opcode in ("while", "conditional", *RUNNING):
+            for name in instruction.all_called:
+                yield from _running(program, program.computations[name], times * trips)
+
+
+def _replicated_arguments(compiled: Compiled, memory: MemoryLedger) -> Iterator[Finding]:
+    splitting = [name for name, size in compiled.mesh_axes if size > 1 and name in SPLITTING_AXES]
+    least = SMALL_SHARE * (memory.usable_bytes or memory.reserved_bytes)
+    for argument in compiled.arguments:
+        if splitting and argument.replicated and argument.device_bytes > least and argument.role != "batch":
+            yield Finding(
+                kind="replicated argument",
+                what=f"{argument.path} {list(argument.shape)} lies whole on every device, "
+                f"{format_bytes(argument.device_bytes)} each",
+                source_line="",
+                mend=f"split one of its dimensions over {' or '.join(splitting)}",
+            )
+
+
+def _alike(flops: FlopLedger) -> Iterator[Finding]:
+    for module, wasted in flops.waste_by_module.items():
+        if wasted > SMALL_SHARE * flops.model:
+            yield Finding(
+                kind="work done twice",
+                what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
+                f"{100 * wasted / flops.model:.1f} % of the step",
+                source_line="",
+                mend="split its operands over the axis whose devices do the same, or drop the padding",
+            )
+
+
+def _kept_on_the_device(arguments: tuple[Argument, ...], memory: MemoryLedger) -> Iterator[Finding]:
+    meant = sum(argument.device_bytes for argument in arguments if argument.host)
+    if meant > memory.host_bytes:
+        yield Finding(
+            kind="offload that did not happen",
+            what=f"{format_bytes(meant)} of arguments were meant for host memory, the compiler keeps "
+            f"{format_bytes(memory.host_bytes)} there",
+            source_line="",
+            mend="move them inside the step with jax.device_put to a host memory space",
+        )
+
+
+def _undone_gathers(
+    program: Program, compiled: Compiled, placed: list[_Placed], traffic: tuple[Collective, ...]
+) -> Iterator[Finding]:
+    least = SMALL_SHARE * sum(c.wire_bytes for c in traffic)
+    for computation, instruction, times in placed:
+        message = _message(computation, instruction, compiled)
+        if message is None or message.kind != "all-gather" or times * message.wire_bytes <= least:
+            continue
+        users = _users(computation, _done(computation, instruction))
+        if users and all(user.opcode in ("dynamic-slice", "reduce-scatter") for user in users):
+            yield Finding(
+                kind="gather that is undone",
+                what=f"an all-gather over {_axes(message)} in {module_of(instruction.op_name) or 'the step'} "
+                f"sends {format_rate(times * message.wire_bytes, 'B')}, and its result is cut up again",
+                source_line=program.source_line(instruction),
+                mend="pin the value before the gather and the one after it to the same sharding",
+            )
+
+
+def _reduced_each_microbatch(
+    program: Program, compiled: Compiled, placed: list[_Placed], traffic: tuple[Collective, ...]
+) -> Iterator[Finding]:
+    least = SMALL_SHARE * sum(c.wire_bytes for c in traffic)
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for computation, instruction, times in placed:
+        message = _message(computation, instruction, compiled)
+        if message is None or message.kind not in ("all-reduce", "reduce-scatter") or message.axes is None:
+            continue
+        in_accumulation = "microbatches/while" in instruction.op_name and "transpose(" in instruction.op_name
+        if in_accumulation and "data" in message.axes:
+            key = (message.kind, _axes(message))
+            sent, line = found.get(key, (0, program.source_line(instruction)))
+            found[key] = (sent + times * message.wire_bytes, line)
+    for (kind, axes), (sent, line) in found.items():
+        if sent > least:
+            yield Finding(
+                kind="reduction inside the accumulation loop",
+                what=f"an {kind} over {axes} in every microbatch sends {format_rate(sent, 'B')} a step",
+                source_line=line,
+                mend="fewer, larger microbatches: batch.microbatch_sequences; or fsdp in the place of data",
+            )
+
+
+def _float32_matmuls(
+    program: Program, compiled: Compiled, placed: list[_Placed], flops: FlopLedger
+) -> Iterator[Finding]:
+    narrow = sum(count for name, count in flops.by_format.items() if name in NARROW)
+    if narrow < flops.executed / 2:
+        return  # float32 is what was meant
+    found: dict[tuple[str, str], int] = {}
+    for computation, instruction, times in placed:
+        work = work_of(computation, instruction)
+        if work is not None and work.format == "fp32":
+            key = (module_of(instruction.op_name), program.source_line(instruction))
+            found[key] = found.get(key, 0) + times * work.flops * compiled.num_devices
+    for (module, line), wide in sorted(found.items(), key=lambda item: -item[1]):
+        if wide > SMALL_SHARE * flops.executed:
+            yield Finding(
+                kind="matmul in float32",
+                what=f"{module or 'outside any scope'}: {format_rate(wide, 'FLOP')} run in float32, "
+                f"{100 * wide / flops.executed:.1f} % of the step",
+                source_line=line,
+                mend="cast both operands to the narrower format; keep float32 for the sums alone",
+            )
+
+
+def _axes_that_leave_the_host(
+    compiled: Compiled, fleet: Fleet, traffic: tuple[Collective, ...]
+) -> Iterator[Finding]:
+    """Each device talks most over its chattiest axis, which should be the innermost."""
+    total = sum(c.wire_bytes for c in traffic)
+    for name, size in compiled.mesh_axes:
+        between = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
+        if between <= SMALL_SHARE * total or fleet.chips_per_domain % size:
+            continue
+        inside = [n for n, s in compiled.mesh_axes if s > 1 and n != name]
+        quieter = [n for n in inside if sum(c.wire_bytes for c in traffic if n in c.axes) < between]
+        if quieter:
+            yield Finding(
+                kind="axis that leaves the host",
+                what=f"{name}={size} fits in a domain of {fleet.chips_per_domain} devices, and sends "
+                f"{format_rate(between, 'B')} a step between domains",
+                source_line="",
+                mend=f"write {name} last in the layout, behind {', '.join(quieter)}, which sends less",
+            )
+
+
+def _message(computation: Computation, instruction: Instruction, compiled: Compiled) -> Message | None:
+    return message_of(computation, instruction, compiled.mesh_axes)
+
+
+def _axes(message: Message) -> str:
+    return "+".join(message.axes) if message.axes else f"groups of {message.group_size}"
+
+
+def _done(computation: Computation, start: Instruction) -> Instruction:
+    """What holds the result: the instruction itself where it is not only a start."""
+    if not start.opcode.endswith("-start"):
+        return start
+    return next(u for u in _users(computation, start) if u.opcode.endswith("-done"))
+
+
+def _users(computation: Computation, instruction: Instruction) -> list[Instruction]:
+    """Who uses a value, through views of it."""
+    found: list[Instruction] = []
+    for user in computation.instructions:
+        if any(operand.name == instruction.name for operand in user.operands):
+            found += _users(computation, user) if user.opcode == "bitcast" else [user]
+    return found

@@ -1,0 +1,144 @@
+"""Each finding, on a program that has the fault and on one that has it not."""
+
+import dataclasses
+
+import pytest
+
+from meshwright.hardware import Fleet
+from meshwright.ledger._lint import findings_of
+from meshwright.ledger._traffic import traffic_of
+
+HOST = Fleet.parse("8xH100")
+MESH = (("fsdp", 4), ("tensor", 2))
+
+
+@pytest.fixture
+def lint(samples):
+    """The findings of the sample Transformer's ledger, with another program or other facts."""
+    name = "transformer-8xH100"
+
+    def run(program=None, *, fleet=HOST, arguments=None, mesh_axes=MESH, flops=None, memory=None):
+        ledger, compiled = samples.ledger(name), samples.compiled(name)
+        compiled = dataclasses.replace(
+            compiled, mesh_axes=mesh_axes, arguments=compiled.arguments if arguments is None else arguments
+        )
+        text = samples.program(name) if program is None else program
+        return findings_of(
+            text,
+            compiled,
+            fleet,
+            dataclasses.replace(ledger.memory, **(memory or {})),
+            dataclasses.replace(ledger.flops, **(flops or {})),
+            traffic_of(text, mesh_axes, fleet)[0],
+        )
+
+    return run
+
+
+def kinds(findings):
+    return [finding.kind for finding in findings]
+
+
+def test_a_well_sharded_program_has_no_findings(lint):
+    assert lint() == ()
+
+
+def test_a_large_argument_that_lies_whole_everywhere_is_found(lint, samples):
+    first, *rest = samples.compiled("transformer-8xH100").arguments
+    whole = dataclasses.replace(first, replicated=True, device_bytes=2**31, role="parameters")
+    (found,) = lint(arguments=(whole, *rest))
+    assert found.kind == "replicated argument"
+    assert whole.path in found.what
+    assert "2.00 GiB each" in found.what
+    assert found.mend == "split one of its dimensions over fsdp or tensor"
+    small = dataclasses.replace(whole, device_bytes=2**20)
+    assert lint(arguments=(small, *rest)) == ()
+
+
+def test_without_an_axis_that_splits_parameters_replicas_are_meant(lint, samples):
+    first, *_ = samples.compiled("transformer-8xH100").arguments
+    whole = dataclasses.replace(first, replicated=True, device_bytes=2**31)
+    assert "replicated argument" not in kinds(lint(arguments=(whole,), mesh_axes=(("data", 8),)))
+
+
+def test_work_that_several_devices_do_alike_is_found(lint):
+    (found,) = lint(flops={"waste_by_module": {"layers/mlp": 25}, "model": 100})
+    assert found.kind == "work done twice"
+    assert found.what == "layers/mlp: 25.0 FLOP beyond the model's, 25.0 % of the step"
+
+
+def test_an_argument_that_stayed_on_the_device_is_found(lint, samples):
+    arguments = samples.compiled("transformer-8xH100").arguments
+    meant = dataclasses.replace(arguments[0], host=True)
+    assert kinds(lint(arguments=(meant, *arguments[1:]))) == ["offload that did not happen"]
+    assert lint(arguments=(meant, *arguments[1:]), memory={"host_bytes": meant.device_bytes}) == ()
+
+
+GATHER = "%g = f32[32]{0} all-gather(%p), replica_groups={{0,2,4,6},{1,3,5,7}}, dimensions={0}"
+
+
+@pytest.mark.parametrize(
+    ("user", "found"),
+    [
+        ("%u = f32[8]{0} dynamic-slice(%g, %z), dynamic_slice_sizes={8}", ["gather that is undone"]),
+        ("%u = f32[32]{0} negate(%g)", []),
+    ],
+)
+def test_a_gather_whose_result_is_cut_up_again_is_found(lint, module, user, found):
+    program = module(
+        "%p = f32[8]{0} parameter(0)", "%z = s32[] constant(0)", GATHER, user, "ROOT %r = f32[] constant(0)"
+    )
+    assert kinds(lint(program)) == found
+
+
+@pytest.mark.parametrize(("axes", "found"), [("data", 1), ("fsdp", 0)])
+def test_gradients_reduced_in_every_microbatch_are_found(lint, module, axes, found):
+    program = module(
+        "%p = f32[8]{0} parameter(0)",
+        "%s = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add,"
+        ' metadata={op_name="jit(step)/microbatches/while/body/transpose(jvp(layers))/dot_general"}',
+        "ROOT %r = f32[] constant(0)",
+        before="""%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+""",
+    )
+    findings = lint(program, mesh_axes=((axes, 8),))
+    assert kinds(findings) == ["reduction inside the accumulation loop"] * found
+    assert all("an all-reduce over data in every microbatch sends 56.0 B a step" in f.what for f in findings)
+
+
+@pytest.mark.parametrize(("by_format", "found"), [({"bf16": 8000, "fp32": 2000}, 1), ({"fp32": 10_000}, 0)])
+def test_a_float32_matmul_among_narrower_ones_is_found(lint, module, by_format, found):
+    program = module(
+        "%a = f32[4,8]{1,0} parameter(0)",
+        "%b = f32[8,4]{1,0} parameter(1)",
+        "%d = f32[4,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0},"
+        ' metadata={op_name="jit(step)/jvp(head)/dot_general"}',
+        "ROOT %r = f32[] constant(0)",
+    )
+    findings = lint(program, flops={"by_format": by_format, "executed": 10_000})
+    assert kinds(findings) == ["matmul in float32"] * found
+    # 2 x 4 x 4 x 8 multiply-adds on each of 8 devices
+    assert all(f.what == "head: 2.05 kFLOP run in float32, 20.5 % of the step" for f in findings)
+
+
+@pytest.mark.parametrize(("loud", "found"), [(800, 1), (8, 0)])
+def test_a_loud_axis_that_could_lie_inside_a_host_and_does_not_is_found(lint, module, loud, found):
+    pairs = "replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    program = module(
+        "%p = f32[100]{0} parameter(0)",
+        f"%q = f32[{loud}]{{0}} parameter(1)",
+        f"%t = f32[{2 * loud}]{{0}} all-gather(%q), {pairs}, dimensions={{0}}",
+        "%f = f32[400]{0} all-gather(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}",
+        "%u = f32[400]{0} negate(%f)",
+        f"%v = f32[{2 * loud}]{{0}} negate(%t)",
+        "ROOT %r = f32[] constant(0)",
+    )
+    findings = lint(program, fleet=Fleet.parse("2x4xH100"), mesh_axes=(("tensor", 2), ("fsdp", 4)))
+    assert kinds(findings) == ["axis that leaves the host"] * found
+    for finding in findings:
+        assert finding.what.startswith("tensor=2 fits in a domain of 4 devices, and sends 3.20 kB a step")
+        assert finding.mend == "write tensor last in the layout, behind fsdp, which sends less"
