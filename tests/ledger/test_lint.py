@@ -62,9 +62,9 @@ def test_without_an_axis_that_splits_parameters_replicas_are_meant(lint, samples
 
 
 def test_work_that_several_devices_do_alike_is_found(lint):
-    (found,) = lint(flops={"waste_by_module": {"layers/mlp": 25}, "model": 100})
+    (found,) = lint(flops={"waste_by_module": {"layers/mlp": 25}, "executed": 100})
     assert found.kind == "work done twice"
-    assert found.what == "layers/mlp: 25.0 FLOP beyond the model's, 25.0 % of the step"
+    assert found.what == "layers/mlp: 25.0 FLOP beyond the model's, 25.0 % of what is executed"
 
 
 def test_an_argument_that_stayed_on_the_device_is_found(lint, samples):

@@ -77,11 +77,11 @@ def _replicated_arguments(compiled: Compiled, memory: MemoryLedger) -> Iterator[
 
 def _alike(flops: FlopLedger) -> Iterator[Finding]:
     for module, wasted in flops.waste_by_module.items():
-        if wasted > SMALL_SHARE * flops.model:
+        if wasted > SMALL_SHARE * flops.executed:
             yield Finding(
                 kind="work done twice",
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
-                f"{100 * wasted / flops.model:.1f} % of the step",
+                f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
                 mend="split its operands over the axis whose devices do the same, or drop the padding",
             )
