@@ -3,6 +3,8 @@ Imports: `config`, `hardware`. jax only inside the worker process. Imported by: 
 """
 
 from ._cache import cache_root as cache_root
+from ._functions import find_function as find_function
+from ._functions import needs as needs
 from ._modules import module_of as module_of
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled

@@ -5,10 +5,6 @@ Imports jax: only the worker process may import this module.
 
 from __future__ import annotations
 
-import importlib
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import InputError, nearest_name
+from ..errors import InputError
+from ._functions import find_function, needs, where
 from ._request import Request
 
+JAX = (str(Path(jax.__file__).parent),)
 CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
 
 
@@ -29,14 +27,14 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
         InputError: the module or function is not there, fails, or returns something else.
     """
     assert request.function is not None
-    function = _find(request.function, request.search_path)
+    function = find_function(request.function, request.search_path, libraries=JAX)
     try:
         returned = function(mesh)
     except ModuleNotFoundError as missing:
-        raise _needs(request.function, missing) from missing
+        raise needs(request.function, missing) from missing
     except Exception as failed:
         raise InputError(
-            f"{request.function}(mesh) failed {_where(failed)}",
+            f"{request.function}(mesh) failed {where(failed, JAX)}",
             hint="its devices are descriptions and hold no data: return `jax.ShapeDtypeStruct` arguments "
             "(jax.eval_shape makes them), with NamedSharding(mesh, ...) where they are split",
         ) from failed
@@ -65,48 +63,9 @@ def trace_foreign(name: str, step: Any, arguments: tuple[Any, ...], keywords: di
     except Exception as failed:
         shapes = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), (arguments, keywords))
         raise InputError(
-            f"the step that {name} returned failed {_where(failed)}",
+            f"the step that {name} returned failed {where(failed, JAX)}",
             hint=f"it was traced with arguments of these shapes: {str(shapes)[:300]}",
         ) from failed
-
-
-def _needs(name: str, missing: ModuleNotFoundError) -> InputError:
-    return InputError(
-        f"{name} needs {missing.name!r}, which is not installed", hint=f"install {missing.name}"
-    )
-
-
-def _where(failed: Exception) -> str:
-    """At which line, the innermost that is not JAX's own, with what words."""
-    ours = str(Path(jax.__file__).parent)
-    frames = traceback.extract_tb(failed.__traceback__)
-    place = [frame for frame in frames if not frame.filename.startswith(ours)][-1]
-    return f"at {place.filename}:{place.lineno}: {type(failed).__name__}: {failed}"
-
-
-def _find(name: str, search_path: tuple[str, ...]) -> Callable[[Mesh], Any]:
-    module_name, _, function_name = name.partition(":")
-    sys.path[:0] = [path for path in search_path if path not in sys.path]
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as missing:
-        if missing.name is not None and not f"{module_name}.".startswith(f"{missing.name}."):
-            raise _needs(module_name, missing) from missing
-        near = [path.stem for folder in search_path for path in Path(folder).glob("*.py")]
-        raise InputError(
-            f"no module {module_name!r} in {', '.join(search_path)}", hint=nearest_name(module_name, near)
-        ) from missing
-    except Exception as failed:
-        raise InputError(
-            f"importing {module_name} failed {_where(failed)}",
-            hint=f"`python -c 'import {module_name}'` shows it",
-        ) from failed
-    if not callable(getattr(module, function_name, None)):
-        known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
-        raise InputError(
-            f"{module_name} has no function {function_name!r}", hint=nearest_name(function_name, known)
-        )
-    return getattr(module, function_name)
 
 
 def _abstract(leaf: Any, mesh: Mesh) -> Any:

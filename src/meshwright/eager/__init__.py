@@ -1,9 +1,10 @@
-"""PyTorch modules accounted on one device, run eagerly: FLOPs and memory of one training step, from fake tensors.
-Imports: `tables`, `units`, `formats`, `errors`; torch only when something is accounted.
+"""PyTorch modules accounted on one device, run eagerly: FLOPs and memory of a step, from fakes.
+Imports: `compiler` (to find a function by name), `tables`, `units`, `formats`; torch only inside functions.
 Used by: `report`, `cli`, and users as `mw.account_torch`.
 """
 
 from ._account import account_torch as account_torch
+from ._function import account_function as account_function
 from ._records import Account as Account
 from ._records import FlopCount as FlopCount
 from ._records import MemoryCount as MemoryCount

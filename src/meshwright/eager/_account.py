@@ -1,4 +1,4 @@
-"""`account_torch`: one training step of a module, run on fake tensors, and what it would cost. No torch at import."""
+"""`account_torch`: one step of a module on fake tensors, and what it would cost. No torch at import."""
 
 from __future__ import annotations
 
@@ -34,21 +34,12 @@ def account_torch(
         keyword_inputs: further inputs by name.
 
     Raises:
-        InputError: PyTorch is not installed, the module cannot be run on fake tensors, or it fails on its inputs.
+        InputError: PyTorch is not installed, the module cannot run on fake tensors, or fails on its inputs.
     """
     require_torch()
     from ._step import Step, account_step
 
-    return account_step(
-        Step(
-            module=module,
-            inputs=inputs,
-            keyword_inputs=keyword_inputs,
-            optimizer=optimizer,
-            loss=loss,
-            autocast=autocast,
-        )
-    )
+    return account_step(Step(module, inputs, keyword_inputs, optimizer, loss, autocast))
 
 
 def require_torch() -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from ._calls import Call
 
+# Packed sequences, whose lengths are values of a tensor, and windows, which no public layer sets.
+LENGTHS_IN_DATA = ("cum_seq_q", "cu_seqlens_q", "window_size_left", "window_size_right", "window_size")
+
 
 def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
     """How many pairs of query and key positions meet."""
@@ -20,15 +23,18 @@ def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
 
 
 def _products(call: Call, *, sequence: int, heads: int) -> tuple[int, int] | None:
-    """FLOPs of one product over the head's width for scores, and of one over the values'; None: data tell."""
-    if any(
-        call.arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q", "window_size_left")
-    ):
+    """FLOPs of one product over the head's width, and of one over the values'; None: data tell."""
+    if any(call.arguments.get(name) is not None for name in LENGTHS_IN_DATA):
         return None
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
-    causal = bool(call["is_causal"]) if "is_causal" in call.arguments else call["custom_mask_type"] == 1
+    causal = _is_causal(call)
     pairs = query[0] * query[heads] * allowed_pairs(query[sequence], key[sequence], causal=causal)
     return 2 * pairs * query[-1], 2 * pairs * value[-1]
+
+
+def _is_causal(call: Call) -> bool:
+    """`custom_mask_type` 1 is causal from the top left; 2, from the bottom right, is for packed sequences."""
+    return bool(call["is_causal"]) if "is_causal" in call.arguments else call["custom_mask_type"] == 1
 
 
 def _forward(call: Call, *, sequence: int = -2, heads: int = -3) -> int | None:
@@ -37,7 +43,7 @@ def _forward(call: Call, *, sequence: int = -2, heads: int = -3) -> int | None:
 
 
 def _backward(call: Call, *, sequence: int = -2, heads: int = -3) -> tuple[int, int] | None:
-    """Gradients of queries and keys, and the scores once more, over the head's width; two over the values'."""
+    """Gradients of queries and keys and the scores again, over the head's width; two over the values'."""
     found = _products(call, sequence=sequence, heads=heads)
     if found is None:
         return None
@@ -54,12 +60,9 @@ def _backward_sequence_first(call: Call) -> tuple[int, int] | None:
 
 
 _KINDS = (
-    "flash_attention",
-    "flash_attention_for_cpu",
-    "efficient_attention",
-    "cudnn_attention",
+    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
-)
+)  # fmt: skip
 RULES = {
     **{f"_scaled_dot_product_{kind}": _forward for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _backward for kind in _KINDS},

@@ -1,13 +1,19 @@
-"""One call of a PyTorch operation, its arguments by the names of the operation's schema. No torch is imported."""
+"""One call of a PyTorch operation, its arguments by the names of the schema. No torch is imported."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 
-COMPLEX = {"complex32": "complex fp16", "complex64": "complex fp32", "complex128": "complex fp64"}
+OTHERS = {
+    "complex32": "complex fp16",
+    "complex64": "complex fp32",
+    "complex128": "complex fp64",
+    "float4_e2m1fn_x2": "fp4-e2m1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +64,10 @@ def operation_name(func: Any) -> str:
 
 
 def format_name(dtype: Any) -> str:
-    """Our name of a torch dtype: "bf16"; a complex one as "complex fp32", one that we do not know by torch's."""
-    from meshwright.errors import InputError
-
+    """Our name of a torch dtype: "bf16"; torch's own where we have none."""
     name = str(dtype).removeprefix("torch.")
-    if name in COMPLEX:
-        return COMPLEX[name]
+    if name in OTHERS:
+        return OTHERS[name]
     try:
         return format_of_dtype(name).name
     except InputError:

@@ -1,6 +1,6 @@
 """The user's module and tensors as fake ones, whose shapes are real and whose bytes are not there.
 
-Imports torch: imported only by what accounts a module.
+Imports torch: imported only while accounting.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fakes:
         except Exception as failed:
             raise InputError(
                 f"{type(module).__name__} cannot be copied: {type(failed).__name__}: {failed}",
-                hint="the account runs a copy; keep what cannot be copied (locks, files, processes) out of the module",
+                hint="the account runs a copy: keep locks, files and processes out of the module",
             ) from failed
 
     def tree(self, tree: Any) -> Any:

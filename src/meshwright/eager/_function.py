@@ -1,1 +1,94 @@
-"""A function named `package.module:function` that makes a module and its inputs, for the command line."""
+"""The account of what `package.module:function` makes, called under fake tensors. No torch at import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.compiler import find_function, needs
+from meshwright.errors import InputError, nearest_name
+
+from ._account import account_torch, require_torch
+from ._records import Account
+
+KEYS = ("module", "inputs", "optimizer", "loss", "autocast")
+CONTRACT = (
+    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', 'autocast'"
+)
+
+
+def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:
+    """The account of the module that the function `name`, "package.module:function", returns.
+
+    It takes nothing and is called under fake tensors, so that a module of any size takes no memory. It
+    returns (module, *inputs), or a mapping with "module" and perhaps "inputs" (a tuple, or a dict by name),
+    "optimizer", "loss" and "autocast", as `account_torch` takes them.
+
+    Args:
+        name: the function.
+        search_path: folders in which its module is looked for first.
+
+    Raises:
+        InputError: there is no such function, it fails or returns something else, or `account_torch` says so.
+    """
+    require_torch()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ._failures import LIBRARIES, failed_place
+
+    if ":" not in name:
+        raise InputError(
+            f"{name!r} names no function", hint=f"write it as package.module:function: {name}:make"
+        )
+    function = find_function(name, search_path, libraries=LIBRARIES)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            returned = function()
+    except ModuleNotFoundError as missing:
+        raise needs(name, missing) from missing
+    except Exception as failed:
+        raise InputError(
+            f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
+            hint="it is called without arguments, under fake tensors, whose values are not there",
+        ) from failed
+    parts = _parts(name, returned)
+    inputs = parts.pop("inputs")
+    positional, by_name = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    clash = [key for key in by_name if key in KEYS]
+    if clash:
+        raise InputError(
+            f"{name}: an input is named {clash[0]!r}, which is what a part of the account is called",
+            hint="give the inputs as a tuple",
+        )
+    return account_torch(parts.pop("module"), *positional, **parts, **by_name)
+
+
+def _parts(name: str, returned: Any) -> dict[str, Any]:
+    """What was returned, by name; "module" and "inputs" are there."""
+    if isinstance(returned, tuple) and returned:
+        return {"module": returned[0], "inputs": returned[1:]}
+    if not isinstance(returned, Mapping) or "module" not in returned:
+        what = (
+            f"a mapping of {', '.join(map(str, returned))}"
+            if isinstance(returned, Mapping)
+            else "a " + type(returned).__name__
+        )
+        raise InputError(f"{name} returned {what}, with no module", hint=CONTRACT)
+    for key in returned:
+        if key not in KEYS:
+            raise InputError(f"{name} returned a part named {key!r}", hint=nearest_name(str(key), KEYS))
+    inputs = returned.get("inputs", ())
+    kept = (
+        inputs
+        if isinstance(inputs, Mapping | tuple)
+        else tuple(inputs)
+        if isinstance(inputs, list)
+        else (inputs,)
+    )
+    return {**returned, "inputs": kept}
+
+
+def here() -> tuple[str, ...]:
+    """Where the command line looks first."""
+    return (str(Path.cwd()),)

@@ -1,7 +1,7 @@
 """Which module an operation belongs to, in the forward pass and in the backward pass.
 
 Forward: the innermost module whose `forward` runs. Backward: the module in whose forward the autograd node
-was made, told by the node's sequence number. Imports torch: imported only by what accounts a module.
+was made, told by the node's sequence number. Imports torch: imported only while accounting.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ NUM_MODULES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopCount:
-    """FLOPs of one step: of matrix products, convolutions, attention and recurrent layers; a multiply-add is two.
+    """FLOPs of one step: matrix products, convolutions, attention, recurrent layers; a multiply-add is two.
 
     recomputed: the part of `backward` that repeats the forward pass: checkpointed blocks run again, and the
         scores that fused attention does not keep.
@@ -70,6 +70,16 @@ class MemoryCount:
     at_peak: dict[str, int]
     by_format: dict[str, dict[str, int]]
 
+    @property
+    def hand_sum_bytes(self) -> int:
+        """Parameters, saved activations, gradients and optimizer state: the sum that one does by hand."""
+        return (
+            self.parameters_bytes
+            + self.saved_activation_bytes
+            + self.gradients_bytes
+            + self.optimizer_state_bytes
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleCount:
@@ -114,74 +124,83 @@ class Account:
         return found
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.name}, {format_count(self.num_parameters)} parameters, torch {self.torch_version}: {self.source}"
-        ]
-        header, rows = memory_rows(self.memory)
-        parts.append(aligned(header, rows, right={"bytes"}))
-        header, rows = flop_rows(self.flops)
-        parts.append(aligned(header, rows, right={"FLOPs"}))
-        header, rows = module_rows(self)
-        if rows:
-            parts.append(aligned(header, rows, right=set(header[2:])))
-        if self.unknown:
-            rows = [(name, str(times)) for name, times in self.unknown.items()]
-            parts.append(aligned(("no rule for, in no sum", "calls"), rows, right={"calls"}))
-        parts.append("\n".join(self.conventions))
-        return "\n\n".join(parts)
+        parameters = f"{format_count(self.num_parameters)} parameters"
+        parts = [f"{self.name}, {parameters}, torch {self.torch_version}: {self.source}"]
+        for header, rows, right in (
+            memory_rows(self.memory),
+            flop_rows(self.flops),
+            module_rows(self),
+            unknown_rows(self),
+        ):
+            if rows:
+                parts.append(aligned(header, rows, right=right))
+        return "\n\n".join((*parts, "\n".join(self.conventions)))
 
 
-Rows = list[tuple[str, ...]]
+Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[str]]  # header, rows, columns of numbers
 
 
-def memory_rows(memory: MemoryCount) -> tuple[tuple[str, ...], Rows]:
-    """Bytes by what they hold."""
-    names = ("parameters", "buffers", "gradients", "optimizer state", "inputs", "saved activations")
-    sizes = (
-        memory.parameters_bytes, memory.buffers_bytes, memory.gradients_bytes, memory.optimizer_state_bytes,
-        memory.inputs_bytes, memory.saved_activation_bytes,
-    )  # fmt: skip
-    rows: Rows = []
-    for name, size in zip(names, sizes, strict=True):
-        formats = memory.by_format.get(name, {})
-        rows.append((name, f"{size:,}", format_bytes(size), ", ".join(sorted(formats))))
-    rows.append(
-        (
-            "temporaries at the peak",
-            f"{memory.temporary_peak_bytes:,}",
-            format_bytes(memory.temporary_peak_bytes),
-            "",
-        )
-    )
-    rows.append(
-        (
-            f"peak, in the {memory.peak_phase} pass",
-            f"{memory.peak_bytes:,}",
-            format_bytes(memory.peak_bytes),
-            "",
-        )
-    )
-    return ("memory", "bytes", "", "formats"), rows
+def memory_rows(memory: MemoryCount) -> Table:
+    """Bytes by what they hold, the hand sum, and the peak."""
+    held = {
+        "parameters": memory.parameters_bytes,
+        "buffers": memory.buffers_bytes,
+        "gradients": memory.gradients_bytes,
+        "optimizer state": memory.optimizer_state_bytes,
+        "inputs": memory.inputs_bytes,
+        "saved activations": memory.saved_activation_bytes,
+    }
+    rows = [
+        (name, format_bytes(size), f"{size:,}", ", ".join(sorted(memory.by_format.get(name, ()))))
+        for name, size in held.items()
+    ]
+    for name, size, words in (
+        ("hand sum", memory.hand_sum_bytes, "parameters, gradients, optimizer state, saved activations"),
+        ("temporaries at the peak", memory.temporary_peak_bytes, "what is none of the above at that instant"),
+        ("peak", memory.peak_bytes, f"in the {memory.peak_phase} pass"),
+    ):
+        rows.append((name, format_bytes(size), f"{size:,}", words))
+    return ("memory", "", "bytes", "of"), rows, frozenset(("", "bytes"))
 
 
-def flop_rows(flops: FlopCount) -> tuple[tuple[str, ...], Rows]:
+def flop_rows(flops: FlopCount) -> Table:
     """FLOPs by pass."""
-    passes = (
-        ("forward", flops.forward), ("backward", flops.backward), ("  of it recomputed", flops.recomputed),
-        ("optimizer", flops.optimizer), ("model (forward and backward, nothing twice)", flops.model),
-    )  # fmt: skip
-    return ("pass", "FLOPs", ""), [(name, f"{count:,}", format_rate(count, "FLOP")) for name, count in passes]
+    passes = {
+        "forward": (flops.forward, ""),
+        "backward": (flops.backward, ""),
+        "recomputed": (flops.recomputed, "part of backward"),
+        "optimizer": (flops.optimizer, ""),
+        "model": (flops.model, "forward and backward, nothing twice"),
+    }
+    rows = [
+        (name, format_rate(count, "FLOP"), f"{count:,}", words) for name, (count, words) in passes.items()
+    ]
+    return ("pass", "", "FLOPs", "of"), rows, frozenset(("", "FLOPs"))
 
 
-def module_rows(account: Account, top: int = NUM_MODULES) -> tuple[tuple[str, ...], Rows]:
+def module_rows(account: Account, top: int = NUM_MODULES) -> Table:
     """The modules that cost the most, those without FLOPs and saved activations left out."""
-    costly = [m for m in account.by_module if m.forward_flops + m.backward_flops + m.saved_activation_bytes]
-    costly.sort(key=lambda m: (m.forward_flops + m.backward_flops, m.saved_activation_bytes), reverse=True)
-    header = ("module", "kind", "parameters", "forward", "backward", "saved")
-    return header, [
+    costs = {
+        m.path: (m.forward_flops + m.backward_flops, m.saved_activation_bytes) for m in account.by_module
+    }
+    costly = [m for m in account.by_module if any(costs[m.path])]
+    costly.sort(key=lambda m: costs[m.path], reverse=True)
+    numbers = ("parameters", "forward", "backward", "saved")
+    rows = [
         (
-            m.path or "(the whole)", m.kind, format_count(m.num_parameters), format_rate(m.forward_flops, "FLOP"),
-            format_rate(m.backward_flops, "FLOP"), format_bytes(m.saved_activation_bytes),
+            m.path or "(all)",
+            m.kind,
+            format_count(m.num_parameters),
+            format_rate(m.forward_flops, "FLOP"),
+            format_rate(m.backward_flops, "FLOP"),
+            format_bytes(m.saved_activation_bytes),
         )
         for m in costly[:top]
-    ]  # fmt: skip
+    ]
+    return ("module", "kind", *numbers), rows, frozenset(numbers)
+
+
+def unknown_rows(account: Account) -> Table:
+    """What has no rule, with its operands."""
+    rows = [(name, f"{times:,}") for name, times in account.unknown.items()]
+    return ("no rule, in no sum", "calls"), rows, frozenset(("calls",))

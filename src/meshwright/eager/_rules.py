@@ -46,9 +46,8 @@ def work_of(call: Call) -> Work | None:
 
 def _format(call: Call) -> str:
     """That of the first operand of the product, not of a bias added to it."""
-    first = next(
-        (call[name] for name in ("mat1", "batch1", "mat") if call.arguments.get(name) is not None), None
-    )
+    named = (call.arguments.get(name) for name in ("mat1", "batch1", "mat"))
+    first = next((tensor for tensor in named if tensor is not None), None)
     return format_name((call.tensors()[0] if first is None else first).dtype)
 
 
@@ -57,7 +56,8 @@ def _product(left: str, right: str) -> Callable[[Call], Flops]:
 
     def rule(call: Call) -> Flops:
         rows, columns = call.shape(left), call.shape(right)
-        return 2 * math.prod(rows) * (columns[-1] if len(columns) > 1 else 1)
+        packed = 2 if str(call[left].dtype).endswith("_x2") else 1  # two narrow numbers in one element
+        return 2 * packed * math.prod(rows) * (columns[-1] if len(columns) > 1 else 1)
 
     return rule
 
@@ -67,17 +67,10 @@ def _outer(call: Call) -> Flops:
 
 
 def _grouped(call: Call) -> Flops:
-    """Each row meets the matrix of its own group only, wherever the groups end: 2 x rows x k x n.
-
-    Not known where the groups divide the contracted dimension of both and lie in data: that is the whole
-    product too, since each index of it belongs to one group.
-    """
-    left, right = (
-        call.shape(next(n for n in names if n in call.arguments))
-        for names in (("self", "mat_a"), ("mat2", "mat_b"))
-    )
-    if len(left) == 3 and len(right) == 2:  # the groups divide the columns of the right matrix
-        return 2 * left[-1] * left[-2] * right[-1]
+    """Each row meets the matrix of its own group only, wherever the groups end, so they do not multiply it."""
+    left, right = call.shape("self"), call.shape("mat2")
+    if len(left) == 3 and len(right) == 2:  # the groups divide the right matrix's columns
+        return 2 * left[-2] * left[-1] * right[-1]
     return 2 * math.prod(left) * right[-1]
 
 
@@ -101,7 +94,7 @@ def _convolution(call: Call) -> Flops:
 
 
 def _convolution_backward(call: Call) -> Flops:
-    """The gradients of input and weight meet the same pairs as the forward pass; that of the bias is a sum."""
+    """Gradients of input and weight meet the same pairs as the forward pass; the bias's is a sum."""
     one = _convolution_flops(call, call.shape("input"), call.shape("weight"), call.shape("grad_output"))
     return one * sum(bool(wanted) for wanted in call["output_mask"][:2])
 

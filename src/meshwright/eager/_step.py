@@ -1,31 +1,33 @@
-"""One training step on fake tensors, watched. Imports torch: imported only by what accounts a module."""
+"""One training step on fake tensors, watched. Imports torch: imported only while accounting."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from meshwright.errors import InputError
 
 from ._calls import format_name
-from ._failures import checked, run_by_user
+from ._failures import check_parts, in_words, quiet_fakes
 from ._fakes import Fakes, mode_of
 from ._modules import ModuleStack
-from ._records import Account, FlopCount, MemoryCount, ModuleCount
-from ._storages import SAVED, TEMPORARY, Storages
-from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED, Saved, Watch
+from ._records import Account
+from ._storages import SAVED, Storages
+from ._tally import Seen, account_of
+from ._watch import BACKWARD, FORWARD, OPTIMIZER, Saved, Watch, has_storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Step:
-    """What the user asked for."""
+    """What the user asked for, as `account_torch` takes it."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -41,84 +43,103 @@ def account_step(step: Step) -> Account:
     Raises:
         InputError: see `account_torch`.
     """
-    checked(step)
-    mode = mode_of(step.module, step.inputs, step.keyword_inputs)
-    fakes = Fakes(mode)
-    module = fakes.module(step.module)
-    inputs, keywords = fakes.tree(step.inputs), fakes.tree(step.keyword_inputs)
-    run = _Run(step, module, (inputs, keywords))
-    # The fake mode first: what it decomposes inside itself is one operation to the watch above it.
-    with _random_state_kept(), mode, run.stack, run.watch:
-        run.forward()
-        run.backward()
-        run.optimizer_step()
-    return run.account()
+    check_parts(step.module, (step.inputs, step.keyword_inputs), step.optimizer, step.loss, step.autocast)
+    with _surroundings():
+        run = _Run(step)
+        # The fake mode first: what it takes apart inside itself is one operation to the watch above it.
+        with run.mode, run.stack, run.watch:
+            run.forward()
+            run.backward()
+            run.optimizer_step()
+    return account_of(run.seen, run.watch, run.storages)
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Python's and PyTorch's generators are afterwards as before."""
-    state = random.getstate()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-    random.setstate(state)
+def _surroundings() -> Iterator[None]:
+    """Generators of random numbers are afterwards as before; backward passes stay in this thread."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.autograd.set_multithreading_enabled(False),
+        quiet_fakes(),
+    ):
+        # oneDNN's LSTM keeps a workspace whose size only a real run knows; PyTorch's own form shows it all.
+        onednn = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(onednn)
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 class _Run:
-    def __init__(self, step: Step, module: torch.nn.Module, inputs: Any) -> None:
+    def __init__(self, step: Step) -> None:
         self.step = step
-        self.module = module
-        self.inputs = inputs
+        self.mode: FakeTensorMode = mode_of(step.module, (step.inputs, step.keyword_inputs))
+        fakes = Fakes(self.mode)
+        self.module = fakes.module(step.module)
+        self.inputs, self.keywords = fakes.tree(step.inputs), fakes.tree(step.keyword_inputs)
         self.storages = Storages()
-        self.stack = ModuleStack(module)
-        self.watch = Watch(self.stack, self.storages)
-        self.conventions: list[str] = []
-        self.saved_by_module: Counter[str | None] = Counter()
-        self.by_format: dict[str, dict[str, int]] = {}
-        self.saved_bytes = self.state_bytes = self.gradient_bytes = 0
-        self.output: Any = None
+        self.stack = ModuleStack(self.module)
+        self.watch = Watch(self.stack, self.storages, fakes)
+        self.seen = Seen(module=self.module)
+        self.output: Any = None  # lives until the step ends, as the variable of a training loop does
         self.loss: Any = None
-        self._place("parameters", module.parameters())
-        self._place("buffers", module.buffers())
-        self._place("inputs", [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)])
+        self._place("parameters", self.module.parameters())
+        self._place("buffers", self.module.buffers())
+        self._place("inputs", self._input_tensors())
+        device = next((t.device.type for t in (*self.module.parameters(), *self._input_tensors())), "cpu")
+        self.seen.device = self.device = device
 
-    def _place(self, category: str, tensors: Any) -> None:
+    def _input_tensors(self) -> list[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.inputs, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def _place(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            if tensor.layout == torch.strided:
+            if has_storage(tensor):
                 self.storages.put(tensor, category, format_name(tensor.dtype))
             else:  # a sparse gradient
                 self._place(category, (tensor._indices(), tensor._values()))
 
+    @contextlib.contextmanager
+    def _of_the_user(self, what: str) -> Iterator[None]:
+        """Turn what the user's code raises into an `InputError`; a mistake of ours keeps its traceback."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as failed:
+            if self.watch.own_mistake is not None:
+                raise
+            raise in_words(failed, what, self.stack.paths, (self.inputs, self.keywords)) from failed
+
     def forward(self) -> None:
         """Forward pass and loss; what is saved for the backward pass is counted at their end."""
-        arguments, keywords = self.inputs
         self.watch.phase = FORWARD
-        with (
-            run_by_user(self.stack, self.watch, self.inputs),
-            torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor),
-            self._autocast(),
-        ):
-            self.output = self.module(*arguments, **keywords)
-            self.loss = self._loss_of(self.output)
-        self.saved_bytes = self.storages.live[SAVED]
-        self.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
+        with hooks, self._autocast():
+            with self._of_the_user("the forward pass"):
+                self.output = self.module(*self.inputs, **self.keywords)
+            with self._of_the_user("the loss"):
+                self.loss = self._loss_of(self.output)
+        self.seen.saved_activation_bytes = self.storages.live[SAVED]
+        self.seen.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
 
     def _autocast(self) -> Any:
         if self.step.autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self._device().type, dtype=self.step.autocast)
-
-    def _device(self) -> torch.device:
-        tensors = [*self.module.parameters(), *self.module.buffers(), *pytree.tree_leaves(self.inputs)]
-        return next(
-            (tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)), torch.device("cpu")
-        )
+        self.seen.notes.append("Copies of weights that autocast makes are among the saved activations.")
+        return torch.autocast(self.device, dtype=self.step.autocast)
 
     def _pack(self, tensor: torch.Tensor) -> Saved:
         before = self.storages.live[SAVED]
         saved = Saved(tensor, self.storages)
         if self.watch.phase == FORWARD:
-            self.saved_by_module[self.stack.path()] += self.storages.live[SAVED] - before
+            self.seen.saved_by_module[self.stack.path()] += self.storages.live[SAVED] - before
         return saved
 
     def _loss_of(self, output: Any) -> torch.Tensor:
@@ -128,136 +149,67 @@ class _Run:
             return output
         elif isinstance(getattr(output, "loss", None), torch.Tensor):
             found = output.loss
-            self.conventions.append("The loss is the output's own `loss`.")
+            self.seen.notes.append("The loss is the output's own `loss`.")
         else:
-            tensors = [t for t in _tensors(output) if t.is_floating_point() and t.requires_grad]
-            self.conventions.append("No loss was given: the sum of the output stands for it.")
-            if not tensors:
-                return torch.zeros(())
-            found = sum((tensor.sum() for tensor in tensors[1:]), tensors[0].sum())
+            self.seen.notes.append("No loss was given: the sum of the output stands for it.")
+            return _sum_of(output)
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            what = (
-                f"a tensor of shape {list(found.shape)}"
-                if isinstance(found, torch.Tensor)
-                else type(found).__name__
-            )
-            raise InputError(
-                f"the loss is {what}, not one number", hint="return a scalar tensor, by .mean() or .sum()"
-            )
+            is_tensor = isinstance(found, torch.Tensor)
+            what = f"a tensor of shape {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+            raise InputError(f"the loss is {what}, not one number", hint="end it in .mean() or .sum()")
         return found
 
     def backward(self) -> None:
         """Gradients; none where nothing asks for them."""
         self.watch.phase = BACKWARD
         if not self.loss.requires_grad:
-            self.conventions.append("Nothing asks for a gradient: there is no backward pass.")
-            return
-        hooks = []
-        for tensor in self._leaves():
-            hooks.append(
-                tensor.register_post_accumulate_grad_hook(lambda t: self._place("gradients", (t.grad,)))
-            )
-        with run_by_user(self.stack, self.watch, self.inputs):
-            self.loss.backward()
-        for hook in hooks:
-            hook.remove()
-        self.gradient_bytes = self.storages.live["gradients"]
+            self.seen.notes.append("Nothing asks for a gradient: there is no backward pass.")
+        else:
+            leaves = [t for t in (*self.module.parameters(), *self._input_tensors()) if t.requires_grad]
+            hooks = [leaf.register_post_accumulate_grad_hook(self._got_gradient) for leaf in leaves]
+            with self._of_the_user("the backward pass"):
+                self.loss.backward()
+            for hook in hooks:
+                hook.remove()
+        self.seen.gradients_bytes = self.storages.live["gradients"]
+        self._note_formats()
 
-    def _leaves(self) -> list[torch.Tensor]:
-        found = [*self.module.parameters(), *pytree.tree_leaves(self.inputs)]
-        return [t for t in found if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    def _got_gradient(self, leaf: torch.Tensor) -> None:
+        assert leaf.grad is not None, "a hook after accumulation runs when there is a gradient"
+        self._place("gradients", (leaf.grad,))
+
+    def _note_formats(self) -> None:
+        self.seen.by_format |= {k: v for k, v in self.storages.by_format().items() if k != SAVED}
 
     def optimizer_step(self) -> None:
         """Two steps with the same gradients: the first makes the state, the second is the one that counts."""
-        self.by_format |= {k: v for k, v in self.storages.by_format().items() if k not in self.by_format}
         if self.step.optimizer is None:
             return
-        self.watch.phase = ""
-        with run_by_user(self.stack, self.watch, self.inputs):
+        with self._of_the_user("the optimizer"):
+            self.watch.phase = ""
             made = self.step.optimizer(list(self.module.parameters()))
-            made.step()
-        self._place(
-            "optimizer state",
-            [t for t in pytree.tree_leaves(dict(made.state)) if isinstance(t, torch.Tensor)],
-        )
-        self.state_bytes = self.storages.live["optimizer state"]
-        before = dict(self.storages.at_peak), self.storages.peak_phase
-        self.storages.at_peak = {**before[0], "optimizer state": self.state_bytes}
-        self.storages.peak_bytes += self.state_bytes
-        self.watch.phase = OPTIMIZER
-        with run_by_user(self.stack, self.watch, self.inputs):
-            made.step()
-
-    def account(self) -> Account:
-        """What was seen, as a record."""
-        flops = self.watch.flops
-
-        def of(phase: str) -> int:
-            return sum(count for (each, _), count in flops.items() if each == phase)
-
-        live, peak = self.storages.live, self.storages
-        parameters = {id(p): p.numel() for p in self.module.parameters()}
-        return Account(
-            name=type(self.module).__name__,
-            num_parameters=sum(parameters.values()),
-            flops=FlopCount(
-                forward=of(FORWARD),
-                backward=of(BACKWARD) + of(RECOMPUTED),
-                recomputed=of(RECOMPUTED),
-                optimizer=of(OPTIMIZER),
-                by_operation=dict(self.watch.by_operation.most_common()),
-                by_format=dict(self.watch.by_format.most_common()),
-            ),
-            memory=MemoryCount(
-                parameters_bytes=live["parameters"],
-                buffers_bytes=live["buffers"],
-                gradients_bytes=self.gradient_bytes,
-                optimizer_state_bytes=self.state_bytes,
-                inputs_bytes=live["inputs"],
-                saved_activation_bytes=self.saved_bytes,
-                temporary_peak_bytes=peak.at_peak.get(TEMPORARY, 0),
-                peak_bytes=peak.peak_bytes,
-                peak_phase=peak.peak_phase,
-                at_peak={k: v for k, v in peak.at_peak.items() if v},
-                by_format=self.by_format,
-            ),
-            by_module=self._by_module(),
-            unknown=dict(sorted(self.watch.unknown.items())),
-            conventions=tuple(self.conventions),
-            torch_version=torch.__version__,
-        )
-
-    def _by_module(self) -> tuple[ModuleCount, ...]:
-        rows = []
-        for path, child in self.module.named_modules():
-
-            def inside(counts: Mapping[Any, int], phase: str | None = None, path: str = path) -> int:
-                found = 0
-                for key, count in counts.items():
-                    where = key[1] if phase else key
-                    if where is not None and (not phase or key[0] == phase) and _is_inside(where, path):
-                        found += count
-                return found
-
-            recomputed = inside(self.watch.flops, RECOMPUTED)
-            rows.append(
-                ModuleCount(
-                    path=path,
-                    kind=type(child).__name__,
-                    num_parameters=sum(p.numel() for p in child.parameters()),
-                    forward_flops=inside(self.watch.flops, FORWARD),
-                    backward_flops=inside(self.watch.flops, BACKWARD) + recomputed,
-                    recomputed_flops=recomputed,
-                    saved_activation_bytes=inside(self.saved_by_module),
+            if not isinstance(made, torch.optim.Optimizer):
+                raise InputError(
+                    f"the optimizer's function returned a {type(made).__name__}",
+                    hint="it takes the parameters and returns a torch.optim.Optimizer",
                 )
-            )
-        return tuple(rows)
+            made.step()
+            self._place("optimizer state", _tensors(dict(made.state)))
+            self.seen.optimizer_state_bytes = self.storages.live["optimizer state"]
+            self.storages.add_to_peak(
+                "optimizer state"
+            )  # it was there in the passes before, in any later step
+            self.watch.phase = OPTIMIZER
+            made.step()
+        self._note_formats()
 
 
-def _is_inside(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith(f"{outer}.")
+def _sum_of(output: Any) -> torch.Tensor:
+    """The sum of all that could be differentiated."""
+    sums = [tensor.sum() for tensor in _tensors(output) if tensor.requires_grad]
+    return sum(sums[1:], sums[0]) if sums else torch.zeros(())
 
 
-def _tensors(output: Any) -> list[torch.Tensor]:
-    leaves = pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(dict(tree) if isinstance(tree, Mapping) else tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

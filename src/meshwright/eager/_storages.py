@@ -31,7 +31,7 @@ class _Storage:
 
 
 class Storages:
-    """All storages met since it was made; `live` by category, and `at_peak` the same at the fullest instant."""
+    """All storages met; `live` bytes by category, and `at_peak` the same at the fullest instant."""
 
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
@@ -81,6 +81,12 @@ class Storages:
         """Compare what lives now with the most so far."""
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.at_peak, self.peak_phase = self.live_bytes, dict(self.live), phase
+
+    def add_to_peak(self, category: str) -> None:
+        """Make the peak so far one at which all that is now of `category` lived already."""
+        more = self.live[category] - self.at_peak.get(category, 0)
+        self.peak_bytes += more
+        self.at_peak[category] = self.live[category]
 
     def by_format(self) -> dict[str, dict[str, int]]:
         """Live bytes of each category by number format, temporaries left out."""

@@ -1,6 +1,6 @@
 """Sees each ATen operation of a step: its FLOPs, phase and module, and the storages that it makes.
 
-Imports torch: imported only by what accounts a module.
+Imports torch: imported only while accounting.
 """
 
 from __future__ import annotations
@@ -17,69 +17,81 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshwright.errors import InputError
 
 from ._calls import call_of, format_name, operation_name, tensor_text
+from ._fakes import Fakes
 from ._modules import ModuleStack
 from ._rules import RULES, work_of
 from ._silent import is_silent
 from ._storages import Storages
 
 FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
+LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # how a constant made on the way comes in
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode; `phase` says which part of the step runs, empty for one that is not counted."""
+    """A dispatch mode above the fake one; `phase` is the part of the step that runs, "" if none counts."""
 
-    def __init__(self, stack: ModuleStack, storages: Storages) -> None:
+    def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes) -> None:
         super().__init__()
         self.phase = ""
         self.flops: Counter[tuple[str, str | None]] = Counter()  # by phase and module path
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
-        self.stands_for: dict[str, int] = {}
         self.own_mistake: Exception | None = None
-        self.operation = ""  # the last that started
         self._stack = stack
         self._storages = storages
+        self._fakes = fakes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        kind = _kind(func)
+        kind = kind_of(func)
         if kind == "unknown":  # perhaps made of others, as `linear` is in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
             if made_of is not NotImplemented:
                 return made_of
-        self.operation = operation_name(func)
-        self._meet(args, kwargs)
+        if operation_name(func) not in LIFTED:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
         result = func(*args, **kwargs)
         try:
-            if self.phase and kind != "silent":
-                self._count(func, args, kwargs, result, kind)
-            for tensor in pytree.tree_leaves(result):
-                if isinstance(tensor, torch.Tensor) and _has_storage(tensor):
-                    self._storages.see(tensor, format_name(tensor.dtype))
-            if self.phase:
-                self._storages.note_peak(self.phase)
+            self._note(func, args, kwargs, result, kind)
         except Exception as mistake:
             self.own_mistake = mistake
             raise
         return result
 
-    def _meet(self, args: Any, kwargs: Any) -> None:
-        """A tensor from outside the step is what a closure or a global holds: an input."""
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            if not isinstance(tensor, torch.Tensor) or not _has_storage(tensor):
-                continue
-            if not isinstance(tensor, FakeTensor) and tensor.requires_grad:
-                raise InputError(
-                    f"the module or the loss uses a tensor that is not the module's and asks for a gradient, "
-                    f"{tensor_text(tensor)}, in {self.operation}",
-                    hint="make it a parameter of the module (a function kept in the module may hold the original's)",
-                )
-            if self._storages.is_new(tensor):
-                self._storages.put(tensor, "inputs", format_name(tensor.dtype))
+    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a real tensor that a closure or a global holds; it counts among the inputs."""
+        if tensor.requires_grad:
+            raise InputError(
+                f"the module or the loss uses a tensor that is not the module's and asks for a gradient, "
+                f"{tensor_text(tensor)}",
+                hint="make it a parameter of the module, and let no closure hold the module",
+            )
+        fake = self._fakes.tensor(tensor, "a tensor from outside the module")
+        self._storages.put(fake, "inputs", format_name(fake.dtype))
+        return fake
+
+    def _met(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not has_storage(tensor):
+            return tensor
+        if not isinstance(tensor, FakeTensor):
+            return self.outside(tensor)
+        if self._storages.is_new(tensor):  # a fake one from outside
+            self._storages.put(tensor, "inputs", format_name(tensor.dtype))
+        return tensor
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and has_storage(tensor):
+                self._storages.see(tensor, format_name(tensor.dtype))
+        if not self.phase:
+            return
+        self._storages.note_peak(self.phase)
+        if kind != "silent":
+            self._count(func, args, kwargs, result, kind)
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
         call = call_of(func, args, kwargs, result)
@@ -87,12 +99,9 @@ class Watch(TorchDispatchMode):
         if work is None:
             self.unknown[str(call)] += 1
             return
-        path = self._stack.path()
-        phase = self._phase_now()
-        self.flops[phase, path] += work.flops
-        if work.recomputed_flops:
-            self.flops[RECOMPUTED, path] += work.recomputed_flops
-            self.flops[phase, path] -= work.recomputed_flops
+        path, phase = self._stack.path(), self._phase_now()
+        self.flops[phase, path] += work.flops - work.recomputed_flops
+        self.flops[RECOMPUTED, path] += work.recomputed_flops
         self.by_operation[call.name] += work.flops
         self.by_format[work.format] += work.flops
 
@@ -104,22 +113,19 @@ class Watch(TorchDispatchMode):
 
 
 @functools.cache
-def _kind(func: Any) -> str:
-    """rule | silent | unknown."""
-    name = operation_name(func)
-    if name.startswith("aten."):
-        bare = name.removeprefix("aten.")
-        if bare in RULES:
-            return "rule"
-        tags = {torch.Tag.pointwise, torch.Tag.view_copy} | (
-            {torch.Tag.reduction} if hasattr(torch.Tag, "reduction") else set()
-        )
-        if is_silent(bare) or func.is_view or tags & set(func.tags):
-            return "silent"
-    return "silent" if name.startswith(("prim.", "profiler.")) else "unknown"
+def kind_of(func: Any) -> str:
+    """Of an operation: rule | silent | unknown."""
+    namespace, _, name = operation_name(func).partition(".")
+    if namespace != "aten":
+        return "silent" if namespace in ("prim", "profiler") else "unknown"
+    if name in RULES:
+        return "rule"
+    tags = {tag for tag in func.tags if str(tag) in ("Tag.pointwise", "Tag.reduction", "Tag.view_copy")}
+    return "silent" if is_silent(name) or func.is_view or tags else "unknown"
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are in one storage; a sparse tensor's are in several."""
     return tensor.layout == torch.strided
 
 
@@ -131,7 +137,8 @@ class Saved:
     def __init__(self, tensor: torch.Tensor, storages: Storages) -> None:
         self.tensor = tensor
         self._storages = storages
-        self._key = storages.save(tensor, format_name(tensor.dtype)) if _has_storage(tensor) else None
+        counts = has_storage(tensor) and isinstance(tensor, FakeTensor)  # a real one is an input
+        self._key = storages.save(tensor, format_name(tensor.dtype)) if counts else None
 
     def __del__(self) -> None:
         if self._key is not None:
