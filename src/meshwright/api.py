@@ -19,7 +19,7 @@ from .compiler import Compiled, Request, compile_program, compiler_options, read
 from .config import Layout, RunConfig, check_layout, load_config
 from .errors import InputError
 from .hardware import Fleet, memory_fraction, topology_arguments
-from .ledger import Ledger, allowance, ledger_dict, ledger_of
+from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
 from .measure import calibration_of_this_machine
 from .predict import Prediction, predict
@@ -76,7 +76,7 @@ class Weighing:
             },
             "source": compiled.source,
             "fits": self.fits,
-            "ledger": ledger_dict(self.ledger),
+            "ledger": self.ledger.to_dict(),
             "prediction": _prediction_dict(self.prediction),
             "no_prediction": self.no_prediction,
             "compile": {

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.compiler import TracedFlops
 from meshwright.hardware import Fleet
-from meshwright.ledger import ledger_dict, ledger_of
+from meshwright.ledger import ledger_of
 
 
 def test_every_sample_has_a_ledger_with_nothing_unpriced(samples):
@@ -64,7 +64,7 @@ def test_products_merged_under_one_name_are_no_waste(samples):
 
 def test_the_json_has_the_agreed_names(samples):
     ledger = samples.ledger("transformer-8xH100")
-    fields = json.loads(json.dumps(ledger_dict(ledger)))
+    fields = json.loads(json.dumps(ledger.to_dict()))
     assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(
         fields["memory"]
     )

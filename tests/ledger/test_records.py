@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
-from meshwright.ledger import MemoryLedger, Timeline
+from meshwright.errors import InputError
+from meshwright.ledger import Ledger, MemoryLedger, Timeline
 
 
 def memory(reserved, usable):
@@ -24,3 +27,23 @@ def test_it_fits_if_reserved_and_allowance_are_at_most_usable(reserved, fits):
 
 def test_whether_it_fits_is_unknown_where_the_usable_bytes_are():
     assert memory(1, None).fits is None
+
+
+def test_a_ledger_survives_its_json(samples):
+    for name in samples.names:
+        ledger = samples.ledger(name)
+        assert Ledger.from_json(json.dumps(ledger.to_dict())) == ledger
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nothing", "this is no ledger"),
+        ("[]", "this is no ledger"),
+        ('{"schema": 2}', "this is no ledger"),
+        ('{"schema": 1}', "a ledger of schema 1; this version reads 2"),
+    ],
+)
+def test_what_is_no_ledger_of_this_version_is_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        Ledger.from_json(text)

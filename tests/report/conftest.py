@@ -116,7 +116,16 @@ def made_compiled(**changes: Any) -> Compiled:
 
 def made_collective(**changes: Any) -> Collective:
     fields: dict[str, Any] = {"kind": "all-gather", "axes": ("fsdp",), "group_size": 8}
-    return Collective(**{**fields, "overlapped_count": 0, "in_loop": True, "link": "inside", "link_name": "NVLink 4", **changes})
+    return Collective(
+        **{
+            **fields,
+            "overlapped_count": 0,
+            "in_loop": True,
+            "link": "inside",
+            "link_name": "NVLink 4",
+            **changes,
+        }
+    )
 
 
 def made_ledger(**changes: Any) -> Ledger:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.ledger import ledger_dict
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.report import write_report
 
@@ -60,7 +59,7 @@ def run(tmp_path: Path, weighing, measurement) -> Path:
         "fleet": {"name": "8xH100", "chip": "H100", "num_devices": 8},
         "source": "target compiler",
         "fits": True,
-        "ledger": ledger_dict(made.ledger),
+        "ledger": made.ledger.to_dict(),
         "prediction": dataclasses.asdict(made.prediction),
         "no_prediction": "",
         "compile": {

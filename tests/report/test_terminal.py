@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from meshwright.hardware import Fleet
-from meshwright.ledger import FlopLedger
 from meshwright.report import verdict, weighing_text
 from meshwright.report._terminal import _rule_differences
 

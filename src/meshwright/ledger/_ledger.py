@@ -1,11 +1,9 @@
-"""The one function of the package: a `Compiled` folder and its fleet to a `Ledger`, and that as JSON."""
+"""The one function of the package: a `Compiled` folder and its fleet to a `Ledger`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
@@ -43,14 +41,6 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
         unpriced=(*compiled.traced_flops.unpriced, *counted, *unpriced_traffic, *unexplained),
         findings=findings_of(program, compiled, fleet, memory, flops, traffic),
     )
-
-
-def ledger_dict(ledger: Ledger) -> dict[str, Any]:
-    """The ledger as JSON's types: the `ledger` part of what `weigh --json` prints."""
-    fields = dataclasses.asdict(ledger)
-    fields["memory"]["allowance_bytes"] = ledger.memory.allowance_bytes
-    fields["memory"]["fits"] = ledger.memory.fits
-    return fields
 
 
 def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:

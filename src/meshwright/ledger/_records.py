@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from meshwright.errors import InputError
+
+SCHEMA = 2
+"""Of a ledger as JSON. 2: memory by owner at the peak, timeline; FLOPs by module; links; findings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +165,34 @@ class Ledger:
     traffic: tuple[Collective, ...]
     unpriced: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types, with what is derived: the `ledger` part of what `weigh --json` prints."""
+        fields = dataclasses.asdict(self)
+        memory = self.memory
+        derived = {
+            "allowance_bytes": memory.allowance_bytes,
+            "fits": memory.fits,
+            "by_certainty": memory.by_certainty,
+        }
+        return {"schema": SCHEMA, **fields, "memory": {**fields["memory"], **derived}}
+
+    @staticmethod
+    def from_json(text: str) -> Ledger:
+        """The ledger that `to_dict` was taken of.
+
+        Raises:
+            InputError: the text is no ledger, or one of another schema.
+        """
+        try:
+            fields = json.loads(text)
+            if fields["schema"] != SCHEMA:
+                raise InputError(
+                    f"a ledger of schema {fields['schema']}; this version reads {SCHEMA}",
+                    hint="weigh again, or read it with the version that wrote it",
+                )
+            return TypeAdapter(Ledger).validate_python(fields)
+        except (ValueError, KeyError, TypeError) as broken:
+            raise InputError(
+                f"this is no ledger: {broken}", hint="give the `ledger` part of `weigh --json`"
+            ) from broken
