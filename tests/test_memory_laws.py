@@ -1,0 +1,61 @@
+"""What a change of the config does to the memory of the compiled step, by category: metamorphic laws."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.ledger import MemoryLedger
+
+# Every gradient at the peak has its parameters' shape, and nothing is recomputed but attention's scores.
+COMMON = ("batch.sequences=64", "remat=none")
+# Fragmentation and what XLA keeps of a scalar now and then: part of no law.
+UNRULED = {"fragmentation", "outputs", "constants", "optimizer_temporaries", "step", "keys", "other"}
+
+
+def memory(*overrides: str) -> MemoryLedger:
+    return mw.weigh("bytes-nano", on="1xH100", overrides=[*COMMON, *overrides]).ledger.memory
+
+
+@pytest.fixture(scope="module")
+def base() -> MemoryLedger:
+    return memory()
+
+
+def changed(before: MemoryLedger, after: MemoryLedger, *, least: float = 0.005) -> set[str]:
+    """Categories that differ by more than `least` of themselves."""
+    names = before.by_category.keys() | after.by_category.keys()
+    return {
+        name
+        for name in names - UNRULED
+        if abs(after.by_category.get(name, 0) - before.by_category.get(name, 0))
+        > least * max(after.by_category.get(name, 0), before.by_category.get(name, 0))
+    }
+
+
+def test_twice_the_batch_doubles_what_hangs_on_rows_and_nothing_else(base):
+    twice = memory("batch.sequences=128")
+    assert twice.by_category["saved_activations"] == pytest.approx(
+        2 * base.by_category["saved_activations"], rel=0.005
+    )
+    assert twice.by_category["batch"] == 2 * base.by_category["batch"]
+    assert changed(base, twice) == {"saved_activations", "activation_gradients", "batch"}
+
+
+def test_sgd_in_the_place_of_adam_removes_exactly_the_moments(base):
+    plain = memory("optimizer.kind=sgd")
+    assert base.optimizer_state_by_moment["mu"] == base.by_category["parameters"]
+    assert set(plain.optimizer_state_by_moment) == {"count"}
+    assert changed(base, plain) == {"optimizer_state"}
+
+
+def test_twice_the_vocabulary_adds_its_rows_to_parameters_moments_and_gradients_alone(base):
+    larger = memory("model.vocab_size=512")
+    rows = 256 * 64 * 4  # of the embedding, and as many of the head
+    assert larger.by_category["parameters"] - base.by_category["parameters"] == 2 * rows
+    assert larger.optimizer_state_by_moment["nu"] - base.optimizer_state_by_moment["nu"] == 2 * rows
+    assert changed(base, larger) == {"parameters", "optimizer_state", "gradients"}
+
+
+def test_hardly_a_byte_is_without_an_owner(base):
+    assert base.by_category["other"] < 0.03 * base.reserved_bytes
+    unsure = sum(base.by_certainty.get(kind, 0) for kind in ("inherited", "fallback"))
+    assert unsure < 0.15 * base.reserved_bytes
