@@ -1,0 +1,126 @@
+"""One published row predicted, and what many errors come to."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from _published_rows import Expressed
+
+import meshwright as mw
+from meshwright.compiler import read_text
+from meshwright.errors import CompileError, InputError
+from meshwright.ledger.hlo import parse_program
+from meshwright.predict import predict
+from meshwright.tables import aligned
+
+SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
+SMALLEST_CELL = 8
+WORST = 10
+
+
+def score(row: Expressed) -> dict[str, Any]:
+    """The row's prediction beside its measurement; `failed` where the step could not be compiled.
+
+    `error`: predicted / measured - 1. `holds`: the measured time lies in the 90 % interval.
+    """
+    told: dict[str, Any] = {
+        "id": row.id,
+        "source": row.source,
+        "chip": row.fleet.chip.name,
+        "num_devices": row.fleet.num_devices,
+        "scale": next(name for most, name in SCALES if row.fleet.num_devices <= most),
+        "layout": row.config.layout,
+        "remat": row.config.remat,
+        "standard": row.standard,
+        "measured_seconds": row.measured_seconds,
+        "notes": list(row.notes),
+    }
+    try:
+        weighed = mw.weigh(row.config, on=row.fleet.name)
+        program = parse_program(read_text(weighed.folder, "program.hlo.txt"))
+        prediction = predict(program, weighed.ledger, weighed.compiled, row.fleet)
+    except (InputError, CompileError) as error:
+        return {**told, "failed": str(error).splitlines()[0]}
+    memory = weighed.ledger.memory
+    if not weighed.fits:
+        told["notes"].append(
+            f"our program takes {memory.reserved_bytes / 2**30:.0f} GiB: more than the chip has"
+        )
+    seconds = prediction.step_seconds
+    return {
+        **told,
+        "error": seconds.expected / row.measured_seconds - 1,
+        "predicted_seconds": seconds.expected,
+        "low_seconds": seconds.low,
+        "high_seconds": seconds.high,
+        "holds": seconds.low <= row.measured_seconds <= seconds.high,
+        "exposed_seconds": {each.name: each.exposed_seconds for each in prediction.slices},
+        "folder": str(weighed.folder),
+    }
+
+
+def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and 90th percentile of absolute errors, the median signed error, and intervals that hold."""
+    errors = [row["error"] for row in rows]
+    sizes = sorted(abs(error) for error in errors)
+    return {
+        "rows": len(rows),
+        "median": round(statistics.median(sizes), 4),
+        "p90": round(float(np.quantile(sizes, 0.9)), 4),
+        "largest": round(sizes[-1], 4),
+        "bias": round(statistics.median(errors), 4),
+        "holds": round(sum(row["holds"] for row in rows) / len(rows), 4),
+    }
+
+
+def summary_of(scored: list[dict[str, Any]]) -> dict[str, Any]:
+    """`spread` of all rows, of the standard ones, and by source, chip and scale; what failed."""
+    rows = [row for row in scored if "error" in row]
+    summary: dict[str, Any] = {
+        "failed": {row["id"]: row["failed"] for row in scored if "failed" in row},
+    }
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups["all"].append(row)
+        if row["standard"]:
+            groups["standard"].append(row)
+        for key in ("source", "chip", "scale"):
+            groups[f"{key} {row[key]}"].append(row)
+    summary["spread"] = {name: spread(groups[name]) for name in sorted(groups)}
+    return summary
+
+
+def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summary: dict[str, Any]) -> None:
+    """Every row, the groups, what failed, and how many rows could not be expressed and why."""
+    rows = sorted((r for r in scored if "error" in r), key=lambda r: r["error"])
+    header = ("id", "chip", "devices", "layout", "remat", "measured s", "predicted s", "error %", "holds", "")
+    lines = [
+        (
+            row["id"],
+            row["chip"],
+            str(row["num_devices"]),
+            row["layout"],
+            row["remat"],
+            f"{row['measured_seconds']:.3f}",
+            f"{row['predicted_seconds']:.3f}",
+            f"{100 * row['error']:+.1f}",
+            "yes" if row["holds"] else "no",
+            "standard" if row["standard"] else "",
+        )
+        for row in rows
+    ]
+    print(aligned(header, lines, right=("devices", *header[5:8])))
+    print("\nErrors in %: median and 90th percentile of their size, the median signed, intervals that hold")
+    names = ("rows", "median", "p90", "largest", "bias", "holds")
+    lines = [
+        (name, str(found["rows"]), *(f"{100 * found[n]:.1f}" for n in names[1:]))
+        for name, found in summary["spread"].items()
+    ]
+    print(aligned(("group", *names), lines, right=names))
+    for name, why in summary["failed"].items():
+        print(f"failed: {name}: {why}")
+    print("\nNot expressible")
+    print(aligned(("rows", "why"), [(str(len(ids)), why) for why, ids in others.items()], right=("rows",)))

@@ -1,0 +1,106 @@
+"""Published training runs predicted: their steps compiled for their fleets, set beside what was measured.
+
+Run: python benchmarks/predict_published.py --runs CSV [--ids FILE] [--sample N] [--seed S] [--json]
+     [--list] [--record]. CSV has the columns of the survey of published runs (id, source, ..., notes).
+--sample draws N rows that our layouts can express, spread over sources, at most 15 of one; --ids takes the
+rows that a file names; --list prints the rows and scores nothing. What is assumed where a row does not say
+stands in published_assumptions.toml and _published_rows.py. Constants are shared by all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from _published_rows import Expressed, InexpressibleError, express
+from _published_score import print_table, score, summary_of
+from _record import write_record
+
+SCHEMA = 1
+MOST_OF_ONE_SOURCE = 15
+
+
+def drawn(rows: list[Expressed], number: int, seed: int) -> list[Expressed]:
+    """`number` of `rows`, the sources in turn, at most 15 of one; fewer where there are not so many."""
+    shuffled = random.Random(seed)
+    by_source: dict[str, list[Expressed]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.id):
+        by_source[row.source].append(row)
+    for each in by_source.values():
+        shuffled.shuffle(each)
+    turns = [
+        each[turn] for turn in range(MOST_OF_ONE_SOURCE) for each in by_source.values() if turn < len(each)
+    ]
+    return sorted(turns[:number], key=lambda row: row.id)
+
+
+def sorted_out(path: Path) -> tuple[list[Expressed], dict[str, list[str]]]:
+    """The rows of a file that are runs of ours, and the ids of the others by reason."""
+    expressed: list[Expressed] = []
+    others: dict[str, list[str]] = defaultdict(list)
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                expressed.append(express(row))
+            except InexpressibleError as reason:
+                others[str(reason)].append(row["id"])
+    return expressed, dict(sorted(others.items(), key=lambda item: -len(item[1])))
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="the survey's CSV")
+    parser.add_argument("--ids", type=Path, help="score the rows that this file names, one id a line")
+    parser.add_argument("--sample", type=int, help="draw so many rows")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
+    parser.add_argument("--record", action="store_true", help="write records/DATE_predict_published.toml")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Sort the rows, draw, predict, print."""
+    asked = arguments()
+    expressed, others = sorted_out(asked.runs)
+    rows = expressed
+    if asked.ids:
+        wanted = {line.split()[0] for line in asked.ids.read_text().splitlines() if line and line[0] != "#"}
+        rows = [row for row in expressed if row.id in wanted]
+        if missing := wanted - {row.id for row in rows}:
+            sys.exit(f"not among the rows that can be expressed: {' '.join(sorted(missing))}")
+    if asked.sample is not None:
+        rows = drawn(rows, asked.sample, asked.seed)
+    if asked.list:
+        print("\n".join(row.id for row in rows))
+        return
+    scored: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for number, one in enumerate(pool.map(score, rows), 1):
+            scored.append(one)
+            print(f"{number}/{len(rows)} {one['id']}", file=sys.stderr, flush=True)
+    summary = summary_of(scored)
+    answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
+    print(json.dumps(answer, indent=1)) if asked.json else print_table(scored, others, summary)
+    if asked.record:
+        command = " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]])
+        write_record(
+            "predict_published",
+            command.replace(str(asked.runs), "CSV"),
+            ("jax", "jaxlib", "jax-cuda13-pjrt"),
+            {"summary": summary, "inexpressible": {reason: len(ids) for reason, ids in others.items()}},
+            {"row": scored},
+        )
+
+
+if __name__ == "__main__":
+    main()
