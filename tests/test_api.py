@@ -103,10 +103,11 @@ def test_a_config_record_weighs_as_its_preset_does(small):
     assert mw.weigh(config, on="8xH100").compiled.fingerprint == small.compiled.fingerprint
 
 
-def test_a_config_record_takes_no_overrides():
-    with pytest.raises(mw.InputError, match="overrides are for presets and files") as caught:
-        mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["steps=3"])
-    assert "model_copy" in caught.value.hint
+def test_a_config_record_takes_overrides_and_checks_them(small):
+    config = load_config("bytes-nano", ["layout=data=2,fsdp=2,tensor=2", "seed=3"])
+    assert mw.weigh(config, on="8xH100", overrides=["seed=0"]).compiled == small.compiled
+    with pytest.raises(mw.InputError, match="stepz"):
+        mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["stepz=3"])
 
 
 def test_a_foreign_program_takes_no_overrides():

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .api import Run as Run
     from .api import Weighing as Weighing
     from .api import train as train
+    from ._explain import Change as Change
+    from ._explain import explain as explain
     from .api import weigh as weigh
     from .config import RunConfig as RunConfig
     from .eager import account_torch as account_torch
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from .measure import memory as memory
 
 _HOMES = {
+    "Change": "_explain",
+    "explain": "_explain",
     "Run": "api",
     "Weighing": "api",
     "train": "api",
@@ -41,6 +45,7 @@ _HOMES = {
     "memory": "measure",
 }
 __all__ = [
+    "Change",
     "CompileError",
     "Fleet",
     "InputError",
@@ -50,6 +55,7 @@ __all__ = [
     "Weighing",
     "account_torch",
     "clock",
+    "explain",
     "footprint",
     "live",
     "matmul_mfu",

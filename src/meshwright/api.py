@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
-from .config import Layout, RunConfig, check_layout, load_config
+from .config import Layout, RunConfig, check_layout, load_config, overridden
 from .errors import InputError
 from .hardware import Fleet, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
@@ -161,11 +161,7 @@ def _run_config(config: str | RunConfig, overrides: Sequence[str], layout: str |
             )
         return None
     chosen = list(overrides) if layout is None else [*overrides, f"layout={layout}"]
-    if isinstance(config, str):
-        return load_config(config, chosen)
-    if overrides:
-        raise InputError("overrides are for presets and files", hint="use RunConfig.model_copy(update=...)")
-    return config if layout is None else config.model_copy(update={"layout": str(Layout.parse(layout))})
+    return load_config(config, chosen) if isinstance(config, str) else overridden(config, chosen)
 
 
 def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool) -> Request:

@@ -40,19 +40,27 @@ def weigh(
         bool,
         typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked."),
     ] = False,
+    explains: Annotated[
+        bool, typer.Option("--explain", help="Compile each change that would help, with saving and price.")
+    ] = False,
 ) -> None:
     """Memory, FLOPs, traffic and time of one training step on a fleet that need not be there."""
     from meshwright import api
+    from meshwright._explain import explain
 
     with phases(f"weighing {config} on {on}") as on_phase:
         weighing = api.weigh(
             config, on=on, layout=layout, overrides=overrides or (), simulate=simulate, on_phase=on_phase
         )
+        changes = explain(weighing, on_phase=on_phase) if explains else None
     if as_json:
-        print_json(weighing.to_dict())
+        told = {} if changes is None else {"changes": [change.to_dict() for change in changes]}
+        print_json({**weighing.to_dict(), **told})
     else:
-        from meshwright.report import weighing_text
+        from meshwright.report import changes_text, weighing_text
 
         show(weighing_text(weighing))
+        if changes is not None:
+            show(changes_text(changes))
     if check and weighing.fits is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)

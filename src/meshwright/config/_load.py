@@ -53,6 +53,20 @@ def load_config(text: str, overrides: Sequence[str] = ()) -> RunConfig:
     tree = _merged(tree, _override_tree(overrides))
     if "name" in tree:
         raise InputError(f"{name}: name is no key of a file", hint=f"the file's own name is used: {name}")
+    return _checked(name, tree)
+
+
+def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The same run with some keys changed; `overrides` as `load_config` takes them.
+
+    Raises:
+        InputError: an unknown section or key, or values that are wrong, all at once.
+    """
+    tree = config.model_dump(mode="json", exclude={"name"})
+    return _checked(config.name, _merged(tree, _override_tree(overrides)))
+
+
+def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=str))
     except ValidationError as error:

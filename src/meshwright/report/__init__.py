@@ -1,8 +1,10 @@
 """What people read: a weighing on the terminal, a run as one HTML file.
-Imports: `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units`; rich, matplotlib.
+Imports: `eager`, `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units`; rich, matplotlib.
 No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 """
 
+from ._account_text import account_text as account_text
+from ._changes import changes_text as changes_text
 from ._html import write_report as write_report
 from ._run_text import run_text as run_text
 from ._shrink import Suggestion as Suggestion

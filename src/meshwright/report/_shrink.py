@@ -19,10 +19,19 @@ STATE = ("parameters", "optimizer_state", "model_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """One change to the command line, `arguments`, and what it does."""
+    """One change to what was weighed, and what it does; what is None or empty stays as it was."""
 
-    arguments: str
     effect: str
+    fleet: str | None = None
+    layout: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> str:
+        """The change as the command line takes it."""
+        parts = [f"--on {self.fleet}"] if self.fleet else []
+        parts += [f"--layout {self.layout}"] if self.layout else []
+        return " ".join([*parts, *(f"--set {override}" for override in self.overrides)])
 
 
 def suggestions(
@@ -54,7 +63,7 @@ def _state_suggestions(
                 f"parameters and moments, {format_bytes(state_bytes)} here, are split over fsdp instead of "
                 f"held by each of {replicas} replicas"
             )
-            return [Suggestion(arguments=f"--layout {split}", effect=effect)]
+            return [Suggestion(layout=str(split), effect=effect)]
     return _larger_fleet(config, layout, fleet, memory, state_bytes)
 
 
@@ -74,7 +83,7 @@ def _larger_fleet(
         f"parameters and moments take {format_bytes(state_bytes / times)} of each device instead of "
         f"{format_bytes(state_bytes)}"
     )
-    return [Suggestion(arguments=f"--on {larger.name} --layout {split}", effect=effect)]
+    return [Suggestion(fleet=larger.name, layout=str(split), effect=effect)]
 
 
 def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
@@ -101,15 +110,15 @@ def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> 
     fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
     if fewer:
         effect = f"activations of {fewer} instead of {now} sequences at a time; the same step in more passes"
-        found.append(Suggestion(arguments=f"--set batch.microbatch_sequences={fewer}", effect=effect))
+        found.append(Suggestion(overrides=(f"batch.microbatch_sequences={fewer}",), effect=effect))
     if isinstance(config.model, TransformerModel) and config.remat != "full":
         effect = (
             f"keeps only each block's input for the backward pass (now: {config.remat}); more recomputation"
         )
-        found.append(Suggestion(arguments="--set remat=full", effect=effect))
+        found.append(Suggestion(overrides=("remat=full",), effect=effect))
     if (split := _more_tensor(config, layout, fleet)) is not None:
         effect = "each sequence's activations and the logits are split over more devices; more messages"
-        found.append(Suggestion(arguments=f"--layout {split}", effect=effect))
+        found.append(Suggestion(layout=str(split), effect=effect))
     return found
 
 

@@ -1,0 +1,124 @@
+"""What would help a step that does not fit, or fits too well: each change compiled, its saving and its price.
+
+Imports: `api`, `report` (which changes this config can have). Imported by: `cli`, and users as `mw.explain`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .api import Weighing, weigh
+from .config import TransformerModel
+from .errors import InputError, MeshwrightError
+from .report import Suggestion, suggestions
+
+REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change, compiled: what one device then reserves, and what the step then costs.
+
+    `saved_bytes` and `extra_...` are differences to the step that was explained, saved ones positive.
+    `failed`: why it could not be compiled, else "". Seconds are None where no time is predicted.
+    """
+
+    arguments: str  # as `meshwright weigh` takes them
+    effect: str
+    reserved_bytes: int | None
+    saved_bytes: int | None
+    fits: bool | None
+    extra_executed_flops: int | None
+    step_seconds: float | None
+    extra_seconds: float | None
+    failed: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types."""
+        return dataclasses.asdict(self)
+
+
+def explain(
+    weighing: Weighing, *, on_phase: Callable[[str], None] = lambda phase: None
+) -> tuple[Change, ...]:
+    """Every change that this config can have, compiled as the step itself was; the largest saving first.
+
+    Changes: microbatch, rematerialisation, the layout's axes, a larger fleet; those that the config accepts.
+    Each takes as long as weighing does, unless it is in the cache.
+
+    Raises:
+        InputError: a foreign program, which has no knobs of ours.
+    """
+    config = weighing.config
+    if config is None:
+        raise InputError(
+            f"{weighing.name} is a program of its own: nothing in it can be changed from here",
+            hint="change the program and weigh it again",
+        )
+    known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
+    changes: list[Change] = []
+    for place, suggestion in enumerate((*known, *_other_remat(weighing, known)), start=1):
+        on_phase(f"change {place}: {suggestion.arguments}")
+        changes.append(_compiled(weighing, suggestion))
+    return tuple(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
+
+
+def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Suggestion]:
+    """The steps of rematerialisation that nobody suggested yet."""
+    config = weighing.config
+    if config is None or not isinstance(config.model, TransformerModel):
+        return []
+    mentioned = {override for suggestion in known for override in suggestion.overrides}
+    now = REMAT.index(config.remat)
+    return [
+        Suggestion(
+            overrides=(f"remat={name}",),
+            effect=f"keeps {'more' if place < now else 'less'} for the backward pass (now: {config.remat})",
+        )
+        for place, name in enumerate(REMAT)
+        if place != now and f"remat={name}" not in mentioned
+    ]
+
+
+def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
+    assert weighing.config is not None, "a foreign program is refused before"
+    words = {"arguments": suggestion.arguments, "effect": suggestion.effect}
+    try:
+        changed = weigh(
+            weighing.config,
+            on=suggestion.fleet or weighing.fleet.name,
+            layout=suggestion.layout or str(weighing.layout),
+            overrides=suggestion.overrides,
+            simulate=weighing.compiled.source != "target compiler",
+        )
+    except MeshwrightError as error:
+        nothing = dict.fromkeys(
+            (
+                "reserved_bytes",
+                "saved_bytes",
+                "fits",
+                "extra_executed_flops",
+                "step_seconds",
+                "extra_seconds",
+            )
+        )
+        return Change(**words, **nothing, failed=error.message)
+    before, after = weighing.ledger, changed.ledger
+    now, then = _seconds(weighing), _seconds(changed)
+    return Change(
+        **words,
+        reserved_bytes=after.memory.reserved_bytes,
+        saved_bytes=before.memory.reserved_bytes - after.memory.reserved_bytes,
+        fits=changed.fits,
+        extra_executed_flops=after.flops.executed - before.flops.executed,
+        step_seconds=then,
+        extra_seconds=None if now is None or then is None else then - now,
+        failed="",
+    )
+
+
+def _seconds(weighing: Weighing) -> float | None:
+    return None if weighing.prediction is None else weighing.prediction.step_seconds.expected

@@ -1,0 +1,62 @@
+import dataclasses
+
+import pytest
+
+import meshwright as mw
+from meshwright import _explain
+from meshwright.errors import CompileError
+
+
+@pytest.fixture(scope="module")
+def small():
+    return mw.weigh("cruncher", on="2xCPU", layout="data=2")
+
+
+def test_each_change_is_what_weighing_it_gives(small):
+    changes = mw.explain(small)
+    assert {c.arguments for c in changes} == {"--layout fsdp=2", "--set batch.microbatch_sequences=16"}
+    for change in changes:
+        words = dict(part.split(" ", 1) for part in change.arguments.removeprefix("--").split(" --"))
+        again = mw.weigh(
+            "cruncher",
+            on="2xCPU",
+            layout=words.get("layout", "data=2"),
+            overrides=[words["set"]] if "set" in words else [],
+        )
+        assert change.reserved_bytes == again.ledger.memory.reserved_bytes
+        assert change.saved_bytes == small.ledger.memory.reserved_bytes - change.reserved_bytes
+        assert change.extra_executed_flops == again.ledger.flops.executed - small.ledger.flops.executed
+    assert [c.saved_bytes for c in changes] == sorted((c.saved_bytes for c in changes), reverse=True)
+
+
+def test_what_cannot_be_compiled_says_why_and_keeps_the_others(small, monkeypatch):
+    def refuse(*_, layout: str, **__):
+        if layout == "fsdp=2":
+            raise CompileError("the compiler said no", hint="none")
+        return small
+
+    monkeypatch.setattr(_explain, "weigh", refuse)
+    failed = next(c for c in mw.explain(small) if c.failed)
+    assert (failed.arguments, failed.failed) == ("--layout fsdp=2", "the compiler said no")
+    assert failed.reserved_bytes is None
+    assert len(mw.explain(small)) == 2
+
+
+def test_every_step_of_rematerialisation_is_tried(monkeypatch, small):
+    from meshwright.config import load_config
+
+    transformer = dataclasses.replace(small, config=load_config("bytes-nano", ["remat=dots"]))
+    monkeypatch.setattr(_explain, "weigh", lambda *_, **__: small)
+    tried = {c.arguments for c in mw.explain(transformer) if "remat" in c.arguments}
+    assert tried == {"--set remat=none", "--set remat=dots-attention", "--set remat=full"}
+
+
+def test_a_foreign_program_has_nothing_to_change(small):
+    foreign = dataclasses.replace(small, config=None, name="mine:step")
+    with pytest.raises(mw.InputError, match="mine:step is a program of its own"):
+        mw.explain(foreign)
+
+
+def test_a_change_is_jsons_types(small):
+    change = mw.explain(small)[0]
+    assert change.to_dict()["arguments"] == change.arguments
