@@ -11,6 +11,7 @@ import typer
 
 from meshwright.errors import MeshwrightError
 
+from ._account import account
 from ._catalog import fleets, formats
 from ._console import print_error
 from ._doctor import doctor
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
 )
-for command in (weigh, train, presets, fleets, formats, doctor):
+for command in (weigh, train, account, presets, fleets, formats, doctor):
     app.command()(command)
 
 

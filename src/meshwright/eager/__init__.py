@@ -9,3 +9,8 @@ from ._records import Account as Account
 from ._records import FlopCount as FlopCount
 from ._records import MemoryCount as MemoryCount
 from ._records import ModuleCount as ModuleCount
+from ._tables import Table as Table
+from ._tables import flop_table as flop_table
+from ._tables import memory_table as memory_table
+from ._tables import module_table as module_table
+from ._tables import unknown_table as unknown_table

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from meshwright.errors import InputError
 
-from ._calls import operation_name, tensor_text
+from ._calls import operation_name
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -96,8 +96,8 @@ def quiet_fakes() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def in_words(failed: Exception, what: str, paths: dict[int, str], inputs: Any) -> InputError:
-    """The failure of `what` ("the forward pass"): module, line, and what to do."""
+def in_words(failed: Exception, what: str, paths: dict[int, str], hint: str) -> InputError:
+    """The failure of `what` ("the forward pass"): module and line; `hint` unless the failure has its own."""
     place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
     if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
         name = operation_name(failed.func)
@@ -112,10 +112,7 @@ def in_words(failed: Exception, what: str, paths: dict[int, str], inputs: Any) -
             f"{place}: {name} does not say what shape it gives",
             hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",
         )
-    shapes = ", ".join(tensor_text(t) for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
-    return InputError(
-        f"{place}: {type(failed).__name__}: {failed}", hint=f"the inputs were {shapes or 'none'}"
-    )
+    return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
 
 
 def failed_place(failed: Exception) -> str:

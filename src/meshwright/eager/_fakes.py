@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -41,8 +41,9 @@ class Fakes:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._storages: dict[int, Any] = {}
-        self._originals: list[Any] = []  # alive, so that no other tensor gets the number of one of them
+        self._made: dict[int, torch.Tensor] = {}  # by the original's id: one tensor given twice stays one
+        self._bases: dict[int, torch.Tensor] = {}  # by the original's storage
+        self._originals: list[Any] = []  # alive, so that no other object gets the id of one of them
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
         """A deep copy whose tensors are fake; nothing of the original changes.
@@ -74,7 +75,7 @@ class Fakes:
         Raises:
             InputError: it is no plain strided tensor, or has no shape yet.
         """
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise InputError(
                 f"{name} has no shape yet: the module is lazy",
                 hint="call the module once on a small input first",
@@ -86,22 +87,31 @@ class Fakes:
                 f"{name} is a tensor of an unusual kind ({kind}), whose memory cannot be seen",
                 hint="account the module with plain strided tensors",
             )
+        if id(tensor) not in self._made:
+            self._originals.append(tensor)
+            self._made[id(tensor)] = self._make(tensor)
+        return self._made[id(tensor)]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._mode, torch.no_grad():
             base = self._base(tensor)
-            fake = base.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-            fake = fake.detach()
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        return fake.requires_grad_(tensor.requires_grad)
+            typed = base[: base.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+            fake = typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).detach()
+        if not isinstance(tensor, torch.nn.Parameter):
+            return fake.requires_grad_(tensor.requires_grad)
+        made = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        for name, value in vars(tensor).items():  # what the user noted on it, for the optimizer perhaps
+            vars(made).setdefault(name, value)
+        return made
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
         """The storage as bytes."""
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._storages:
+        if storage._cdata not in self._bases:
             self._originals.append(storage)
             device = torch.device("cpu") if tensor.device.type == "meta" else tensor.device
-            self._storages[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
-        return self._storages[storage._cdata]
+            self._bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+        return self._bases[storage._cdata]
 
 
 class _Copying(TorchFunctionMode):

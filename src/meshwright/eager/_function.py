@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from meshwright.compiler import find_function, needs
@@ -87,8 +86,3 @@ def _parts(name: str, returned: Any) -> dict[str, Any]:
         else (inputs,)
     )
     return {**returned, "inputs": kept}
-
-
-def here() -> tuple[str, ...]:
-    """Where the command line looks first."""
-    return (str(Path.cwd()),)

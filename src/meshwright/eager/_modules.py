@@ -47,8 +47,12 @@ class ModuleStack:
         node = torch._C._current_autograd_node()
         if node is None:
             return None
-        place = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
-        return self._innermost[max(place, 0)]
+        found = self._innermost[max(bisect.bisect_right(self._numbers, node._sequence_nr()) - 1, 0)]
+        if torch.is_grad_enabled() and found != self._innermost[-1]:
+            # A function without a module is recomputed; the node just made for it belongs here as well.
+            self._numbers.append(_next_number() - 1)
+            self._innermost.append(found)
+        return found
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
         # A module that is no child (a loss, one made on the way) belongs to the module that calls it.
@@ -62,5 +66,10 @@ class ModuleStack:
 
     def _changed(self) -> None:
         # Nodes get rising numbers, recomputed ones too: what is made from now on belongs to this module.
-        self._numbers.append(torch.autograd._get_sequence_nr())
+        self._numbers.append(_next_number())
         self._innermost.append(self._stack[-1] if self._stack else None)
+
+
+def _next_number() -> int:
+    """The sequence number that the next autograd node of this thread gets."""
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]

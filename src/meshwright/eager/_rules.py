@@ -67,7 +67,7 @@ def _outer(call: Call) -> Flops:
 
 
 def _grouped(call: Call) -> Flops:
-    """Each row meets the matrix of its own group only, wherever the groups end, so they do not multiply it."""
+    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
     left, right = call.shape("self"), call.shape("mat2")
     if len(left) == 3 and len(right) == 2:  # the groups divide the right matrix's columns
         return 2 * left[-2] * left[-1] * right[-1]

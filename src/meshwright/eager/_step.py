@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from meshwright.errors import InputError
 
-from ._calls import format_name
+from ._calls import format_name, tensor_text
 from ._failures import check_parts, in_words, quiet_fakes
 from ._fakes import Fakes, mode_of
 from ._modules import ModuleStack
@@ -88,6 +88,7 @@ class _Run:
         self.seen = Seen(module=self.module)
         self.output: Any = None  # lives until the step ends, as the variable of a training loop does
         self.loss: Any = None
+        self._parts: list[Any] = []
         self._place("parameters", self.module.parameters())
         self._place("buffers", self.module.buffers())
         self._place("inputs", self._input_tensors())
@@ -102,11 +103,13 @@ class _Run:
         for tensor in tensors:
             if has_storage(tensor):
                 self.storages.put(tensor, category, format_name(tensor.dtype))
-            else:  # a sparse gradient
-                self._place(category, (tensor._indices(), tensor._values()))
+            else:  # a sparse gradient; a fake one makes these two anew at each call, and holds neither
+                parts = (tensor._indices(), tensor._values())
+                self._parts.append(parts)
+                self._place(category, parts)
 
     @contextlib.contextmanager
-    def _of_the_user(self, what: str) -> Iterator[None]:
+    def _of_the_user(self, what: str, hint: str | None = None) -> Iterator[None]:
         """Turn what the user's code raises into an `InputError`; a mistake of ours keeps its traceback."""
         try:
             yield
@@ -115,7 +118,7 @@ class _Run:
         except Exception as failed:
             if self.watch.own_mistake is not None:
                 raise
-            raise in_words(failed, what, self.stack.paths, (self.inputs, self.keywords)) from failed
+            raise in_words(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
 
     def forward(self) -> None:
         """Forward pass and loss; what is saved for the backward pass is counted at their end."""
@@ -148,7 +151,7 @@ class _Run:
         elif isinstance(output, torch.Tensor) and output.numel() == 1:
             return output
         elif isinstance(getattr(output, "loss", None), torch.Tensor):
-            found = output.loss
+            found = getattr(output, "loss")  # noqa: B009  no attribute that a tensor is known to have
             self.seen.notes.append("The loss is the output's own `loss`.")
         else:
             self.seen.notes.append("No loss was given: the sum of the output stands for it.")
@@ -185,8 +188,8 @@ class _Run:
         """Two steps with the same gradients: the first makes the state, the second is the one that counts."""
         if self.step.optimizer is None:
             return
-        with self._of_the_user("the optimizer"):
-            self.watch.phase = ""
+        with self._of_the_user("the optimizer", "the account calls its step() without a closure"):
+            self.watch.phase, self.watch.numbers_are_one = "", True
             made = self.step.optimizer(list(self.module.parameters()))
             if not isinstance(made, torch.optim.Optimizer):
                 raise InputError(
@@ -202,6 +205,13 @@ class _Run:
             self.watch.phase = OPTIMIZER
             made.step()
         self._note_formats()
+        if self.watch.numbers_read:
+            self.seen.notes.append(
+                "The optimizer reads numbers off tensors; 1 stood for those that only a real run gives."
+            )
+
+    def _inputs_text(self) -> str:
+        return f"the inputs were {', '.join(map(tensor_text, self._input_tensors())) or 'no tensors'}"
 
 
 def _sum_of(output: Any) -> torch.Tensor:

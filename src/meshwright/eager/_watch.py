@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +24,7 @@ from ._silent import is_silent
 from ._storages import Storages
 
 FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
+SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_view")
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # how a constant made on the way comes in
 
 
@@ -37,6 +38,8 @@ class Watch(TorchDispatchMode):
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
+        self.numbers_are_one = False  # what `.item()` gives, where nothing that is counted depends on it
+        self.numbers_read = 0
         self.own_mistake: Exception | None = None
         self._stack = stack
         self._storages = storages
@@ -47,6 +50,12 @@ class Watch(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         kind = kind_of(func)
+        if func is torch.ops.aten._local_scalar_dense.default and self.numbers_are_one:
+            try:
+                return func(*args, **kwargs)
+            except DataDependentOutputException:
+                self.numbers_read += 1
+                return 1.0
         if kind == "unknown":  # perhaps made of others, as `linear` is in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
@@ -120,8 +129,15 @@ def kind_of(func: Any) -> str:
         return "silent" if namespace in ("prim", "profiler") else "unknown"
     if name in RULES:
         return "rule"
-    tags = {tag for tag in func.tags if str(tag) in ("Tag.pointwise", "Tag.reduction", "Tag.view_copy")}
-    return "silent" if is_silent(name) or func.is_view or tags else "unknown"
+    silent = is_silent(name) or func.is_view or any(str(tag) in SILENT_TAGS for tag in _tags(func))
+    return "silent" if silent else "unknown"
+
+
+def _tags(func: Any) -> list[Any]:
+    """Those of all overloads, and of the form that is not in place: not every overload carries them."""
+    packets = (func._overloadpacket, getattr(torch.ops.aten, func._overloadpacket.__name__.rstrip("_"), None))
+    overloads = [getattr(packet, name) for packet in packets if packet for name in packet.overloads()]
+    return [tag for overload in overloads for tag in overload.tags]
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,363 @@
+"""Memory and phases of a step, beside real runs: PyTorch's own hooks, optimizers, and allocator events."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import meshwright as mw  # noqa: E402
+from meshwright.errors import InputError  # noqa: E402
+
+
+def mean_square(output):
+    return (output[0] if isinstance(output, tuple) else output).float().square().mean()
+
+
+def storage_bytes(tensors) -> int:
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def real_step(module, inputs, optimizer, loss, autocast):
+    """Bytes that a real second step saves, keeps and peaks at."""
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers(), *inputs)}
+    saved = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t)
+    cast = torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext()
+    with hooks, cast:
+        value = loss(module(*inputs))
+    saved_bytes = storage_bytes([t for t in saved if t.untyped_storage().data_ptr() not in own])
+    saved.clear()
+    value.backward()
+    gradients = storage_bytes([p.grad for p in module.parameters() if p.grad is not None])
+    optimizer.step()
+    optimizer.zero_grad()
+    state = storage_bytes([t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)])
+    before = storage_bytes([*module.parameters(), *module.buffers(), *inputs]) + state
+    return saved_bytes, gradients, state, before + _most_allocated(module, inputs, optimizer, loss, autocast)
+
+
+def _most_allocated(module, inputs, optimizer, loss, autocast) -> int:
+    """By PyTorch's profiler, which the allocator tells of each block."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        with torch.autocast("cpu", dtype=autocast) if autocast else contextlib.nullcontext():
+            output = module(*inputs)
+            value = loss(output)
+        value.backward()
+        optimizer.step()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+class Stateful(nn.Module):
+    """GRU, embedding, tied output."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(50, 32), nn.GRU(32, 32, batch_first=True)
+        self.out = nn.Linear(32, 50, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.out(self.cell(self.embed(tokens))[0])
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(128, 64)
+
+
+def convolutional():
+    layers = (
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, groups=4), nn.Flatten(), nn.Dropout(0.2), nn.Linear(32 * 6 * 6, 10),
+    )  # fmt: skip
+    return nn.Sequential(*layers), torch.randn(8, 3, 16, 16)
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, dropout=0.0), torch.randn(8, 32, 64)
+
+
+def encoder_with_dropout():
+    return nn.TransformerEncoderLayer(64, 4, 256, batch_first=True), torch.randn(8, 32, 64)
+
+
+def stateful():
+    return Stateful(), torch.randint(50, (4, 12))
+
+
+@pytest.mark.parametrize("make", [perceptron, convolutional, encoder, encoder_with_dropout, stateful])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, lr=0.1)])
+def test_every_byte_is_that_of_a_real_step(make, optimizer):
+    module, *inputs = make()
+    found = mw.account_torch(module, *inputs, optimizer=optimizer, loss=mean_square).memory
+    real = real_step(module, inputs, optimizer(module.parameters()), mean_square, None)
+    ours = found.saved_activation_bytes, found.gradients_bytes, found.optimizer_state_bytes, found.peak_bytes
+    assert ours[:3] == real[:3]
+    assert ours[3] == pytest.approx(real[3], rel=0.01)  # a kernel may take a little for itself
+    assert sum(found.at_peak.values()) == found.peak_bytes
+    assert found.temporary_peak_bytes == found.at_peak["temporaries"]
+
+
+def test_autocast_keeps_copies_of_weights_as_a_real_step_does():
+    module, x = perceptron()
+    found = mw.account_torch(module, x, loss=mean_square, autocast=torch.bfloat16)
+    real = real_step(module, (x,), torch.optim.SGD(module.parameters()), mean_square, torch.bfloat16)
+    assert found.memory.saved_activation_bytes == real[0]
+    assert found.memory.by_format["saved activations"].keys() == {"bf16", "fp32"}
+    assert found.flops.by_format.keys() == {"bf16"}
+    assert "Copies of weights that autocast makes are among the saved activations." in found.conventions
+
+
+def test_an_lstm_keeps_what_pytorchs_own_form_keeps():
+    module, x = nn.LSTM(16, 32, 2, bidirectional=True, batch_first=True), torch.randn(4, 8, 16)
+    found = mw.account_torch(module, x, loss=mean_square)
+    with _no_onednn():
+        real = real_step(module, (x,), torch.optim.SGD(module.parameters()), mean_square, None)
+    assert found.memory.saved_activation_bytes == real[0]
+    assert any(words.startswith("LSTM") for words in found.conventions)
+
+
+@contextlib.contextmanager
+def _no_onednn():
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(True)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+        self.before, self.reentrant = nn.Linear(8, 8), reentrant
+
+    def forward(self, x):
+        x = self.before(x)
+        return x + (
+            self.inside(x)
+            if self.reentrant is None
+            else checkpoint(self.inside, x, use_reentrant=self.reentrant)
+        )
+
+
+@pytest.mark.parametrize(("reentrant", "again"), [(False, 2048), (True, 4096)])
+def test_a_checkpointed_block_is_recomputed_in_the_backward_pass(reentrant, again):
+    x = torch.randn(4, 8)
+    plain = mw.account_torch(Checkpointed(None), x, loss=mean_square)
+    found = mw.account_torch(Checkpointed(reentrant), x, loss=mean_square)
+    # Without reentering, PyTorch stops when it has what it saved: the second layer's product is not needed.
+    assert found.flops.recomputed == again
+    assert found.flops.backward == plain.flops.backward + again
+    assert (found.flops.forward, found.flops.model) == (plain.flops.forward, plain.flops.model)
+    inside = {m.path: m for m in found.by_module}["inside"]
+    assert (inside.forward_flops, inside.recomputed_flops, inside.backward_flops) == (
+        4096,
+        again,
+        8192 + again,
+    )
+    assert found.memory.saved_activation_bytes < plain.memory.saved_activation_bytes
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_function_belongs_to_the_module_that_called_it(reentrant):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x):
+            return checkpoint(
+                lambda y: (y @ self.weight).relu() @ self.weight, x @ self.weight, use_reentrant=reentrant
+            )
+
+    found = mw.account_torch(nn.Sequential(Outer(), nn.Linear(8, 1)), torch.randn(4, 8))
+    outer = {m.path: m for m in found.by_module}["0"]
+    assert outer.recomputed_flops == found.flops.recomputed > 0
+    assert outer.backward_flops == 512 + 2 * 1024 + outer.recomputed_flops
+
+
+def test_backward_work_belongs_to_the_module_whose_forward_made_it():
+    module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)))
+    rows = {
+        m.path: (m.forward_flops, m.backward_flops)
+        for m in mw.account_torch(module, torch.randn(4, 8)).by_module
+    }
+    assert rows == {
+        "": (4608, 8704), "0": (512, 512), "1": (4096, 8192),
+        "1.0": (2048, 4096), "1.1": (0, 0), "1.2": (2048, 4096),
+    }  # fmt: skip
+
+
+def test_frozen_and_tied_parameters_and_buffers():
+    module, tokens = stateful()
+    tied = mw.account_torch(module, tokens, optimizer=torch.optim.AdamW)
+    assert tied.num_parameters == sum(p.numel() for p in module.parameters())
+    module.cell.requires_grad_(False)
+    found = mw.account_torch(module, tokens, optimizer=torch.optim.AdamW).memory
+    assert found.gradients_bytes == module.embed.weight.nbytes
+    assert found.optimizer_state_bytes == 2 * module.embed.weight.nbytes + 4
+    norm = nn.BatchNorm1d(8)
+    assert mw.account_torch(norm, torch.randn(4, 8)).memory.buffers_bytes == 2 * 8 * 4 + 8
+
+
+def test_without_gradients_there_is_no_backward_pass():
+    layer, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with torch.no_grad():
+        found = mw.account_torch(layer, x)
+    assert (found.flops.forward, found.flops.backward) == (512, 0)
+    assert (found.memory.saved_activation_bytes, found.memory.gradients_bytes) == (0, 0)
+    assert "Nothing asks for a gradient: there is no backward pass." in found.conventions
+    with torch.inference_mode():
+        assert mw.account_torch(layer, x).flops.forward == 512
+
+
+def test_inputs_that_ask_for_a_gradient_get_one():
+    found = mw.account_torch(nn.ReLU(), torch.randn(4, 8, requires_grad=True))
+    assert found.memory.gradients_bytes == 4 * 8 * 4
+
+
+def test_sparse_gradients_hold_the_rows_that_were_looked_up():
+    module = nn.Embedding(1000, 4, sparse=True)
+    tokens = torch.tensor([3, 5, 3])
+    found = mw.account_torch(module, tokens, optimizer=torch.optim.SGD).memory
+    module(tokens).sum().backward()
+    gradient = module.weight.grad
+    assert found.gradients_bytes == gradient._indices().nbytes + gradient._values().nbytes
+    assert mw.account_torch(nn.EmbeddingBag(10, 4), torch.tensor([[1, 2]])).memory.gradients_bytes == 160
+
+
+def test_the_loss_is_given_or_the_outputs_own_or_the_sum():
+    x = torch.randn(4, 8)
+    assert any("No loss was given" in words for words in mw.account_torch(nn.Linear(8, 8), x).conventions)
+    given = mw.account_torch(nn.Linear(8, 8), x, loss=lambda output: F.mse_loss(output, torch.zeros(4, 8)))
+    assert not any("loss" in words for words in given.conventions)
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            from types import SimpleNamespace
+
+            return SimpleNamespace(loss=super().forward(x).mean())
+
+    assert any("own `loss`" in words for words in mw.account_torch(Own(8, 8), x).conventions)
+
+
+def test_a_tensor_that_a_closure_holds_is_an_input():
+    target = torch.zeros(4, 8)
+    found = mw.account_torch(
+        nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: F.mse_loss(output, target)
+    )
+    assert found.memory.inputs_bytes == 2 * target.nbytes
+    labels = torch.zeros(2, 2, dtype=torch.long)
+    found = mw.account_torch(
+        nn.Linear(8, 8), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels.view(-1))
+    )
+    assert found.memory.inputs_bytes == target.nbytes + labels.nbytes
+    assert "int64" not in found.memory.by_format["saved activations"]
+
+
+def test_an_optimizer_that_multiplies_matrices_has_flops():
+    found = mw.account_torch(nn.Linear(8, 8, bias=False), torch.randn(4, 8), optimizer=torch.optim.Muon)
+    # Five rounds of three products of 8 x 8 matrices.
+    assert found.flops.optimizer == 5 * 3 * 2 * 8**3
+    assert found.flops.total == found.flops.forward + found.flops.backward + found.flops.optimizer
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Adagrad", "RMSprop", "Adafactor", "NAdam", "RAdam", "Rprop", "ASGD", "Adadelta", "Adamax", "Adam"],
+)
+def test_optimizers_keep_the_state_that_they_keep_really(kind):
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    made = getattr(torch.optim, kind)(module.parameters())
+    found = mw.account_torch(module, x, optimizer=getattr(torch.optim, kind)).memory.optimizer_state_bytes
+    module(x).sum().backward()
+    made.step()
+    assert found == storage_bytes([t for s in made.state.values() for t in s.values() if torch.is_tensor(t)])
+
+
+def test_nothing_of_the_user_changes():
+    module, x = encoder_with_dropout()
+    module.linear1.weight.grad = torch.ones_like(module.linear1.weight)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()
+    before = copy.deepcopy(module.state_dict())
+    gradient = module.linear1.weight.grad
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    mw.account_torch(module, x, optimizer=torch.optim.AdamW)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.linear1.weight.grad is gradient
+    assert bool((gradient == 1).all())
+    assert all(p.grad is None for name, p in module.named_parameters() if name != "linear1.weight")
+    assert torch._C._get_mkldnn_enabled()
+
+
+def test_a_module_on_the_meta_device_costs_what_the_real_one_does():
+    real, x = encoder()
+    meta = copy.deepcopy(real).to("meta")
+    of_real, of_meta = mw.account_torch(real, x), mw.account_torch(meta, x.to("meta"))
+    assert of_meta == of_real
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda output: output, "the loss is a tensor of shape [4, 8], not one number"),
+        (lambda output: 3.0, "the loss is a float, not one number"),
+    ],
+)
+def test_a_loss_is_one_number(loss, words):
+    with pytest.raises(InputError) as raised:
+        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), loss=loss)
+    assert raised.value.message == words
+    assert raised.value.hint == "end it in .mean() or .sum()"
+
+
+def test_an_optimizers_function_returns_an_optimizer():
+    with pytest.raises(InputError, match="the optimizer's function returned a list"):
+        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), optimizer=lambda parameters: parameters)
+
+
+def test_an_optimizer_that_wants_a_closure_is_told_that_there_is_none():
+    with pytest.raises(
+        InputError, match=r"the optimizer failed inside PyTorch: TypeError.*closure"
+    ) as raised:
+        mw.account_torch(nn.Linear(8, 8), torch.randn(4, 8), optimizer=torch.optim.LBFGS)
+    assert raised.value.hint == "the account calls its step() without a closure"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("make", [perceptron, convolutional, encoder])
+def test_the_peak_is_that_of_a_gpus_allocator(make):
+    module, *inputs = make()
+    module, inputs = module.cuda(), [x.repeat(32, *[1] * (x.dim() - 1)).cuda() for x in inputs]
+    found = mw.account_torch(module, *inputs, optimizer=torch.optim.AdamW, loss=mean_square).memory
+    optimizer = torch.optim.AdamW(module.parameters())
+    start = torch.cuda.memory_allocated() - storage_bytes([*module.parameters(), *module.buffers(), *inputs])
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        output = module(*inputs)
+        mean_square(output).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del output
+    assert found.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated() - start, rel=0.05)
