@@ -1,11 +1,24 @@
-"""What this machine and a run on it really do: rates of the host, memory, seconds of each step.
-Imports: `predict` (the `Calibration` record), `compiler` (where the cache lies). jax only in `_probe`,
-which runs as a process of its own. Imported by: `training`, `api`.
+"""What this machine and a run on it really do: bytes of arrays, seconds, memory, rates of the host.
+Imports: `hardware`, `formats`, `tables`, `predict` (the `Calibration` record), `compiler` (where the cache
+lies). jax and torch only inside functions. Imported by: `training`, `api`, and users as `mw.footprint` etc.
 """
 
 from ._calibration import calibration_of_this_machine as calibration_of_this_machine
 from ._clock import Spread as Spread
 from ._clock import StepClock as StepClock
+from ._device_memory import DeviceMemory as DeviceMemory
+from ._device_memory import Memory as Memory
+from ._device_memory import memory as memory
+from ._footprint import ArrayFootprint as ArrayFootprint
+from ._footprint import Footprint as Footprint
+from ._footprint import footprint as footprint
 from ._host import describe_host as describe_host
+from ._live import Live as Live
+from ._live import LiveArray as LiveArray
+from ._live import live as live
+from ._matmul import MatmulMFU as MatmulMFU
+from ._matmul import matmul_mfu as matmul_mfu
 from ._memory import ResidentGrowth as ResidentGrowth
 from ._memory import bytes_on as bytes_on
+from ._timing import Timing as Timing
+from ._timing import clock as clock

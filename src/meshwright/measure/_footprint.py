@@ -1,0 +1,216 @@
+"""Bytes of arrays that exist, of any of three libraries, shared storage counted once.
+
+Counted: the storages that the arrays keep alive, whole, also where a view uses a part of one. Not counted:
+Python's own objects around them, the allocator's rounding, what other processes hold.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..tables import aligned
+from ..units import format_bytes
+from ._storages import Facts, Storage, facts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFootprint:
+    """One array of a tree.
+
+    `num_bytes`: elements x bytes each, of the global shape. `storage_bytes`: of the storages it keeps alive,
+    on all devices that this process sees. `strides` and `offset_elements` count elements; None where the
+    library does not show them (jax). `shares_storage_with`: the path of the first array in the tree with the
+    same memory.
+    """
+
+    path: str
+    library: str  # jax | numpy | torch
+    shape: tuple[int, ...]
+    format: str
+    devices: tuple[str, ...]
+    num_bytes: int
+    storage_bytes: int
+    strides: tuple[int, ...] | None
+    offset_elements: int | None
+    contiguous: bool
+    is_view: bool
+    shares_storage_with: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What the arrays of a tree take; `str` of it is a table.
+
+    `total_bytes`: all storages, each once, over all devices. `by_device`: device to number format to bytes.
+    `not_arrays`: paths of Python's numbers and None, which hold no array's memory.
+    """
+
+    total_bytes: int
+    by_device: dict[str, dict[str, int]]
+    arrays: tuple[ArrayFootprint, ...]
+    not_arrays: tuple[str, ...]
+
+    def __str__(self) -> str:
+        places = "; ".join(
+            f"{device}: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
+            for device, formats in self.by_device.items()
+        )
+        words = f"{format_bytes(self.total_bytes)} in {len(self.arrays)} arrays"
+        rows = [
+            (
+                array.path,
+                array.library,
+                f"{array.format}{list(array.shape)}",
+                format_bytes(array.num_bytes),
+                "" if array.strides is None else str(array.strides),
+                "contiguous" if array.contiguous else "strided",
+                _sharing(array),
+            )
+            for array in self.arrays
+        ]
+        header = ("array", "library", "shape", "size", "strides", "layout", "storage")
+        table = aligned(header, rows, right={"size"}, indent="  ")
+        return "\n".join([f"{words} ({places})" if places else words, *([table] if rows else [])])
+
+
+def _sharing(array: ArrayFootprint) -> str:
+    if array.shares_storage_with is not None:
+        return f"that of {array.shares_storage_with}"
+    if len(array.devices) > 1:
+        return f"{format_bytes(array.storage_bytes)} on {len(array.devices)} devices"
+    if array.storage_bytes == array.num_bytes:
+        return "its own"
+    return f"a part of {format_bytes(array.storage_bytes)}"
+
+
+def footprint(tree: Any, /) -> Footprint:
+    """What the arrays of `tree` take.
+
+    Args:
+        tree: any pytree, a `torch.nn.Module` (its parameters and buffers), or arrays of jax, numpy or torch.
+            A `jax.ShapeDtypeStruct` counts what it would take, a torch tensor on the meta device or a fake
+            one what it stands for. Of a global array the shards of this process count.
+
+    Raises:
+        InputError: a leaf that is no array and no number, a traced value, a deleted jax array, or a torch
+            layout without one storage; its path is named.
+    """
+    arrays: list[ArrayFootprint] = []
+    not_arrays: list[str] = []
+    known = _Known()
+    for path, leaf in _leaves(tree):
+        if leaf is None or (isinstance(leaf, numbers.Number) and not hasattr(leaf, "dtype")):
+            not_arrays.append(path)
+            continue
+        facts = facts_of(leaf, path)
+        arrays.append(_array(path, facts, known.add(path, facts)))
+    return Footprint(
+        total_bytes=sum(sum(formats.values()) for formats in known.by_device.values()),
+        by_device=known.by_device,
+        arrays=tuple(arrays),
+        not_arrays=tuple(not_arrays),
+    )
+
+
+def _array(path: str, facts: Facts, shares: str | None) -> ArrayFootprint:
+    return ArrayFootprint(
+        path=path,
+        library=facts.library,
+        shape=facts.shape,
+        format=facts.format,
+        devices=tuple(storage.device for storage in facts.storages),
+        num_bytes=facts.num_bytes,
+        storage_bytes=sum(storage.num_bytes for storage in facts.storages),
+        strides=facts.strides,
+        offset_elements=facts.offset_elements,
+        contiguous=facts.contiguous,
+        is_view=facts.is_view or shares is not None,
+        shares_storage_with=shares,
+    )
+
+
+class _Known:
+    """The memory seen so far: intervals of the host's, other storages by their device and address."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[str, dict[str, int]] = {}
+        self._intervals: list[tuple[int, int, str]] = []  # disjoint: start, end, the array's path
+        self._storages: dict[tuple[str, int], str] = {}
+
+    def add(self, path: str, facts: Facts) -> str | None:
+        """Count what is new of an array's storages; the path of the first array that shares one."""
+        shared: str | None = None
+        for storage in facts.storages:
+            new_bytes, owner = self._new(path, storage)
+            shared = shared or owner
+            formats = self.by_device.setdefault(storage.device, {})
+            formats[facts.format] = formats.get(facts.format, 0) + new_bytes
+        return shared
+
+    def _new(self, path: str, storage: Storage) -> tuple[int, str | None]:
+        if storage.address is None or not storage.num_bytes:
+            return storage.num_bytes, None
+        if storage.host:
+            return self._new_on_host(path, storage.address, storage.address + storage.num_bytes)
+        owner = self._storages.setdefault((storage.device, storage.address), path)
+        return (storage.num_bytes, None) if owner == path else (0, owner)
+
+    def _new_on_host(self, path: str, start: int, end: int) -> tuple[int, str | None]:
+        """The bytes from `start` to `end` that lie in no interval yet. Libraries share parts of blocks."""
+        new_bytes, owner, place = 0, None, start
+        for known_start, known_end, known_path in sorted(self._intervals):
+            if known_end <= place or known_start >= end:
+                continue
+            owner = owner or known_path
+            if known_start > place:
+                new_bytes += known_start - place
+                self._intervals.append((place, known_start, path))
+            place = known_end
+        if place < end:
+            new_bytes += end - place
+            self._intervals.append((place, end, path))
+        return new_bytes, owner
+
+
+def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path; a torch module's parameters and buffers in its place."""
+    import jax
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    for keys, leaf in flat:
+        path = "".join(_part(key) for key in keys).lstrip(".")
+        if _is_torch_module(leaf):
+            yield from _of_module(path, leaf)
+        else:
+            yield path or "the array", leaf
+
+
+def _is_torch_module(leaf: Any) -> bool:
+    import sys
+
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(leaf, torch.nn.Module)
+
+
+def _of_module(path: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """A tied parameter under each of its names: it shares its storage with itself."""
+    before = f"{path}." if path else ""
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        yield before + name, tensor
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        yield before + name, tensor
+
+
+def _part(key: Any) -> str:
+    """One step of a path as Python would write it: ".weight", "[0]"."""
+    import jax
+
+    if isinstance(key, jax.tree_util.SequenceKey):
+        return f"[{key.idx}]"
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return f".{key.name}"
+    name = key.key
+    return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"

@@ -1,0 +1,145 @@
+"""What a device does of what its maker promises: one large square product, by number format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, nearest_name
+from ..hardware import chip_of_device_kind
+from ..units import format_rate, format_seconds
+from ._clock import Spread
+from ._host import cpu_model, usable_cores
+from ._timing import clock
+
+CPU_SIZE, ACCELERATOR_SIZE = 1024, 8192
+DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_CPUINFO = Path("/proc/cpuinfo")
+# Fused multiply-adds in float32 per core and cycle: two units of 8 or 16 lanes (Intel's and AMD's
+# optimisation manuals; some server parts have one 512-bit unit, so this is an upper estimate).
+_LANES = (("avx512f", 16), ("avx2", 8), ("asimd", 4))
+_UNITS, _FLOPS_PER_MULTIPLY_ADD = 2, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulMFU:
+    """One square product of `size`, 2 x size^3 FLOPs.
+
+    `promised_flops_per_second`: the dense peak in this format, None where `promised_source` says why.
+    `promise_is_estimate`: not from a data sheet, but from cores, clock and instruction set; `mfu` may then
+    pass 1. `mfu`: achieved over promised. It is the utilisation of one kernel; a model's is lower.
+    """
+
+    device: str
+    format: str
+    size: int
+    num_flops: int
+    seconds: Spread
+    achieved_flops_per_second: float
+    promised_flops_per_second: float | None
+    promised_source: str
+    promise_is_estimate: bool
+    mfu: float | None
+
+    def __str__(self) -> str:
+        rate = format_rate(self.achieved_flops_per_second, "FLOP/s")
+        achieved = (
+            f"{self.device}, {self.format}, {self.size} x {self.size}: "
+            f"{rate} in {format_seconds(self.seconds.median)}"
+        )
+        if self.promised_flops_per_second is None:
+            return f"{achieved}; promised: not known ({self.promised_source})"
+        kind = "estimated" if self.promise_is_estimate else "promised"
+        promised = format_rate(self.promised_flops_per_second, "FLOP/s")
+        return f"{achieved}, {self.mfu:.1%} of {promised} {kind} ({self.promised_source})"
+
+
+def matmul_mfu(
+    size: int | None = None, *, formats: Sequence[str] = ("fp32", "bf16"), device: Any = None
+) -> tuple[MatmulMFU, ...]:
+    """Time a square product in each format, and set it against the device's promise.
+
+    Args:
+        size: rows and columns; 1024 on a CPU, 8192 on an accelerator unless told.
+        formats: of fp64, fp32, bf16, fp16. fp32 is asked for at full precision, not as tf32.
+        device: a `jax.Device`; the first unless told.
+
+    Raises:
+        InputError: an unknown format, or a size below 1.
+    """
+    import jax
+
+    device = jax.local_devices()[0] if device is None else device
+    if size is None:
+        size = CPU_SIZE if device.platform == "cpu" else ACCELERATOR_SIZE
+    if size < 1:
+        raise InputError(f"a product of size {size}", hint=f"use size = {CPU_SIZE}")
+    for name in formats:
+        if name not in DTYPES:
+            raise InputError(f"no product is timed in format {name!r}", hint=nearest_name(name, DTYPES))
+    return tuple(_one(device, name, size) for name in formats)
+
+
+def _one(device: Any, name: str, size: int) -> MatmulMFU:
+    import jax
+    import jax.numpy as jnp
+
+    with jax.enable_x64(name == "fp64"):
+        square = jax.device_put(jnp.full((size, size), 1e-3, DTYPES[name]), device)
+        product = jax.jit(lambda a, b: jnp.matmul(a, b, precision="highest"))
+        seconds = clock(product, square, square).execution_seconds
+    num_flops = 2 * size**3
+    achieved = num_flops / seconds.median
+    promised, source, estimated = _promise(device, name)
+    return MatmulMFU(
+        device=f"{device.platform}:{device.id} ({_kind(device)})",
+        format=name,
+        size=size,
+        num_flops=num_flops,
+        seconds=seconds,
+        achieved_flops_per_second=achieved,
+        promised_flops_per_second=promised,
+        promised_source=source,
+        promise_is_estimate=estimated,
+        mfu=None if promised is None else achieved / promised,
+    )
+
+
+def _kind(device: Any) -> str:
+    return cpu_model() if device.platform == "cpu" else str(device.device_kind)
+
+
+def _promise(device: Any, name: str) -> tuple[float | None, str, bool]:
+    """FLOP/s promised, its source or why there is none, and whether it is an estimate."""
+    if device.platform == "cpu":
+        return _cpu_promise(name)
+    try:
+        chip = chip_of_device_kind(device.device_kind)
+    except InputError as unknown:
+        return None, unknown.message, False
+    peak = chip.peak_flops_per_second.get(name)
+    if peak is None:
+        return None, f"the catalog has no dense peak of {chip.name} in {name}", False
+    return peak, f"catalog: {chip.name}, dense", False
+
+
+def _cpu_promise(name: str) -> tuple[float | None, str, bool]:
+    """Cores x clock x multiply-adds per cycle. A CPU's maker promises no such figure."""
+    if name not in ("fp32", "fp64"):
+        return None, f"whether this CPU has units for {name} is not known here", True
+    if not _CPUINFO.exists():
+        return None, "this system does not tell its clock and instruction sets", True
+    text = _CPUINFO.read_text()
+    flags = set((re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M) or [""])[0].split())
+    clocks = [float(found) for found in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.M)]
+    found = next(((flag, lanes) for flag, lanes in _LANES if flag in flags), None)
+    if found is None or not clocks:
+        return None, "this system does not tell its clock and instruction sets", True
+    flag, lanes = found
+    per_cycle = _UNITS * _FLOPS_PER_MULTIPLY_ADD * (lanes if name == "fp32" else lanes // 2)
+    hertz, cores = max(clocks) * 1e6, usable_cores()
+    words = f"estimate: {cores} cores x {hertz / 1e9:.2f} GHz x {per_cycle} FLOPs a cycle by {flag}"
+    return cores * hertz * per_cycle, words, True
