@@ -89,11 +89,11 @@ class Memory:
             (
                 found.device,
                 format_bytes(found.allocated_bytes),
-                found.why_no_peak if found.peak_bytes is None else format_bytes(found.peak_bytes),
+                "not kept" if found.peak_bytes is None else format_bytes(found.peak_bytes),
                 "" if found.limit_bytes is None else format_bytes(found.limit_bytes),
                 found.source,
             )
-            for found in self.devices
+            for found in (self._after or self.devices)
         ]
         header = ("device", "allocated", "peak", "limit", "by")
         return aligned(header, rows, right={"allocated", "peak", "limit"})

@@ -59,14 +59,15 @@ def live(*, top: int | None = None) -> Live:
     """The jax arrays of this process that are alive, the largest first.
 
     An owner is who refers to an array: a module's global, an object's attribute, a local variable of a
-    running function, through lists, tuples and dicts. Arrays that share a buffer each count.
+    running function, through lists, tuples and dicts. What lies in another array's buffers (a shard that
+    was looked at, say) is left out.
 
     Args:
         top: at most so many rows.
     """
     import jax
 
-    arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
+    arrays = _without_parts([array for array in jax.live_arrays() if not array.is_deleted()])
     arrays.sort(key=_bytes, reverse=True)
     owners = _Owners()
     count: Counter[tuple[Any, ...]] = Counter()
@@ -83,6 +84,20 @@ def live(*, top: int | None = None) -> Live:
         for key, num_bytes in size.most_common(top)
     ]
     return Live(total_bytes=size.total(), arrays=tuple(groups))
+
+
+def _without_parts(arrays: list[Any]) -> list[Any]:
+    """The arrays, the most divided first, without those all of whose buffers are another's."""
+    seen: set[tuple[Any, int]] = set()
+    kept: list[Any] = []
+    for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):
+        buffers = {
+            (s.device, s.data.unsafe_buffer_pointer()) for s in array.addressable_shards if s.data.nbytes
+        }
+        if not buffers or not buffers <= seen:
+            kept.append(array)
+        seen |= buffers
+    return kept
 
 
 def _bytes(array: Any) -> int:

@@ -127,7 +127,7 @@ def _wait(result: Any) -> str:
         sys.modules["torch"].cuda.synchronize(device)
     if arrays:
         devices = sorted({f"{d.platform}:{d.id}" for array in arrays for d in array.devices()})
-        return f"{len(arrays)} jax arrays on {', '.join(devices)}"
+        return f"{len(arrays)} jax array{'s' * (len(arrays) > 1)} on {', '.join(devices)}"
     if cuda:
         return f"torch tensors on {', '.join(sorted(cuda))}"
     if tensors or any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
