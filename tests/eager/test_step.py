@@ -235,12 +235,12 @@ def test_inputs_that_ask_for_a_gradient_get_one():
 
 
 def test_sparse_gradients_hold_the_rows_that_were_looked_up():
-    module = nn.Embedding(1000, 4, sparse=True)
-    tokens = torch.tensor([3, 5, 3])
-    found = mw.account_torch(module, tokens, optimizer=torch.optim.SGD).memory
-    module(tokens).sum().backward()
+    module, tokens = nn.Embedding(1000, 4, sparse=True), torch.tensor([3, 5, 3])
+    found = mw.account_torch(module, tokens, optimizer=torch.optim.SGD, loss=mean_square).memory
+    mean_square(module(tokens)).backward()
     gradient = module.weight.grad
-    assert found.gradients_bytes == gradient._indices().nbytes + gradient._values().nbytes
+    assert gradient._indices().untyped_storage().data_ptr() == tokens.untyped_storage().data_ptr()
+    assert found.gradients_bytes == gradient._values().untyped_storage().nbytes() == 3 * 4 * 4
     assert mw.account_torch(nn.EmbeddingBag(10, 4), torch.tensor([[1, 2]])).memory.gradients_bytes == 160
 
 

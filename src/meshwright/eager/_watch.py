@@ -56,6 +56,8 @@ class Watch(TorchDispatchMode):
             except DataDependentOutputException:
                 self.numbers_read += 1
                 return 1.0
+        if func is torch.ops.aten.clone.default and args[0].layout == torch.sparse_coo:
+            return _sparse_clone(args[0])
         if kind == "unknown":  # perhaps made of others, as `linear` is in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
@@ -138,6 +140,12 @@ def _tags(func: Any) -> list[Any]:
     packets = (func._overloadpacket, getattr(torch.ops.aten, func._overloadpacket.__name__.rstrip("_"), None))
     overloads = [getattr(packet, name) for packet in packets if packet for name in packet.overloads()]
     return [tag for overload in overloads for tag in overload.tags]
+
+
+def _sparse_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch 2.13 forgets how many elements there are when it clones a fake sparse tensor."""
+    indices, values = tensor._indices(), tensor._values()
+    return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
