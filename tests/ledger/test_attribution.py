@@ -161,3 +161,11 @@ def test_a_foreign_programs_gradients_have_the_shape_of_any_floating_argument(sa
         if "transpose(jvp" in i.op_name and i.shapes[0].dims == (1024, 1024)
     )
     assert owners.of(value(dot.name, str(dot.shapes[0]))).category == "gradients"
+
+
+def test_a_stack_that_the_forward_loop_fills_is_saved_while_it_is_filled(module):
+    fill = (
+        '%v = f32[9,4]{1,0} dynamic-update-slice(%w, %x, %w, %w), metadata={op_name="jit(step)/jvp(up)/dus"}'
+    )
+    program = step(module, fill)
+    assert owner(program, "v", "f32[9,4]{1,0}", last=2).category == "saved_activations"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.reconcile import Reconciliation, Row
-from meshwright.report import write_report
+from meshwright.report import write_report, write_weighing
 
 VOID = {"meta", "br"}
 LINKING = {"src", "href", "xlink:href", "action", "data", "poster", "srcset", "background"}
@@ -171,3 +172,23 @@ def test_a_simulated_program_is_marked(run: Path):
 
 def test_no_prediction_is_said_with_its_reason(run: Path):
     assert "None: nothing is known" in changed(run, prediction=None, no_prediction="nothing is known")
+
+
+def test_a_weighing_alone_is_a_page_with_its_timeline_and_findings(run: Path, tmp_path: Path):
+    weighing = json.loads((run / "weighing.json").read_text())
+    weighing["ledger"]["findings"] = [
+        {"kind": "k", "what": "a <large> argument", "source_line": "model.py:7", "mend": "split it"}
+    ]
+    path = tmp_path / "alone.html"
+    write_weighing(path, weighing)
+    page = Page(path.read_text("utf-8"))
+    text = " ".join(page.words)
+    for expected in ("Through the step", "Largest at the peak", "a <large> argument", "split it", "layers"):
+        assert expected in text
+    assert "Not whole" not in text
+
+
+def test_a_page_that_cannot_be_written_is_said(run: Path, tmp_path: Path):
+    weighing = json.loads((run / "weighing.json").read_text())
+    with pytest.raises(InputError, match=r"cannot write .*no/page\.html: No such file or directory"):
+        write_weighing(tmp_path / "no/page.html", weighing)

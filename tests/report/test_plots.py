@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.report._plots import MOST_POINTS, _thinned, flops_svg, loss_svg, memory_svg
+from meshwright.report._plots import MOST_POINTS, _thinned, flops_svg, loss_svg, memory_svg, timeline_svg
 
 GIB = 2**30
 
@@ -88,3 +88,16 @@ def test_thinning_keeps_both_ends_and_a_bounded_number(count: int):
     assert steps[:1] == list(range(count))[:1]
     assert steps[-1:] == list(range(count))[-1:]
     assert values == steps
+
+
+def test_the_timeline_names_its_categories_and_the_peak():
+    layers = {"saved_activations": [0, 30 * GIB, 2 * GIB], "parameters": [GIB] * 3}
+    found = words(timeline_svg([0, 5, 9], layers, 5))
+    assert {"saved activations", "parameters", "peak", "30 GiB"} <= set(found)
+
+
+def test_more_categories_than_colours_are_summed():
+    layers = {f"c{n}": [n + 1, n + 2] for n in range(12)}
+    found = words(timeline_svg([0, 1], layers, 0))
+    assert "smaller ones" in found
+    assert "c7" not in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,6 +41,9 @@ def weigh(
         bool,
         typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked."),
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
+    ] = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help, with saving and price.")
     ] = False,
@@ -53,6 +57,10 @@ def weigh(
             config, on=on, layout=layout, overrides=overrides or (), simulate=simulate, on_phase=on_phase
         )
         changes = explain(weighing, on_phase=on_phase) if explains else None
+    if html is not None:
+        from meshwright.report import write_weighing
+
+        write_weighing(html, weighing.to_dict())
     if as_json:
         told = {} if changes is None else {"changes": [change.to_dict() for change in changes]}
         print_json({**weighing.to_dict(), **told})

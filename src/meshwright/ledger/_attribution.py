@@ -73,7 +73,9 @@ class Owners:
         self._numbers = {i.name: int(i.literal) for i in program.entry.parameters}
         self._ranges = ranges
         self._parameter_shapes = _parameter_shapes(program, roles, arguments)
-        self._backward_starts = self._first_backward()
+        last = max((when.last for when in ranges.values()), default=0)
+        self._backward_starts = self._first_backward(last + 1)
+        self._has_backward = self._backward_starts <= last
 
     def of(self, value: Value) -> Owner:
         """The owner of one value."""
@@ -105,7 +107,7 @@ class Owners:
         if self._serves_a_collective(*trail[0][:2]):
             return _owner("collective_staging", "a collective's buffer", "structural", **facts)
         if phase == "forward":
-            kept = self._ranges[value.name, value.index].last >= self._backward_starts
+            kept = self._is_kept(value, trail)
             category = "saved_activations" if kept else "forward_temporaries"
             return _owner(category, "made in the forward pass", certainty, **facts)
         if phase == "other":
@@ -115,6 +117,12 @@ class Owners:
     def filed_as(self, owner: Owner, category: str) -> Owner:
         """The same value under the kind of the allocation it lies in."""
         return replace(owner, category=category, rule="the allocation's kind", certainty="structural")
+
+    def _is_kept(self, value: Value, trail: list[Place]) -> bool:
+        """Whether the backward pass uses a value of the forward pass: itself, or the stack it is put into."""
+        stacked = any(instruction.opcode == "dynamic-update-slice" for _, instruction, _ in trail)
+        lives_on = self._ranges[value.name, value.index].last >= self._backward_starts
+        return lives_on or (stacked and self._has_backward)
 
     def _phase(self, places: list[Place]) -> str:
         """The first phase along the trail that says something: a loop's own name often says nothing."""
@@ -138,8 +146,8 @@ class Owners:
             return False
         return _without_ones(shape.dims) in self._parameter_shapes
 
-    def _first_backward(self) -> int:
-        """When the first value of the backward pass is made; beyond every instant where there is none."""
+    def _first_backward(self, otherwise: int) -> int:
+        """When the first value of the backward pass is made; `otherwise` where there is none."""
         starts = [
             when.first
             for (name, _), when in self._ranges.items()
@@ -147,7 +155,7 @@ class Owners:
             and has_path(place[1])
             and self._phases.of(*place) == "backward"
         ]
-        return min(starts, default=max((when.last for when in self._ranges.values()), default=0) + 1)
+        return min(starts, default=otherwise)
 
 
 def _owner(

@@ -6,6 +6,7 @@ No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 from ._account_text import account_text as account_text
 from ._changes import changes_text as changes_text
 from ._html import write_report as write_report
+from ._html import write_weighing as write_weighing
 from ._run_text import run_text as run_text
 from ._shrink import Suggestion as Suggestion
 from ._shrink import suggestions as suggestions

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.reconcile import Reconciliation
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -18,6 +19,7 @@ from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
 
 NUM_SLICES = 8
+NUM_BUFFERS = 12
 LEAST_SHARE = 0.001  # of the memory bar: what is thinner cannot be seen, and is summed
 
 
@@ -26,7 +28,34 @@ def write_report(folder: Path) -> Path:
 
     Files that are missing or cut short are named in the page.
     """
-    run = read_run(folder)
+    path = folder / "report.html"
+    path.write_text(_page(read_run(folder)), "utf-8")
+    return path
+
+
+def write_weighing(path: Path, weighing: dict[str, Any]) -> None:
+    """Write one weighing, as `weigh --json` gives it, as a page of its own.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    run = RunFiles(
+        name=weighing["config"],
+        config=weighing["run_config"],
+        weighing=weighing,
+        metrics=(),
+        measurement=None,
+        reconciliation=None,
+        notes=(),
+    )
+    try:
+        path.write_text(_page(run), "utf-8")
+    except OSError as refused:
+        hint = "name a file in a folder that exists and can be written"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+
+
+def _page(run: RunFiles) -> str:
     style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
     title = escape(run.weighing["config"] if run.weighing else run.name)
     sections = (
@@ -38,18 +67,16 @@ def write_report(folder: Path) -> Path:
         _memory(run),
         _flops(run),
         _traffic(run),
+        _findings(run),
         _time(run),
         _sample(run),
         _environment(run),
     )
-    page = (
+    return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright run</title>\n'
+        f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
-    path = folder / "report.html"
-    path.write_text(page, "utf-8")
-    return path
 
 
 def _section(title: str, *parts: str) -> str:
@@ -190,7 +217,37 @@ def _memory(run: RunFiles) -> str:
         "Memory of one device, predicted",
         f"<figure>{memory_svg(seen, memory['usable_bytes'])}</figure>\n",
         _table(("category", "size", "bytes"), rows, numbers=(1, 2)),
+        _timeline(memory["timeline"]),
+        _buffers(memory["buffers"]),
     )
+
+
+def _timeline(line: dict[str, Any]) -> str:
+    from ._plots import timeline_svg
+
+    if not line["instants"]:
+        return ""
+    picture = timeline_svg(line["instants"], line["by_category"], line["peak_instant"])
+    return f"<h3>Through the step</h3>\n<figure>{picture}</figure>\n"
+
+
+def _buffers(buffers: list[dict[str, Any]]) -> str:
+    """The largest, with who makes them and by which rule they are filed."""
+    if not buffers:
+        return ""
+    rows = [
+        (
+            format_bytes(buffer["num_bytes"]),
+            buffer["shape"],
+            _words(buffer["category"]),
+            buffer["module"] or buffer["operation"],
+            buffer["source_line"],
+            f"{buffer['rule']} ({buffer['certainty']})",
+        )
+        for buffer in buffers[:NUM_BUFFERS]
+    ]
+    head = ("size", "shape", "what", "of", "line", "filed by")
+    return f"<h3>Largest at the peak</h3>\n{_table(head, rows, numbers=(0,))}"
 
 
 def _words(name: str) -> str:
@@ -206,8 +263,25 @@ def _flops(run: RunFiles) -> str:
     rows = [(name, format_rate(flops[name], "FLOP")) for name in ("model", "executed", "recomputed")]
     if flops["rule_6nd"] is not None:
         rows.append(("6 x parameters x tokens", format_rate(flops["rule_6nd"], "FLOP")))
+    modules = _flops_by_module(flops)
     picture = f"<figure>{flops_svg(flops['by_phase'])}</figure>\n" if flops["by_phase"] else ""
-    return _section("FLOPs of one step, all devices", picture, _table(("count", "FLOPs"), rows, numbers=(1,)))
+    counts = _table(("count", "FLOPs"), rows, numbers=(1,))
+    return _section("FLOPs of one step, all devices", picture, counts, modules)
+
+
+def _flops_by_module(flops: dict[str, Any]) -> str:
+    names = sorted(
+        {*flops["by_module"], *flops["model_by_module"]}, key=lambda n: -flops["by_module"].get(n, 0)
+    )
+    rows = [
+        (
+            name or "outside any scope",
+            format_rate(flops["by_module"].get(name, 0), "FLOP"),
+            format_rate(flops["model_by_module"].get(name, 0), "FLOP"),
+        )
+        for name in names
+    ]
+    return _table(("module", "executed", "model"), rows, numbers=(1, 2)) if rows else ""
 
 
 def _traffic(run: RunFiles) -> str:
@@ -220,11 +294,22 @@ def _traffic(run: RunFiles) -> str:
             str(item["count"]),
             format_rate(item["payload_bytes"], "B"),
             format_rate(item["wire_bytes"], "B"),
+            item["link_name"] or item["link"],
+            f"{item['overlapped_count']} of {item['count']}",
         )
         for item in run.weighing["ledger"]["traffic"]
     ]
-    head = ("collective", "axes", "count", "payload", "wire")
+    head = ("collective", "axes", "count", "payload", "wire", "link", "may overlap")
     return _section("Traffic of one device and step", _table(head, rows, numbers=(2, 3, 4)))
+
+
+def _findings(run: RunFiles) -> str:
+    if run.weighing is None or not run.weighing["ledger"]["findings"]:
+        return ""
+    rows = [
+        (found["what"], found["source_line"], found["mend"]) for found in run.weighing["ledger"]["findings"]
+    ]
+    return _section("What could be mended", _table(("found", "line", "mend"), rows))
 
 
 def _time(run: RunFiles) -> str:

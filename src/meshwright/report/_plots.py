@@ -1,4 +1,4 @@
-"""The report's three pictures as inline SVG: loss, memory, FLOPs. matplotlib loads when one is drawn."""
+"""The report's pictures as inline SVG: loss, memory, FLOPs. matplotlib loads when one is drawn."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from meshwright.units import format_bytes, format_rate
 
 MOST_POINTS = 2000
+MOST_LAYERS = 7  # of the timeline: more colours cannot be told apart
 WIDE_NAME = 24  # letters: with longer names two columns of the legend fill its width
 LEAST_FILLED = 0.1  # of what a device gives: with less, the bar shows the program alone
 INK, FAINT = "#1f2933", "#9aa5b1"
@@ -98,16 +99,37 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], 
     )
 
 
-def _byte_axis(axes: Any) -> None:
+def timeline_svg(instants: Sequence[int], by_category: Mapping[str, Sequence[int]], peak_instant: int) -> str:
+    """Bytes alive through a step, stacked by category; an instant is a place in the schedule."""
+    shown = list(by_category)[:MOST_LAYERS]
+    layers = {name.replace("_", " "): by_category[name] for name in shown}
+    rest = [name for name in by_category if name not in shown]
+    if rest:
+        layers["smaller ones"] = [sum(by_category[name][i] for name in rest) for i in range(len(instants))]
+
+    def draw(axes: Any) -> None:
+        colours = [COLOURS[place % len(COLOURS)] for place in range(len(layers))]
+        axes.stackplot(instants, *layers.values(), labels=list(layers), colors=colours, step="post")
+        axes.axvline(peak_instant, color=INK, linewidth=1, linestyle=(0, (4, 3)), label="peak")
+        axes.set_xlim(instants[0], instants[-1])
+        axes.set_xlabel("instruction of the schedule; a loop's body is passed once")
+        _byte_axis(axes, "y")
+        axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.2), fontsize=8.5)
+
+    return _svg(draw, 8.6, 3.0, "memory of one device through a step")
+
+
+def _byte_axis(axes: Any, which: str = "x") -> None:
     """At most six ticks at 1, 2 or 5 times a power of two prefix, so that labels are short."""
-    _, most = axes.get_xlim()
+    _, most = axes.get_xlim() if which == "x" else axes.get_ylim()
     unit = 1024 ** max(0, math.floor(math.log(max(most / 3, 1), 1024)))
     step = next(
         s for power in range(4) for s in (10**power, 2 * 10**power, 5 * 10**power) if s * 6 >= most / unit
     )
     ticks = [n * step * unit for n in range(int(most / (step * unit)) + 1)]
     names = {1: "B", 1024: "KiB", 1024**2: "MiB", 1024**3: "GiB", 1024**4: "TiB"}
-    axes.set_xticks(ticks, [f"{tick // unit} {names[unit]}" if tick else "0" for tick in ticks])
+    labels = [f"{tick // unit} {names[unit]}" if tick else "0" for tick in ticks]
+    (axes.set_xticks if which == "x" else axes.set_yticks)(ticks, labels)
 
 
 def _svg(draw: Callable[[Any], None], width: float, height: float, label: str) -> str:
