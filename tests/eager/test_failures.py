@@ -41,10 +41,18 @@ X = torch.randn(4, 8)
     [
         (nn.Linear, "Linear is a class, not a module", "make one: Linear(...)"),
         (lambda x: x, "a function is no torch.nn.Module", "give a module, then its inputs"),
-        (nn.DataParallel(nn.ReLU()), "the module is wrapped in DataParallel, and this account is of one device", "give its .module"),
-        (torch.compile(nn.ReLU(), backend="eager"), "the module is compiled by torch.compile, and this account is of eager runs", "give its ._orig_mod"),
+        (
+            nn.DataParallel(nn.ReLU()),
+            "the module is wrapped in DataParallel, and this account is of one device",
+            "give its .module",
+        ),
+        (
+            torch.compile(nn.ReLU(), backend="eager"),
+            "the module is compiled by torch.compile, and this account is of eager runs",
+            "give its ._orig_mod",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_module_of_one_eager_device_is_said(module, message, hint):
     error = refused(module, X)
     assert (error.message, error.hint) == (message, hint)

@@ -49,7 +49,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
     except Exception as failed:
         raise InputError(
             f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
-            hint="it is called without arguments, under fake tensors, whose values are not there",
+            hint=_hint(failed),
         ) from failed
     parts = _parts(name, returned)
     inputs = parts.pop("inputs")
@@ -61,6 +61,14 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
             hint="give the inputs as a tuple",
         )
     return account_torch(parts.pop("module"), *positional, **parts, **by_name)
+
+
+def _hint(failed: Exception) -> str:
+    import torch
+
+    if "cuda" in str(failed).lower() and not torch.cuda.is_available():
+        return "there is no CUDA device here: leave the device out, a fake tensor needs none"
+    return "it is called without arguments, under fake tensors, whose values are not there"
 
 
 def _parts(name: str, returned: Any) -> dict[str, Any]:

@@ -122,6 +122,7 @@ class Account:
         """Plain data for JSON; `schema` rises when a key changes its meaning."""
         found = {"schema": SCHEMA, **dataclasses.asdict(self)}
         found["flops"] |= {"model": self.flops.model, "total": self.flops.total}
+        found["memory"]["hand_sum_bytes"] = self.memory.hand_sum_bytes
         return found
 
     def __str__(self) -> str:

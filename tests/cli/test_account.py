@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_an_account_is_tables_for_a_person(meshwright):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    done = meshwright("account", "examples.torch_modules:cruncher")
+    assert (done.status, done.talk) == (0, "")
+    for words in (
+        "Cruncher, 8.26K parameters",
+        "hand sum",
+        "saved activations",
+        "layers.0",
+        "model",
+        "Conventions",
+    ):
+        assert words in done.output
+    assert max(len(line) for line in done.output.splitlines()) <= 100
+
+
+def test_an_account_is_json_for_a_program(meshwright):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    done = meshwright("account", "examples.torch_modules:cruncher", "--json")
+    assert done.status == 0
+    assert done.json["flops"]["forward"] == 2 * 8 * (2 * 64 * 64 + 64)
+    assert done.json["schema"] == 1
+
+
+def test_a_wrong_name_is_the_users_input(meshwright):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    done = meshwright("account", "examples.torch_modules:lenot")
+    assert (done.status, done.output) == (2, "")
+    assert done.talk == (
+        "error: examples.torch_modules has no function 'lenot'\nhint: did you mean 'lenet'?\n"
+    )
+
+
+def test_without_pytorch_it_says_so(meshwright, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = meshwright("account", "examples.torch_modules:lenet")
+    assert (done.status, done.output) == (2, "")
+    assert done.talk == "error: PyTorch is not installed\nhint: pip install 'meshwright[torch]'\n"
+
+
+MEASURED = """
+import resource, sys
+from meshwright.cli import main
+sys.argv = ["meshwright", "account", "examples.torch_modules:llama_70b", "--json"]
+main()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+"""
+
+
+@pytest.mark.long
+def test_a_model_of_70_billion_parameters_takes_under_a_gigabyte():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True)
+    account = json.loads(done.stdout)
+    assert account["num_parameters"] == 70_553_706_496
+    # A layer's matrices: queries and output, keys and values, three of the MLP; then the vocabulary's.
+    layer = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28_672
+    products = 2 * 8192 * (80 * layer + 8192 * 128_256)
+    attention = 80 * 4 * 64 * 128 * (8192 * 8193 // 2)
+    assert account["flops"]["forward"] == products + attention
+    assert account["memory"]["by_format"]["parameters"].keys() == {"bf16"}
+    assert int(done.stderr.splitlines()[-1]) < 1e9
