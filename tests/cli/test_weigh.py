@@ -172,3 +172,21 @@ def test_weighing_loads_no_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_account_can_be_a_page(meshwright, tmp_path):
+    done = meshwright("weigh", "cruncher", "--on", "2xCPU", "--html", str(tmp_path / "page.html"))
+    assert done.status == 0
+    assert "<h1>cruncher</h1>" in (tmp_path / "page.html").read_text()
+    refused = meshwright("weigh", "cruncher", "--on", "2xCPU", "--html", str(tmp_path / "no/page.html"))
+    assert refused.status == 2
+    assert "No such file or directory" in refused.talk
+
+
+def test_explained_each_change_is_compiled_and_set_beside(meshwright):
+    arguments = ("weigh", "cruncher", "--on", "2xCPU", "--explain")
+    done = meshwright(*arguments)
+    assert "What would help, each change compiled" in done.output
+    assert "--layout fsdp=2" in done.output
+    changes = meshwright(*arguments, "--json").json["changes"]
+    assert {change["arguments"] for change in changes} >= {"--layout fsdp=2"}

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from meshwright.hardware import Fleet
+from meshwright.ledger import Finding
 from meshwright.report import verdict, weighing_text
 from meshwright.report._terminal import _rule_differences
 
@@ -106,3 +107,21 @@ def test_a_bar_is_red_only_where_it_is_more_than_a_device_gives(weighing):
     assert bar_colours() == {"36m"}  # cyan
     assert bar_colours(usable_bytes=None) == {"36m"}
     assert bar_colours(usable_bytes=40 * GIB) == {"31m", "36m"}
+
+
+def test_a_finding_is_told_with_its_line_and_its_mend(weighing, plain):
+    made = weighing()
+    found = Finding(kind="k", what="a gather is undone", source_line="model.py:7", mend="pin both sides")
+    ledger = dataclasses.replace(made.ledger, findings=(found,))
+    text = plain(weighing_text(weighing(ledger=ledger)))
+    assert "What could be mended\n  a gather is undone (model.py:7). Mend: pin both sides." in text
+
+
+def test_flops_by_module_and_what_goes_beyond_the_model_around_one(weighing, plain):
+    made = weighing()
+    flops = dataclasses.replace(
+        made.ledger.flops, by_module={"layers/up": 110 * 10**15}, waste_by_module={"layers": 10**15}
+    )
+    text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, flops=flops))))
+    line = next(" ".join(line.split()) for line in text.splitlines() if "layers/up" in line)
+    assert line == "layers/up 110 PFLOP 50.0 % of executed, 1.00 PFLOP beyond the model's around it"

@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.eager import Account, Table, flop_table, memory_table, module_table, unknown_table
 from meshwright.units import format_count
 
-from ._terminal import add_row, heading, indented, plain_table
+from ._layout import add_row, heading, indented, plain_table
 
 
 def account_text(account: Account) -> RenderableType:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshwright.units import format_bytes, format_rate, format_seconds
 
-from ._terminal import add_row, heading, indented, plain_table
+from ._layout import add_row, heading, indented, plain_table
 
 
 class Changed(Protocol):

@@ -8,8 +8,8 @@ from rich.text import Text
 from meshwright.reconcile import Measurement, Reconciliation
 from meshwright.units import format_count, format_seconds
 
+from ._layout import add_row, heading, indented, plain_table
 from ._rows import comparison_rows, program_line
-from ._terminal import add_row, heading, indented, plain_table
 
 SAMPLE_LINES = 12
 

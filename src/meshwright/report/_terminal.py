@@ -5,27 +5,25 @@ Nothing is computed here but sums, shares and differences of what the records st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from meshwright.compiler import Compiled
 from meshwright.config import Layout, RunConfig
 from meshwright.hardware import Fleet
-from meshwright.ledger import Collective, FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import Collective, Finding, FlopLedger, Ledger, MemoryLedger
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
+from ._layout import add_row, heading, indented, plain_table, spaced
+from ._memory_text import buffer_table, memory_table
 from ._shrink import suggestions
 
-NUM_LARGEST = 5
 NUM_SLICES = 8
-BAR_WIDTH = 32
+NUM_MODULES = 6
 SIMULATED = "simulated on CPU"
 SIMULATED_NOTE = (
     "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "
@@ -81,12 +79,12 @@ def weighing_text(weighing: Weighed) -> RenderableType:
     parts += [_verdict_text(ledger.memory, weighing.fleet), Text()]
     if ledger.memory.fits is False:
         parts += [*_what_would_shrink_it(weighing), Text()]
-    parts += [heading("Memory of one device"), _memory_table(ledger.memory), Text()]
-    parts += [heading("Largest buffers at the peak"), _buffer_table(ledger.memory), Text()]
+    parts += [heading("Memory of one device"), memory_table(ledger.memory), Text()]
+    parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
     parts += [heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
     parts += [heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
-    parts += [*_unpriced_parts(weighing), _source_line(weighing)]
+    parts += [*_finding_parts(ledger.findings), *_unpriced_parts(weighing), _source_line(weighing)]
     return Group(*parts)
 
 
@@ -101,29 +99,6 @@ def _title(weighing: Weighed) -> Text:
     return title
 
 
-def heading(words: str) -> Text:
-    """What the following lines are about."""
-    return Text(words, style="bold")
-
-
-def indented(part: RenderableType) -> Padding:
-    """Two columns to the right, below its heading."""
-    return Padding(part, (0, 0, 0, 2))
-
-
-def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Columns without lines around them; those named in `right` hold numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def add_row(table: Table, *cells: RenderableType, style: str = "") -> None:
-    """A row whose strings are taken as they are: rich would read "[tensor]" as markup."""
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
-
-
 def _verdict_text(memory: MemoryLedger, fleet: Fleet) -> Text:
     style = {True: "bold green", False: "bold red", None: "bold"}[memory.fits]
     return Text(verdict(memory, fleet), style=style)
@@ -133,7 +108,7 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
     """The largest contributors in a sentence, then a table of changes to the command line."""
     memory = weighing.ledger.memory
     largest = list(memory.by_category.items())[:2]
-    words = " and ".join(f"{_words(name)} ({format_bytes(size)})" for name, size in largest)
+    words = " and ".join(f"{spaced(name)} ({format_bytes(size)})" for name, size in largest)
     found = suggestions(weighing.config, weighing.layout, weighing.fleet, memory)
     parts: list[RenderableType] = [Text(f"Most of it: {words}.")]
     if found:
@@ -143,64 +118,6 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
             add_row(table, suggestion.arguments, suggestion.effect)
         parts.append(indented(table))
     return parts
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _memory_table(memory: MemoryLedger) -> RenderableType:
-    """Categories with bars against what a device gives (against what is reserved where that is unknown)."""
-    whole = memory.usable_bytes or memory.reserved_bytes
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-
-    def row(name: str, num_bytes: int, bar: RenderableType = "", style: str = "") -> None:
-        share = f"{100 * num_bytes / whole:.1f} %" if whole else ""
-        add_row(table, name, format_bytes(num_bytes), share, bar, style=style)
-
-    def bar(num_bytes: int) -> ProgressBar:
-        full = "red" if num_bytes > whole else "cyan"
-        return ProgressBar(
-            total=max(whole, 1),
-            completed=num_bytes,
-            width=BAR_WIDTH,
-            complete_style="cyan",
-            finished_style=full,
-        )
-
-    for name, num_bytes in memory.by_category.items():
-        row(_words(name), num_bytes, bar(num_bytes))
-    row("= reserved", memory.reserved_bytes, bar(memory.reserved_bytes), "bold")
-    for name, num_bytes in memory.allowance.items():
-        row(f"+ {name}", num_bytes, "allowance: no compiler counts it", "dim")
-    if memory.usable_bytes is not None:
-        row("usable", memory.usable_bytes)
-    if memory.peak_bytes is not None:
-        row("alive at the peak", memory.peak_bytes)
-    if memory.host_bytes:
-        add_row(table, "in host memory", format_bytes(memory.host_bytes), "", "")
-    return indented(table)
-
-
-def _buffer_table(memory: MemoryLedger) -> RenderableType:
-    if not memory.buffers:
-        return indented(Text("none"))
-    table = plain_table("size", "shape", "what", "made by", right=("size",))
-    table.columns[1].no_wrap = True
-    table.columns[0].no_wrap = True
-    for buffer in memory.buffers[:NUM_LARGEST]:
-        place = buffer.source_line or _last_steps(buffer.operation)
-        add_row(table, format_bytes(buffer.num_bytes), buffer.shape, _words(buffer.category), place)
-    return indented(table)
-
-
-def _last_steps(operation: str) -> str:
-    """The end of an op_name path, which is what tells; an argument's path is kept whole."""
-    return operation if "[" in operation else "/".join(operation.split("/")[-2:])
 
 
 def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
@@ -223,6 +140,12 @@ def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
     if flops.by_format:
         formats = ", ".join(f"{name} {_flop(count)}" for name, count in flops.by_format.items())
         add_row(table, "  in formats", "", formats)
+    for module, count in list(flops.by_module.items())[:NUM_MODULES]:
+        beyond = flops.waste_by_module.get(module.rpartition("/")[0] or module, 0)
+        words = f"{100 * count / flops.executed:.1f} % of executed" if flops.executed else ""
+        if beyond:
+            words += f", {_flop(beyond)} beyond the model's around it"
+        add_row(table, f"  {module or 'outside any scope'}", _flop(count), words)
     if flops.rule_6nd is not None:
         off = f"{100 * (flops.rule_6nd / flops.model - 1):+.2f} % of model" if flops.model else ""
         add_row(table, "6ND rule", _flop(flops.rule_6nd), f"6 x parameters x tokens: {off}")
@@ -257,33 +180,25 @@ def _flop(count: float) -> str:
 
 
 def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
-    """One row for each kind and axes, in a loop or not; `overlaps` counts messages."""
+    """One row for each kind, axes and link, in a loop or not; "may overlap" counts messages."""
     if not traffic:
         return indented(Text("none: nothing is sent"))
-    table = plain_table(
-        "collective",
-        "axes",
-        "count",
-        "payload",
-        "wire",
-        "may overlap",
-        right=("count", "payload", "wire", "may overlap"),
-    )
-    merged: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
+    numbers = ("count", "payload", "wire", "may overlap")
+    table = plain_table("collective", "axes", "link", *numbers, right=numbers)
+    merged: dict[tuple[str, tuple[str, ...], int, str], list[int]] = {}
     for item in traffic:
-        row = merged.setdefault((item.kind, item.axes, item.group_size), [0, 0, 0, 0])
-        for place, number in enumerate(
-            (item.count, item.payload_bytes, item.wire_bytes, item.overlapped_count)
-        ):
+        row = merged.setdefault((item.kind, item.axes, item.group_size, item.link), [0, 0, 0, 0])
+        counts = (item.count, item.payload_bytes, item.wire_bytes, item.overlapped_count)
+        for place, number in enumerate(counts):
             row[place] += number
-    for (kind, axes, size), (count, payload, wire, overlapped) in sorted(
+    for (kind, axes, size, link), (count, payload, wire, overlapped) in sorted(
         merged.items(), key=lambda entry: -entry[1][2]
     ):
         where = f"{'+'.join(axes) or 'none'} ({size})"
         sizes = (format_rate(payload, "B"), format_rate(wire, "B"))
-        add_row(table, kind, where, str(count), *sizes, f"{overlapped} of {count}")
+        add_row(table, kind, where, link, str(count), *sizes, f"{overlapped} of {count}")
     wire = sum(item.wire_bytes for item in traffic)
-    add_row(table, "= sent by one device", "", "", "", format_rate(wire, "B"), "", style="bold")
+    add_row(table, "= sent by one device", "", "", "", "", format_rate(wire, "B"), "", style="bold")
     return indented(table)
 
 
@@ -328,6 +243,21 @@ def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
         return []
     lines = Text("\n".join(found))
     return [Text("Unpriced: no rule counts these", style="bold yellow"), indented(lines), Text()]
+
+
+def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
+    """What could be mended, each with its line and how."""
+    if not findings:
+        return []
+    lines = [
+        Text.assemble(
+            found.what,
+            (f" ({found.source_line})" if found.source_line else "", "dim"),
+            f". Mend: {found.mend}.",
+        )
+        for found in findings
+    ]
+    return [Text("What could be mended", style="bold yellow"), *map(indented, lines), Text()]
 
 
 def _source_line(weighing: Weighed) -> Text:

@@ -1,0 +1,92 @@
+"""A device's memory on a terminal: categories with bars, and the largest buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.ledger import MemoryLedger
+from meshwright.units import format_bytes
+
+from ._layout import add_row, indented, plain_table, spaced
+
+NUM_LARGEST = 5
+BAR_WIDTH = 32
+LEAST_SHARE = 0.0005  # what prints as 0.0 % is summed in one row
+
+
+def memory_table(memory: MemoryLedger) -> RenderableType:
+    """Categories with bars against what a device gives (against what is reserved where that is unknown)."""
+    whole = memory.usable_bytes or memory.reserved_bytes
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+
+    def row(name: str, num_bytes: int, bar: RenderableType = "", style: str = "") -> None:
+        share = f"{100 * num_bytes / whole:.1f} %" if whole else ""
+        add_row(table, name, format_bytes(num_bytes), share, bar, style=style)
+
+    def bar(num_bytes: int) -> ProgressBar:
+        full = "red" if num_bytes > whole else "cyan"
+        return ProgressBar(
+            total=max(whole, 1),
+            completed=num_bytes,
+            width=BAR_WIDTH,
+            complete_style="cyan",
+            finished_style=full,
+        )
+
+    for name, num_bytes in _categories(memory):
+        part = name.startswith("  ")
+        row(name, num_bytes, "" if part else bar(num_bytes), "dim" if part else "")
+    row("= reserved", memory.reserved_bytes, bar(memory.reserved_bytes), "bold")
+    for name, num_bytes in memory.allowance.items():
+        row(f"+ {name}", num_bytes, "allowance: no compiler counts it", "dim")
+    if memory.usable_bytes is not None:
+        row("usable", memory.usable_bytes)
+    if memory.peak_bytes is not None:
+        row("alive at the peak", memory.peak_bytes)
+    if memory.host_bytes:
+        add_row(table, "in host memory", format_bytes(memory.host_bytes), "", "")
+    return indented(table)
+
+
+def _categories(memory: MemoryLedger) -> Iterator[tuple[str, int]]:
+    """Names and bytes: the categories, below the optimizer state its moments, and the sum of small ones."""
+    least = LEAST_SHARE * memory.reserved_bytes
+    small: list[int] = []
+    for name, num_bytes in memory.by_category.items():
+        if num_bytes < least:
+            small.append(num_bytes)
+            continue
+        yield spaced(name), num_bytes
+        if name == "optimizer_state":
+            for moment, size in memory.optimizer_state_by_moment.items():
+                if least <= size < num_bytes:
+                    yield f"  {moment}", size
+    if small:
+        yield f"{len(small)} smaller ones", sum(small)
+
+
+def buffer_table(memory: MemoryLedger) -> RenderableType:
+    """The largest values alive at the peak: what they are, and which module and line makes them."""
+    if not memory.buffers:
+        return indented(Text("none"))
+    table = plain_table("size", "shape", "what", "made by", right=("size",))
+    table.columns[1].no_wrap = True
+    table.columns[0].no_wrap = True
+    for buffer in memory.buffers[:NUM_LARGEST]:
+        place = " ".join(filter(None, (buffer.module, buffer.source_line))) or _last_steps(buffer.operation)
+        add_row(table, format_bytes(buffer.num_bytes), buffer.shape, spaced(buffer.category), place)
+    return indented(table)
+
+
+def _last_steps(operation: str) -> str:
+    """The end of an op_name path, which is what tells; an argument's path is kept whole."""
+    return operation if "[" in operation else "/".join(operation.split("/")[-2:])
