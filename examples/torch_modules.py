@@ -1,7 +1,7 @@
 """PyTorch modules to account for, each made by a function: its module, inputs, loss and optimizer.
 
-`meshwright account examples.torch_modules:gpt_block`. The functions are called under fake tensors: the
-last one makes a model of 70 billion parameters in no memory.
+`meshwright account examples.torch_modules:gpt_block`. The functions are called for shapes alone: the last
+one makes a model of 70 billion parameters in no memory.
 """
 
 import functools

@@ -60,8 +60,10 @@ MEASURED = """
 import resource, sys
 from meshwright.cli import main
 sys.argv = ["meshwright", "account", "examples.torch_modules:llama_70b", "--json"]
-main()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
+try:
+    main()
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr)
 """
 
 

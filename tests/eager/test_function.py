@@ -28,6 +28,9 @@ def single():
 def huge():
     return nn.Linear(1_000_000, 1_000_000), torch.randn(2, 1_000_000)
 
+def narrowed():
+    return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).bfloat16(), torch.randn(2, 4).to(torch.bfloat16)
+
 def nothing():
     return None
 
@@ -68,7 +71,8 @@ def test_a_function_returns_a_module_and_its_inputs_in_one_of_three_ways(made, n
     assert account.flops.by_format.keys() == {"bf16" if name == "named" else "fp32"}
 
 
-def test_the_function_is_called_under_fake_tensors(made):
+def test_the_function_makes_shapes_alone(made):
+    assert made("narrowed").memory.by_format["parameters"].keys() == {"bf16"}
     assert made("huge").memory.parameters_bytes > 4e12
 
 
@@ -115,7 +119,7 @@ def test_a_function_that_fails_is_told_with_its_line(made):
         made("fails")
     line = MAKERS.splitlines().index("    return torch.zeros(3).item() + [][1]") + 1
     assert f"makers_of_modules.py:{line}: " in raised.value.message
-    assert raised.value.hint.startswith("it is called without arguments, under fake tensors")
+    assert raised.value.hint.startswith("it is called without arguments, and its tensors")
 
 
 def test_a_name_without_a_function_is_told_how_to_write_one():
@@ -156,6 +160,6 @@ def test_a_device_that_is_not_there_is_told_in_words(made):
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(InputError, match=r"makers_of_modules:on_cuda\(\) failed at .*cuda") as raised:
+    with pytest.raises(InputError, match=r"makers_of_modules:on_cuda\(\) failed at .*CUDA") as raised:
         made("on_cuda")
-    assert raised.value.hint == "there is no CUDA device here: leave the device out, a fake tensor needs none"
+    assert raised.value.hint == "there is no CUDA device here: leave the device out"

@@ -1,4 +1,4 @@
-"""The account of what `package.module:function` makes, called under fake tensors. No torch at import."""
+"""The account of what `package.module:function` makes, called for shapes alone. No torch at import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ CONTRACT = (
 def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:
     """The account of the module that the function `name`, "package.module:function", returns.
 
-    It takes nothing and is called under fake tensors, so that a module of any size takes no memory. It
+    It takes nothing and is called with PyTorch's meta device as the default, so that a module of any size
+    takes no memory (fake tensors would do as well, but `module.to(dtype)` fails on them in PyTorch 2.13). It
     returns (module, *inputs), or a mapping with "module" and perhaps "inputs" (a tuple, or a dict by name),
     "optimizer", "loss" and "autocast", as `account_torch` takes them.
 
@@ -32,7 +33,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
         InputError: there is no such function, it fails or returns something else, or `account_torch` says so.
     """
     require_torch()
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    import torch
 
     from ._failures import LIBRARIES, failed_place
 
@@ -42,7 +43,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
         )
     function = find_function(name, search_path, libraries=LIBRARIES)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("meta"):
             returned = function()
     except ModuleNotFoundError as missing:
         raise needs(name, missing) from missing
@@ -67,8 +68,8 @@ def _hint(failed: Exception) -> str:
     import torch
 
     if "cuda" in str(failed).lower() and not torch.cuda.is_available():
-        return "there is no CUDA device here: leave the device out, a fake tensor needs none"
-    return "it is called without arguments, under fake tensors, whose values are not there"
+        return "there is no CUDA device here: leave the device out"
+    return "it is called without arguments, and its tensors have shapes but no values"
 
 
 def _parts(name: str, returned: Any) -> dict[str, Any]:
