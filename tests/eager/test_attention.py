@@ -128,3 +128,10 @@ def test_packed_sequences_are_unknown_for_their_lengths_are_data():
     )
     assert account.flops.forward == 0
     assert [key.split("(")[0] for key in account.unknown] == ["aten._flash_attention_forward"]
+
+
+def test_a_mask_from_the_bottom_right_is_unknown():
+    query = torch.empty(BATCH, 64, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
+    arguments = (query, query, query, None, None, None, 64, 64, 0.0, 2, True)
+    account, _ = kernel_flops("_efficient_attention_forward", *arguments)
+    assert (account.flops.forward, len(account.unknown)) == (0, 1)

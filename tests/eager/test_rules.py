@@ -103,19 +103,25 @@ def test_products_with_padding_do_not_count_and_pytorchs_counter_counts_them(cou
     assert counted_by_torch(module, x) == (2 * 5 * 3, 2 * 5 * 3)
 
 
-def test_the_convention_for_padding_is_that_of_a_weighing():
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_same_convolution_in_jax_is_weighed_the_same(groups):
     import jax
     import jax.numpy as jnp
 
     from meshwright.compiler._traced import count_traced
 
-    def convolve(image, kernel):
-        return jax.lax.conv_general_dilated(image, kernel, (2, 2), ((1, 1), (2, 2)), rhs_dilation=(2, 1))
+    def loss(image, kernel):
+        out = jax.lax.conv_general_dilated(
+            image, kernel, (2, 2), ((1, 1), (2, 2)), rhs_dilation=(2, 1), feature_group_count=groups
+        )
+        return jnp.sum(out**2)
 
-    jaxpr = jax.make_jaxpr(convolve)(jnp.zeros((2, 3, 9, 11)), jnp.zeros((4, 3, 3, 5)))
-    module = nn.Conv2d(3, 4, (3, 5), stride=2, padding=(1, 2), dilation=(2, 1))
-    ours = mw.account_torch(module, torch.randn(2, 3, 9, 11)).flops.forward
-    assert ours == count_traced(jaxpr.jaxpr).by_phase["forward"] > 0
+    arrays = jnp.zeros((2, 3, 9, 11)), jnp.zeros((6, 3 // groups, 3, 5))
+    weighed = count_traced(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(*arrays).jaxpr).by_phase
+    module = nn.Conv2d(3, 6, (3, 5), stride=2, padding=(1, 2), dilation=(2, 1), groups=groups)
+    image = torch.randn(2, 3, 9, 11, requires_grad=True)
+    account = mw.account_torch(module, image, loss=lambda output: output.square().sum())
+    assert both(account) == (weighed["forward"], weighed["backward"])
 
 
 def test_the_gradient_of_an_input_that_nobody_wants_costs_nothing():
@@ -175,6 +181,16 @@ def test_products_of_vectors_and_sums_of_products():
     )
 
 
+def test_products_in_one_call_add_up():
+    pairs = [meta(3, 5), meta(2, 4)], [meta(5, 7), meta(4, 6)]
+
+    class Products(nn.Module):
+        def forward(self, left, right):
+            return torch.ops.aten._foreach_mm(left, right)
+
+    assert mw.account_torch(Products(), *pairs).flops.forward == 2 * 3 * 5 * 7 + 2 * 2 * 4 * 6
+
+
 def test_scaled_products_of_narrow_formats():
     narrow = torch.float8_e4m3fn
     left, right = meta(32, 64, dtype=narrow), meta(16, 64, dtype=narrow).t()
@@ -195,6 +211,19 @@ def test_a_grouped_product_costs_each_row_one_matrix():
         Direct(torch.ops.aten._grouped_mm), meta(32, 64, dtype=half), meta(64, 16, dtype=half), ends
     )
     assert account.flops.forward == 2 * 64 * 32 * 16
+
+
+def test_cudnns_recurrent_layers_cost_their_matrices_at_each_position():
+    weights = [meta(64, 8), meta(64, 16), meta(64), meta(64)]  # an LSTM of 8 inputs and 16 hidden, four gates
+
+    class Runs(nn.Module):
+        def forward(self, x, state, *weights):
+            mode = (2, 16, 0, 1, False, 0.0, True, False, [], None)  # LSTM, hidden, no projection, one layer
+            return torch.ops.aten._cudnn_rnn(x, list(weights), 4, None, state, state, *mode)
+
+    account = mw.account_torch(Runs(), meta(5, 3, 8), meta(1, 3, 16), *weights)
+    assert account.flops.forward == 2 * 5 * 3 * (64 * 8 + 64 * 16)
+    assert any("What cuDNN keeps" in words for words in account.conventions)
 
 
 def test_pytorchs_fused_inference_kernels_cost_what_their_parts_do():

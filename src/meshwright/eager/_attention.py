@@ -24,17 +24,13 @@ def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
 
 def _products(call: Call, *, sequence: int, heads: int) -> tuple[int, int] | None:
     """FLOPs of one product over the head's width, and of one over the values'; None: data tell."""
-    if any(call.arguments.get(name) is not None for name in LENGTHS_IN_DATA):
+    corner = call.arguments.get("custom_mask_type")  # 1: causal from the top left; 2: from the bottom right
+    if corner == 2 or any(call.arguments.get(name) is not None for name in LENGTHS_IN_DATA):
         return None
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
-    causal = _is_causal(call)
+    causal = corner == 1 or bool(call.arguments.get("is_causal"))
     pairs = query[0] * query[heads] * allowed_pairs(query[sequence], key[sequence], causal=causal)
     return 2 * pairs * query[-1], 2 * pairs * value[-1]
-
-
-def _is_causal(call: Call) -> bool:
-    """`custom_mask_type` 1 is causal from the top left; 2, from the bottom right, is for packed sequences."""
-    return bool(call["is_causal"]) if "is_causal" in call.arguments else call["custom_mask_type"] == 1
 
 
 def _forward(call: Call, *, sequence: int = -2, heads: int = -3) -> int | None:

@@ -79,15 +79,6 @@ def _each_product(call: Call) -> Flops:
     return sum(2 * left.shape[0] * left.shape[1] * right.shape[1] for left, right in pairs)
 
 
-def _transposed_product(left: str, right: str) -> Callable[[Call], Flops]:
-    """[..., k] x [n, k] transposed."""
-
-    def rule(call: Call) -> Flops:
-        return 2 * math.prod(call.shape(left)) * call.shape(right)[0]
-
-    return rule
-
-
 def _convolution(call: Call) -> Flops:
     image, kernel = call.shape("input"), call.shape("weight")
     return _convolution_flops(call, image, kernel, tuple(int(size) for size in call.result.shape))
@@ -136,40 +127,15 @@ def _meeting_pairs(*, size: int, window: int, outputs: int, stride: int, low: in
     return pairs
 
 
-def _steps(call: Call) -> int:
-    """Positions of all sequences together: the input's elements over its features."""
-    image = call.shape("input")
-    return math.prod(image[:-1])
+def _recurrent(call: Call) -> int:
+    """cuDNN's layers: input and hidden state meet their matrices at each position of each sequence."""
+    positions = math.prod(call.shape("input")[:-1])
+    return 2 * positions * sum(math.prod(weight.shape) for weight in call["weight"] if weight.dim() == 2)
 
 
-def _recurrent_layer(call: Call) -> Flops:
-    """Input and hidden state meet their matrices at each position."""
-    return 2 * _steps(call) * sum(math.prod(call.shape(weight)) for weight in _MKLDNN_WEIGHTS[call.name])
-
-
-def _recurrent_layer_backward(call: Call) -> Flops:
-    """The gradients of what came in and of the weights: each as much as the forward pass."""
-    forward = _recurrent_layer(call)
-    assert isinstance(forward, int)
-    return 2 * forward
-
-
-_MKLDNN_WEIGHTS = {
-    "aten.mkldnn_rnn_layer": ("weight0", "weight1"),
-    "aten.mkldnn_rnn_layer_backward": ("weight1", "weight2"),
-}
-
-
-def _cudnn_recurrent(call: Call) -> Flops:
-    matrices = (weight for weight in call["weight"] if weight.dim() == 2)
-    return 2 * _steps(call) * sum(math.prod(matrix.shape) for matrix in matrices)
-
-
-def _cudnn_recurrent_backward(call: Call) -> Flops:
+def _recurrent_backward(call: Call) -> Flops:
     """The last of the mask asks for the weights' gradients; cuDNN always makes those of the input."""
-    forward = _cudnn_recurrent(call)
-    assert isinstance(forward, int)
-    return forward * (1 + bool(call["output_mask"][3]))
+    return _recurrent(call) * (1 + bool(call["output_mask"][3]))
 
 
 def _encoder_layer(call: Call) -> Flops:
@@ -207,16 +173,10 @@ RULES: dict[str, Callable[[Call], Flops]] = {
     "_scaled_grouped_mm": _grouped,
     "_scaled_grouped_mm_v2": _grouped,
     "_foreach_mm": _each_product,
-    "mkldnn_linear": _transposed_product("self", "weight"),
-    "_weight_int8pack_mm": _transposed_product("self", "mat2"),
     "convolution": _convolution,
-    "convolution_overrideable": _convolution,
     "convolution_backward": _convolution_backward,
-    "convolution_backward_overrideable": _convolution_backward,
-    "mkldnn_rnn_layer": _recurrent_layer,
-    "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
-    "_cudnn_rnn": _cudnn_recurrent,
-    "_cudnn_rnn_backward": _cudnn_recurrent_backward,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent_backward,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "_native_multi_head_attention": _self_attention_layer,
     **_attention.RULES,

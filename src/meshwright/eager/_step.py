@@ -199,9 +199,8 @@ class _Run:
             made.step()
             self._place("optimizer state", _tensors(dict(made.state)))
             self.seen.optimizer_state_bytes = self.storages.live["optimizer state"]
-            self.storages.add_to_peak(
-                "optimizer state"
-            )  # it was there in the passes before, in any later step
+            # In any later step it was there in the passes before.
+            self.storages.add_to_peak("optimizer state")
             self.watch.phase = OPTIMIZER
             made.step()
         self._note_formats()

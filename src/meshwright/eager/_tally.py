@@ -40,10 +40,12 @@ def account_of(seen: Seen, watch: Any, storages: Storages) -> Account:
 
     modules = dict(seen.module.named_modules())
     notes = list(seen.notes)
-    if any(isinstance(child, torch.nn.LSTM) for child in modules.values()):
+    if "aten._cudnn_rnn" in watch.by_operation:
         notes.append(
-            "LSTM layers run step by step, not by cuDNN or oneDNN, which keep a workspace of unknown size."
+            "What cuDNN keeps of recurrent layers for the backward pass is of unknown size: not counted."
         )
+    elif any(isinstance(child, torch.nn.LSTM) for child in modules.values()):
+        notes.append("LSTM layers run step by step, not by oneDNN, which keeps a workspace of unknown size.")
     notes.append(
         f"Kernels of attention and loops of the optimizer are those that PyTorch chooses for {seen.device}."
     )
