@@ -14,6 +14,8 @@ from meshwright.errors import InputError
         ("gpt2-1.5b", "fsdp=64"),
         ("cruncher", "data=2,fsdp=2,tensor=2"),
         ("linear", "data=4,fsdp=2"),
+        ("lenet", "data=2,fsdp=2,tensor=2"),
+        ("lenet", "fsdp=32"),
     ],
 )
 def test_layouts_that_split_evenly_pass(preset: str, layout: str):
@@ -55,6 +57,8 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("cruncher", "tensor=3", "model.width = 64 does not divide over tensor = 3", "tensor=2 or 4"),
         ("cruncher", "fsdp=3", "model.width = 64 does not divide over fsdp = 3", "model.width = 63 or 66"),
         ("linear", "fsdp=3", "model.input_dim = 16 does not divide over fsdp = 3", "input_dim = 15 or 18"),
+        ("lenet", "fsdp=64", "the inputs of the hidden layer = 800 does not divide", "use fsdp=50 or 80"),
+        ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
         ("llama3-8b", "context=2,fsdp=4", "axis 'context' is reserved", "use context=1"),
         ("llama3-8b", "fsdp=4,expert=2", "axis 'expert' is reserved", "use expert=1"),

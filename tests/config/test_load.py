@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.config import RunConfig, config_schema, load_config, preset_names
 from meshwright.errors import InputError
 
-PRESETS = "bytes-10m bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b linear llama2-7b"
+PRESETS = "bytes-10m bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b lenet line linear llama2-7b"
 PRESETS += " llama3-405b llama3-70b llama3-8b"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.config import CruncherModel, LinearModel, TransformerModel, load_config
+from meshwright.config import CruncherModel, LeNetModel, LinearModel, TransformerModel, load_config
 from meshwright.errors import InputError
 
 # The released checkpoints' own counts: `sum(p.numel() for p in model.parameters())` of gpt2 and gpt2-xl,
@@ -48,6 +48,12 @@ def test_cruncher_and_linear_count_as_the_course_does():
     assert cruncher.num_matmul_parameters == cruncher.num_parameters
     linear = LinearModel(kind="linear", input_dim=16, bias=True)
     assert (linear.num_parameters, linear.num_matmul_parameters) == (17, 16)
+
+
+def test_lenet_counts_as_its_arrays_by_hand():
+    lenet = LeNetModel(kind="lenet")
+    assert lenet.num_matmul_parameters == 180 + 25_000 + 102_400 + 1_280
+    assert lenet.num_parameters == lenet.num_matmul_parameters + 208
 
 
 def test_the_head_dim_follows_from_embed_and_heads_unless_given():

@@ -28,8 +28,12 @@ from meshwright.errors import InputError
         ("model.dropout=1.0", "model.dropout = 1.0: expected less than 1", "less than 1"),
         ("data.held_out_fraction=0.6", "data.held_out_fraction = 0.6: expected at most 0.5", "at most 0.5"),
         ("data.source=tokens", "data.path is missing", "set data.path"),
-        ("optimizer.kind=adam", 'optimizer.kind = "adam": expected one of adamw, sgd', "'adamw'"),
-        ("optimizer.kind={}", "optimizer.kind = {}: expected one of adamw, sgd", "known: adamw, sgd"),
+        ("optimizer.kind=adam", 'optimizer.kind = "adam": expected one of adagrad, adamw, sgd', "'adamw'"),
+        (
+            "optimizer.kind={}",
+            "optimizer.kind = {}: expected one of adagrad, adamw, sgd",
+            "known: adagrad, adamw, sgd",
+        ),
         ("precision=2026-11-21", 'precision = "2026-11-21": expected one of fp32, bf16', "known: bf16, fp32"),
         ("seed=[" + "1," * 99 + "]", "1, 1,...: expected a whole number", "a whole number"),
     ],
@@ -57,7 +61,7 @@ def test_everything_wrong_is_said_at_once():
     assert caught.value.message.splitlines() == [
         "bytes-nano: 3 things are wrong",
         "  model.num_layerz is no key of model (transformer)",
-        '  optimizer.kind = "adam": expected one of adamw, sgd',
+        '  optimizer.kind = "adam": expected one of adagrad, adamw, sgd',
         "  batch.sequences = 0: expected at least 1",
     ]
     assert caught.value.hint == (

@@ -25,6 +25,9 @@ def test_only_a_transformer_rematerialises_by_default():
         ("cruncher", "batch.sequence_length=2", "takes rows, not sequences", "batch.sequence_length = 1"),
         ("cruncher", "remat=full", "remat = 'full' has no effect on a cruncher", 'remat = "none"'),
         ("linear", "data.source=python-stdlib", "gives tokens, but a linear", 'data.source = "synthetic"'),
+        ("lenet", "batch.sequence_length=2", "takes images, not sequences", "batch.sequence_length = 1"),
+        ("lenet", "data.source=python-stdlib", "gives tokens, but a lenet model takes images", '"synthetic"'),
+        ("line", "model.input_dim=2", "model.input_dim = 2, but data.source = 'line'", "model.input_dim = 1"),
         ("gpt2-124m", "batch.sequence_length=2048", "longer than model.max_positions = 1024", "= 1024"),
         ("bytes-nano", "model.loss_chunk=48", "model.loss_chunk = 48 does not divide", "loss_chunk = 32"),
         ("bytes-nano", "batch.microbatch_sequences=3", "batch.sequences = 8 is not a multiple", "= 6"),
@@ -37,3 +40,20 @@ def test_sections_that_disagree_are_refused(preset: str, override: str, message:
         load_config(preset, [override])
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+LINE = ["data.source=line", "data.slope=1.0", "data.intercept=0.0", "data.noise=0.0"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "taken"), [("cruncher", "rows"), ("lenet", "images"), ("bytes-nano", "sequences")]
+)
+def test_points_about_a_line_are_for_a_linear_model_of_one_input(preset: str, taken: str):
+    with pytest.raises(InputError) as caught:
+        load_config(preset, LINE)
+    assert f"data.source = 'line' gives points about a line, but a {load_config(preset).model.kind}" in str(
+        caught.value
+    )
+    assert f"model takes {taken}" in caught.value.message
+    assert caught.value.hint == 'use data.source = "synthetic"'
+    assert load_config("linear", [*LINE, "model.input_dim=1"]).data.source == "line"

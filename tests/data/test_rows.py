@@ -14,6 +14,19 @@ def test_linear_targets_are_a_known_function_of_the_inputs():
     np.testing.assert_allclose(solution, np.arange(16), atol=1e-4)
 
 
+def test_points_about_a_line_have_its_slope_intercept_and_noise():
+    batch = open_data(load_config("line", ["batch.sequences=4096"])).batch(0, "train")
+    assert {name: (x.shape, x.dtype) for name, x in batch.items()} == {
+        "inputs": ((4096, 1), np.float32),
+        "targets": ((4096,), np.float32),
+    }
+    off = batch["targets"] - (2 * batch["inputs"][:, 0] - 1)
+    # Estimates from n numbers err by about 1/sqrt(n): 0.5/64 here, and four times that is rare.
+    np.testing.assert_allclose([off.mean(), off.std()], [0, 0.5], atol=4 * 0.5 / 64)
+    exact = open_data(load_config("line", ["data.noise=0"])).batch(0, "train")
+    np.testing.assert_allclose(exact["targets"], 2 * exact["inputs"][:, 0] - 1, rtol=1e-6, atol=1e-6)
+
+
 def test_cruncher_targets_are_random():
     batch = open_data(load_config("cruncher")).batch(0, "train")
     assert batch["inputs"].shape == (64, 64)

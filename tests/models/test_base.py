@@ -39,7 +39,7 @@ def test_a_parameter_starts_the_same_whatever_stands_beside_it():
     assert not np.array_equal(alone, drawn({"w": WIDE}, seed=1)["w"])
 
 
-@pytest.mark.parametrize("preset", ["linear", "cruncher", "bytes-nano", "gpt2-124m"])
+@pytest.mark.parametrize("preset", ["linear", "line", "cruncher", "lenet", "bytes-nano", "gpt2-124m"])
 def test_every_parameter_of_a_model_is_declared_with_a_name_for_each_dimension(preset):
     config = load_config(preset)
     model = model_of(config.model)

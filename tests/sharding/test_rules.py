@@ -43,7 +43,7 @@ def test_axes_of_one_device_or_that_are_not_there_split_nothing(mesh):
     assert batch_axes(mesh(tensor=4)) == ()
 
 
-@pytest.mark.parametrize("preset", ["linear", "cruncher", "llama3-8b", "gpt2-1.5b"])
+@pytest.mark.parametrize("preset", ["linear", "cruncher", "lenet", "llama3-8b", "gpt2-1.5b"])
 def test_every_dimension_that_a_model_names_has_a_rule(preset):
     declared = model_of(load_config(preset).model).parameters()
     parameters = jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Parameter))

@@ -19,6 +19,7 @@ NANO = ("bytes-nano", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
+ADAGRAD = (*NANO, "optimizer.kind=adagrad", "optimizer.epsilon=1e-5")
 
 # The field, the run it belongs to, and what it is changed to (with what must change along).
 PROGRAM = {
@@ -28,6 +29,7 @@ PROGRAM = {
     "model.cruncher.kind": (("cruncher",), "model.kind=linear", "model.input_dim=64"),
     "model.cruncher.width": (("cruncher",), "model.width=32"),
     "model.cruncher.num_layers": (("cruncher",), "model.num_layers=3"),
+    "model.lenet.kind": (("lenet",), "model.kind=linear", "model.input_dim=64"),
     "model.transformer.kind": (
         (*NANO, "remat=none", "batch.sequence_length=1"),
         "model.kind=linear",
@@ -63,6 +65,10 @@ PROGRAM = {
     "optimizer.sgd.learning_rate": (SGD, "optimizer.learning_rate=0.2"),
     "optimizer.sgd.momentum": (SGD, "optimizer.momentum=0.9"),
     "optimizer.sgd.clip_norm": (SGD, "optimizer.clip_norm=0.5"),
+    "optimizer.adagrad.kind": (ADAGRAD, "optimizer.kind=sgd"),
+    "optimizer.adagrad.learning_rate": (ADAGRAD, "optimizer.learning_rate=0.2"),
+    "optimizer.adagrad.epsilon": (ADAGRAD, "optimizer.epsilon=1e-3"),
+    "optimizer.adagrad.clip_norm": (ADAGRAD, "optimizer.clip_norm=0.5"),
     "schedule.constant.kind": (NANO, *COSINE[2:]),
     "schedule.cosine.kind": (COSINE, "schedule.kind=constant"),
     "schedule.cosine.warmup_steps": (COSINE, "schedule.warmup_steps=6"),
@@ -80,6 +86,10 @@ ELSEWHERE = {
     "layout": "says which mesh the step is built on",
     "seed": "is an argument of the program that makes the state, and seeds the data",
     "data.synthetic.source": "chooses what the step's batches hold",
+    "data.line.source": "chooses what the step's batches hold",
+    "data.line.slope": "is of the points that a batch holds",
+    "data.line.intercept": "is of the points that a batch holds",
+    "data.line.noise": "is of the points that a batch holds",
     "data.python-stdlib.source": "chooses what the step's batches hold",
     "data.python-stdlib.held_out_fraction": "says which files training does not see",
     "data.tokens.source": "chooses what the step's batches hold",
@@ -172,6 +182,15 @@ def test_data_changes_the_batches(tmp_path):
     for source in (("data.source=python-stdlib",), tokens):
         fractions = ((), ("data.held_out_fraction=0.2",))
         assert differ(*(batch_of(*source, *more, split="held-out") for more in fractions))
+
+
+@pytest.mark.parametrize("change", ["slope=3.0", "intercept=0.5", "noise=0.1"])
+def test_what_a_line_is_changes_its_points(change):
+    targets = [
+        open_data(load_config("line", more)).batch(0, "train")["targets"]
+        for more in ((), (f"data.{change}",))
+    ]
+    assert differ(*targets)
 
 
 def test_evaluation_and_steps_change_what_training_does(tmp_path):

@@ -31,6 +31,7 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a probability or a decay that never reaches one
 Share = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[

@@ -8,7 +8,7 @@ from meshwright.errors import InputError
 
 from ._base import Problem
 from ._layout import RESERVED_AXES, Layout, near_divisors, or_list
-from ._models import CruncherModel, LinearModel, Model
+from ._models import CruncherModel, LeNetModel, LinearModel, Model
 from ._problems import input_error
 from ._run import RunConfig
 
@@ -17,7 +17,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     """Refuse a resolved `layout` over which `config` cannot be split evenly.
 
     Checked: the batch over data * fsdp * microbatch; parameters' embed (width, input) dimension over
-    fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor.
+    fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor; of lenet, its hidden layer.
 
     Raises:
         InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
@@ -36,12 +36,14 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
 
 def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
-    """The quantities that an axis splits, by their dotted path."""
+    """The quantities that an axis splits, by their dotted path; by words where no key sets them."""
     model: Model = config.model
     if isinstance(model, LinearModel):
         return {"model.input_dim": model.input_dim} if axis == "fsdp" else {}
     if isinstance(model, CruncherModel):
         return {"model.width": model.width}
+    if isinstance(model, LeNetModel):
+        return {"the inputs of the hidden layer": 800} if axis == "fsdp" else {"the hidden units": 128}
     if axis == "fsdp":
         return {"model.embed_dim": model.embed_dim}
     return {
@@ -60,8 +62,8 @@ def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Pro
         (
             path,
             f"= {quantity} does not divide over {axis} = {size}",
-            f"use {axis}={or_list(near_divisors(common, size))}, "
-            f"or {path} = {or_list(_near_multiples(size, quantity))}",
+            f"use {axis}={or_list(near_divisors(common, size))}"
+            + (f", or {path} = {or_list(_near_multiples(size, quantity))}" if "." in path else ""),
         )
         for path, quantity in quantities.items()
         if quantity % size

@@ -55,6 +55,26 @@ class CruncherModel(Section):
         return self.num_parameters
 
 
+class LeNetModel(Section):
+    """LeNet for images of 28 x 28 pixels in one channel and ten classes; its sizes are fixed.
+
+    Convolution 3 x 3 to 20 channels, ReLU, mean of 2 x 2; convolution 5 x 5 to 50 channels, ReLU, mean of
+    2 x 2; 50 x 4 x 4 = 800 numbers to 128, ReLU, to 10 logits. No padding; a bias after each.
+    """
+
+    kind: Literal["lenet"]
+
+    @property
+    def num_parameters(self) -> int:
+        """129,068: the weights, and 20 + 50 + 128 + 10 biases."""
+        return self.num_matmul_parameters + 20 + 50 + 128 + 10
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """128,860: 20 x 1 x 3 x 3 + 50 x 20 x 5 x 5 + 800 x 128 + 128 x 10; kernels multiply often."""
+        return 20 * 1 * 3 * 3 + 50 * 20 * 5 * 5 + 800 * 128 + 128 * 10
+
+
 class TransformerModel(Section):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
@@ -189,4 +209,4 @@ def _default_head_dim(data: dict[str, Any]) -> int:
     return 0 if rest else quotient
 
 
-Model = Annotated[LinearModel | CruncherModel | TransformerModel, Field(discriminator="kind")]
+Model = Annotated[LinearModel | CruncherModel | LeNetModel | TransformerModel, Field(discriminator="kind")]

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from meshwright.errors import InputError
 
 from ._base import (
+    Finite,
     Fraction,
     NotNegative,
     NotNegativeFloat,
@@ -22,7 +23,7 @@ from ._base import (
     raise_problems,
 )
 from ._layout import Layout
-from ._models import Model, TransformerModel
+from ._models import LinearModel, Model, TransformerModel
 
 
 class AdamWOptimizer(Section):
@@ -52,6 +53,19 @@ class SGDOptimizer(Section):
     clip_norm: OptionalPositiveFloat = None
 
 
+class AdaGradOptimizer(Section):
+    """AdaGrad: each gradient divided by the root of the sum of its squares so far; one accumulator each.
+
+    The accumulator starts from zero, and `epsilon` is added to it under the root.
+    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
+    """
+
+    kind: Literal["adagrad"]
+    learning_rate: PositiveFloat
+    epsilon: PositiveFloat = 1e-5
+    clip_norm: OptionalPositiveFloat = None
+
+
 class ConstantSchedule(Section):
     """The optimizer's learning rate at every step."""
 
@@ -69,8 +83,8 @@ class CosineSchedule(Section):
 class BatchConfig(Section):
     """What one step reads.
 
-    `sequences`: of the whole fleet, per step (rows for linear and cruncher).
-    `sequence_length`: positions that are predicted; 1 for linear and cruncher.
+    `sequences`: of the whole fleet, per step (rows for linear and cruncher, images for lenet).
+    `sequence_length`: positions that are predicted; 1 where there are no sequences.
     `microbatch_sequences`: how many one data replica handles at a time; None is all of them at once.
     """
 
@@ -80,14 +94,26 @@ class BatchConfig(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (rows for linear and cruncher) of the whole fleet per step."""
+        """Tokens (rows or images, where there are no sequences) of the whole fleet per step."""
         return self.sequences * self.sequence_length
 
 
 class SyntheticData(Section):
-    """Random tokens or regression rows made from the seed; nothing is read."""
+    """Random tokens, regression rows or images made from the seed; nothing is read."""
 
     source: Literal["synthetic"]
+
+
+class LineData(Section):
+    """Points about a line, for a linear model of one input: slope x + intercept + noise x a normal number.
+
+    x is standard normal too; every step has new points, made from the seed.
+    """
+
+    source: Literal["line"]
+    slope: Finite
+    intercept: Finite
+    noise: NotNegativeFloat
 
 
 class StdlibData(Section):
@@ -116,9 +142,9 @@ class EvaluationConfig(Section):
     batches: Positive = 8
 
 
-Optimizer = Annotated[AdamWOptimizer | SGDOptimizer, Field(discriminator="kind")]
+Optimizer = Annotated[AdamWOptimizer | SGDOptimizer | AdaGradOptimizer, Field(discriminator="kind")]
 Schedule = Annotated[ConstantSchedule | CosineSchedule, Field(discriminator="kind")]
-Data = Annotated[SyntheticData | StdlibData | TokenFileData, Field(discriminator="source")]
+Data = Annotated[SyntheticData | LineData | StdlibData | TokenFileData, Field(discriminator="source")]
 Remat = Literal["none", "dots", "dots-attention", "full"]
 
 
@@ -159,6 +185,7 @@ class RunConfig(Section):
             problems += _sequence_problems(self.model, self.batch.sequence_length)
         else:
             problems += self._row_problems()
+        problems += self._data_problems()
         micro = self.batch.microbatch_sequences
         if micro is not None and self.batch.sequences % micro:
             near = self.batch.sequences - self.batch.sequences % micro or micro
@@ -181,13 +208,13 @@ class RunConfig(Section):
         return self
 
     def _row_problems(self) -> list[Problem]:
-        """Linear and cruncher take rows: no sequence, no block to rematerialise, no token to read."""
-        kind, problems = self.model.kind, list[Problem]()
+        """Models of rows or images have no sequence and no block to rematerialise."""
+        kind, taken, problems = self.model.kind, _taken(self.model), list[Problem]()
         if self.batch.sequence_length != 1:
             problems.append(
                 (
                     "batch.sequence_length",
-                    f"= {self.batch.sequence_length}, but a {kind} model takes rows, not sequences",
+                    f"= {self.batch.sequence_length}, but a {kind} model takes {taken}, not sequences",
                     "use batch.sequence_length = 1",
                 )
             )
@@ -195,15 +222,29 @@ class RunConfig(Section):
             problems.append(
                 ("remat", f"= {self.remat!r} has no effect on a {kind} model", 'use remat = "none"')
             )
-        if self.data.source != "synthetic":
-            problems.append(
-                (
-                    "data.source",
-                    f"= {self.data.source!r} gives tokens, but a {kind} model takes rows",
-                    'use data.source = "synthetic"',
-                )
-            )
         return problems
+
+    def _data_problems(self) -> list[Problem]:
+        """Tokens are for transformers, points about a line for a linear model of one input."""
+        model, source = self.model, f"= {self.data.source!r}"
+        other = 'use data.source = "synthetic"'
+        if isinstance(self.data, LineData):
+            if not isinstance(model, LinearModel):
+                taken = _taken(model)
+                what = f"{source} gives points about a line, but a {model.kind} model takes {taken}"
+                return [("data.source", what, other)]
+            if model.input_dim != 1:
+                what = f"= {model.input_dim}, but data.source {source} gives one input"
+                return [("model.input_dim", what, f"use model.input_dim = 1, or {other[4:]}")]
+        elif not isinstance(model, TransformerModel) and self.data.source != "synthetic":
+            what = f"{source} gives tokens, but a {model.kind} model takes {_taken(model)}"
+            return [("data.source", what, other)]
+        return []
+
+
+def _taken(model: Model) -> str:
+    """What a batch of the model holds."""
+    return {"transformer": "sequences", "lenet": "images"}.get(model.kind, "rows")
 
 
 def _default_remat(data: dict[str, Any]) -> Remat:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from meshwright.config import CruncherModel, LinearModel, RunConfig, StdlibData, TokenFileData
+from meshwright.config import (
+    CruncherModel,
+    LeNetModel,
+    LinearModel,
+    LineData,
+    RunConfig,
+    StdlibData,
+    TokenFileData,
+)
 
-from ._rows import RegressionRows
+from ._images import LabelledImages
+from ._rows import LineRows, RegressionRows
 from ._stdlib import stdlib_parts
 from ._tokens import RandomTokens, TokenWindows, token_file_parts
 
-Dataset = RegressionRows | RandomTokens | TokenWindows
+Dataset = RegressionRows | LineRows | LabelledImages | RandomTokens | TokenWindows
 """Each has `batch`; the two of tokens also `unigram_entropy_nats` and `decode`."""
 
 
@@ -19,6 +28,16 @@ def open_data(config: RunConfig) -> Dataset:
         InputError: a file that is missing, short or of another type, or an interpreter without sources.
     """
     model, data, batch = config.model, config.data, config.batch
+    if isinstance(data, LineData):
+        return LineRows(
+            seed=config.seed,
+            rows=batch.sequences,
+            slope=data.slope,
+            intercept=data.intercept,
+            noise=data.noise,
+        )
+    if isinstance(model, LeNetModel):
+        return LabelledImages(seed=config.seed, rows=batch.sequences)
     if isinstance(model, LinearModel):
         return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.input_dim, has_answer=True)
     if isinstance(model, CruncherModel):

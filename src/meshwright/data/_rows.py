@@ -30,3 +30,22 @@ class RegressionRows:
         else:
             targets = random.standard_normal(self.rows, dtype=np.float32)
         return {"inputs": inputs, "targets": targets}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRows:
+    """Points about a line: slope x + intercept + noise x a standard normal number, x standard normal."""
+
+    seed: int
+    rows: int
+    slope: float
+    intercept: float
+    noise: float
+
+    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+        """`inputs` float32 [rows, 1] and `targets` float32 [rows]."""
+        random = generator(self.seed, step, split)
+        inputs = random.standard_normal((self.rows, 1), dtype=np.float32)
+        off = random.standard_normal(self.rows, dtype=np.float32)
+        targets = np.float32(self.slope) * inputs[:, 0] + np.float32(self.intercept)
+        return {"inputs": inputs, "targets": targets + np.float32(self.noise) * off}

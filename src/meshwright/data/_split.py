@@ -8,8 +8,14 @@ import numpy as np
 
 Split = Literal["train", "held-out"]
 _STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
+_FIXED = 2
 
 
 def generator(seed: int, step: int, split: Split) -> np.random.Generator:
     """Randomness that depends on these three alone, so that any step can be made again at any time."""
     return np.random.default_rng([seed, _STREAMS[split], step])
+
+
+def fixed_generator(seed: int) -> np.random.Generator:
+    """Randomness of the seed alone: for what is the same in every step of both parts."""
+    return np.random.default_rng([seed, _FIXED])

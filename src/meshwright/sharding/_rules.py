@@ -26,6 +26,10 @@ PARAMETER_RULES: Rules = {
     "vocab": ("tensor",),
     "positions": (),
     "one": (),
+    "channels_out": (),
+    "channels_in": (),
+    "height": (),
+    "width": (),
 }
 ACTIVATION_RULES: Rules = {
     "batch": ("data", "fsdp"),
@@ -38,6 +42,9 @@ ACTIVATION_RULES: Rules = {
     "head_dim": (),
     "vocab": ("tensor",),
     "microbatch": (),
+    "channels": (),
+    "height": (),
+    "width": (),
 }
 
 

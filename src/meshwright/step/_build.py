@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ..config import RunConfig, TransformerModel
+from ..config import LeNetModel, LinearModel, RunConfig, TransformerModel
 from ..models import Context, Parameter, initial_parameters, model_of
 from ..sharding import activation_spec, parameter_spec
 from ._optimizer import optimizer_of, schedule_of
@@ -178,11 +178,12 @@ def _abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     num_microbatches = config.batch.sequences // rows
 
     def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
-        dims = ("microbatch", "batch", *("embed" for _ in rest))
-        sharding = NamedSharding(mesh, activation_spec(dims, mesh))
+        sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
         return jax.ShapeDtypeStruct((num_microbatches, rows, *rest), dtype, sharding=sharding)
 
     if isinstance(config.model, TransformerModel):
         return {"tokens": array(jnp.int32, config.batch.sequence_length + 1)}
-    width = config.model.input_dim if config.model.kind == "linear" else config.model.width
+    if isinstance(config.model, LeNetModel):
+        return {"images": array(jnp.float32, 1, 28, 28), "labels": array(jnp.int32)}
+    width = config.model.input_dim if isinstance(config.model, LinearModel) else config.model.width
     return {"inputs": array(jnp.float32, width), "targets": array(jnp.float32)}

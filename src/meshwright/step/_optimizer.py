@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..config import AdamWOptimizer, CosineSchedule, RunConfig
+from ..config import AdaGradOptimizer, AdamWOptimizer, CosineSchedule, RunConfig
 from ..models import Parameter
 
 
@@ -47,6 +47,8 @@ def optimizer_of(config: RunConfig, declared: Any) -> optax.GradientTransformati
                 weight_decay=adamw.weight_decay,
                 mask=matrices,
             )
+        case AdaGradOptimizer() as adagrad:  # Optax too adds epsilon under the root
+            update = optax.adagrad(rate, initial_accumulator_value=0.0, eps=adagrad.epsilon)
         case sgd:
             update = optax.sgd(rate, momentum=sgd.momentum or None)
     clip = config.optimizer.clip_norm

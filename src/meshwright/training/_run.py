@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig
-from ..data import Dataset, RandomTokens, RegressionRows, TokenWindows, open_data
+from ..data import Dataset, RandomTokens, TokenWindows, open_data
 from ..errors import InputError
 from ..hardware import Fleet
 from ..measure import ResidentGrowth, describe_host
@@ -157,8 +157,6 @@ def _peak_bytes(devices: list[Any]) -> int | None:
 
 
 def _unigram_entropy(dataset: Dataset) -> float | None:
-    match dataset:
-        case RegressionRows():
-            return None
-        case RandomTokens() | TokenWindows():
-            return dataset.unigram_entropy_nats("held-out")
+    if isinstance(dataset, RandomTokens | TokenWindows):
+        return dataset.unigram_entropy_nats("held-out")
+    return None  # rows and images have no tokens

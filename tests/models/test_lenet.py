@@ -1,0 +1,110 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.config import LeNetModel
+from meshwright.models import Parameter, initial_parameters
+from meshwright.models.lenet import LeNet
+
+ARGUMENTS = {
+    "convolution1": ((20, 1, 3, 3), (20,)),
+    "convolution2": ((50, 20, 5, 5), (50,)),
+    "hidden": ((800, 128), (128,)),
+    "head": ((128, 10), (10,)),
+}
+
+
+def given(seed=0, rows=3):
+    """Parameters with biases that are not zero, and a batch."""
+    random = np.random.default_rng(seed)
+    parameters = {
+        name: {
+            "weight": random.standard_normal(weight, dtype="float32") / np.float32(np.sqrt(weight[-1] * 9)),
+            "bias": random.standard_normal(bias, dtype="float32"),
+        }
+        for name, (weight, bias) in ARGUMENTS.items()
+    }
+    images = random.standard_normal((rows, 1, 28, 28), dtype="float32")
+    return parameters, {"images": images, "labels": random.integers(10, size=rows, dtype=np.int32)}
+
+
+def loss_by_hand(parameters, batch):
+    """In float64 numpy, with every window written out."""
+
+    def convolved(x, kernel, bias):
+        windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape[2:], axis=(2, 3))
+        y = np.einsum("nchwij,ocij->nohw", windows, kernel) + bias[None, :, None, None]
+        y = np.maximum(y, 0)
+        h, w = y.shape[2] // 2, y.shape[3] // 2
+        return sum(y[:, :, i : 2 * h : 2, j : 2 * w : 2] for i in (0, 1) for j in (0, 1)) / 4
+
+    p = jax.tree.map(lambda a: a.astype(np.float64), parameters)
+    x = batch["images"].astype(np.float64)
+    for name in ("convolution1", "convolution2"):
+        x = convolved(x, p[name]["weight"], p[name]["bias"])
+    assert x.shape[1:] == (50, 4, 4)
+    x = np.maximum(x.reshape(len(x), 800) @ p["hidden"]["weight"] + p["hidden"]["bias"], 0)
+    logits = x @ p["head"]["weight"] + p["head"]["bias"]
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return -np.log(shares[np.arange(len(x)), batch["labels"]]).mean()
+
+
+def test_it_declares_the_notes_arrays_with_biases_that_start_at_zero():
+    declared = LeNet().parameters()
+    shapes = {name: tuple(p.shape for p in layer.values()) for name, layer in declared.items()}
+    assert shapes == ARGUMENTS
+    leaves = jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Parameter))
+    assert sum(int(np.prod(p.shape)) for p in leaves) == LeNetModel(kind="lenet").num_parameters
+    values = jax.jit(lambda: initial_parameters(declared, jax.random.key(0)))()
+    for name, sums in {"convolution1": 9, "convolution2": 500, "hidden": 800, "head": 128}.items():
+        assert not np.any(values[name]["bias"])
+        # Cut at three sigma a normal is 0.9866 as wide; 180 numbers tell a width to 5 %, three times that is rare.
+        assert np.std(values[name]["weight"]) == pytest.approx(0.987 / np.sqrt(sums), rel=0.16)
+
+
+def test_the_loss_is_the_one_written_out_in_numpy(context):
+    parameters, batch = given()
+    value = LeNet().loss(*jax.tree.map(jnp.array, (parameters, batch)), context())
+    assert float(value) == pytest.approx(loss_by_hand(parameters, batch), rel=1e-5)
+
+
+def test_a_gradient_is_the_slope_of_the_loss(context):
+    parameters, batch = given()
+    arrays, run = jax.tree.map(jnp.array, batch), context()
+    gradient = jax.jit(jax.grad(lambda p: LeNet().loss(p, arrays, run)))(parameters)
+    random = np.random.default_rng(1)
+    way = jax.tree.map(lambda a: random.standard_normal(a.shape), parameters)
+    slope = sum(np.sum(a * b) for a, b in zip(*map(jax.tree.leaves, (gradient, way)), strict=True))
+    # Small enough that no ReLU turns: the loss is then smooth along the way, and float64 resolves it.
+    there, back = (jax.tree.map(lambda p, w: p + s * w, parameters, way) for s in (1e-7, -1e-7))
+    by_hand = (loss_by_hand(there, batch) - loss_by_hand(back, batch)) / 2e-7
+    assert slope == pytest.approx(by_hand, rel=1e-3)
+
+
+@pytest.mark.parametrize("layout", [{"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_loss_and_gradients_are_the_same_on_every_layout(layout, context):
+    parameters, batch = given(rows=8)
+    arrays = jax.tree.map(jnp.array, batch)
+
+    def both(run):
+        return jax.jit(jax.value_and_grad(lambda p: LeNet().loss(p, arrays, run)))(parameters)
+
+    alone, spread = both(context()), both(context(**layout))
+    for a, b in zip(*map(jax.tree.leaves, (alone, spread)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * float(np.abs(a).max()))
+
+
+def test_in_bf16_products_are_bf16_and_loss_and_gradients_float32(context):
+    parameters, batch = given()
+    arrays, run = jax.tree.map(jnp.array, batch), context(dtype=jnp.bfloat16)
+    loss = jax.value_and_grad(lambda p: LeNet().loss(p, arrays, run))
+    value, gradient = jax.jit(loss)(parameters)
+    assert value.dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradient))
+    assert float(value) == pytest.approx(loss_by_hand(parameters, batch), rel=0.05)
+    text = jax.jit(loss).lower(parameters).as_text()
+    kinds = ("stablehlo.convolution", "stablehlo.dot_general")
+    products = [line for line in text.splitlines() if any(kind in line for kind in kinds)]
+    assert len(products) == 2 + 3 + 2 * 3  # forward; backward but for the images' gradient; both matrices
+    assert all("bf16>" in line.split("->")[-1] for line in products)
