@@ -7,11 +7,11 @@ that `meshwright --help` loads nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._explain import Change as Change
+    from ._explain import explain as explain
     from .api import Run as Run
     from .api import Weighing as Weighing
     from .api import train as train
-    from ._explain import Change as Change
-    from ._explain import explain as explain
     from .api import weigh as weigh
     from .config import RunConfig as RunConfig
     from .eager import account_torch as account_torch

@@ -24,11 +24,12 @@ from .ledger.hlo import parse_program
 from .measure import calibration_of_this_machine
 from .predict import Prediction, predict
 from .reconcile import Measurement, Reconciliation, reconcile
+from .report import HandSum, hand_sum
 
 if TYPE_CHECKING:
     from .training import Event
 
-SCHEMA = 1
+SCHEMA = 2
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
 # What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
@@ -58,9 +59,17 @@ class Weighing:
         """Whether reserved and allowance bytes are within the usable; None where those are not known."""
         return self.ledger.memory.fits
 
+    @property
+    def hand_sum(self) -> HandSum | None:
+        """4 x (parameters + activations + gradients + optimizer state) beside the compiled program's bytes;
+        None for a foreign program, whose layers are not known."""
+        if self.config is None:
+            return None
+        return hand_sum(self.config, self.layout, self.fleet.num_devices, self.ledger.memory)
+
     def to_dict(self) -> dict[str, Any]:
         """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
-        compiled = self.compiled
+        compiled, by_hand = self.compiled, self.hand_sum
         return {
             "schema": SCHEMA,
             "config": self.name,
@@ -77,6 +86,7 @@ class Weighing:
             "source": compiled.source,
             "fits": self.fits,
             "ledger": self.ledger.to_dict(),
+            "hand_sum": None if by_hand is None else by_hand.to_dict(),
             "prediction": _prediction_dict(self.prediction),
             "no_prediction": self.no_prediction,
             "compile": {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.measure import Spread
 from meshwright.predict import Interval, Prediction
 from meshwright.reconcile import Measurement
+from meshwright.spread import Spread
 
 
 @pytest.fixture

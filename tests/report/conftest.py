@@ -17,9 +17,9 @@ from meshwright.compiler import Compiled, TracedFlops
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.measure import Spread
 from meshwright.predict import Interval, Prediction, Slice
 from meshwright.reconcile import Measurement
+from meshwright.spread import Spread
 
 GIB = 2**30
 

@@ -114,9 +114,9 @@ class Owners:
             certainty = "fallback"
         return _owner(_BY_PHASE[phase], f"phase {phase}", certainty, **facts)
 
-    def filed_as(self, owner: Owner, category: str) -> Owner:
-        """The same value under the kind of the allocation it lies in."""
-        return replace(owner, category=category, rule="the allocation's kind", certainty="structural")
+    def filed_as(self, owner: Owner, category: str, rule: str) -> Owner:
+        """The same value under another category, for a reason that the allocation it lies in gives."""
+        return replace(owner, category=category, rule=rule, certainty="structural")
 
     def _is_kept(self, value: Value, trail: list[Place]) -> bool:
         """Whether the backward pass uses a value of the forward pass: itself, or the stack it is put into."""

@@ -163,6 +163,7 @@ class _Filing:
     def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
         self.roles = _roles(program, compiled.arguments)
         self._held, self._ranges = held, ranges
+        self._last_instant = max((when.last for when in ranges.values()), default=0)
         self._arguments = {a.path: a for a in compiled.arguments}
         ours = compiled.num_parameters is not None
         self._owners = Owners(program, self.roles, compiled.arguments, ranges, scopes_are_ours=ours)
@@ -197,7 +198,7 @@ class _Filing:
         names = sorted({name for row in rows for name in row}, key=lambda n: -max(row[n] for row in rows))
         return Timeline(
             instants=tuple(chosen),
-            last_instant=max((when.last for when in self._ranges.values()), default=0),
+            last_instant=self._last_instant,
             peak_instant=peak,
             by_category={name: tuple(row[name] for row in rows) for name in names},
         )
@@ -211,9 +212,17 @@ class _Filing:
         if key not in self._known:
             owner = self._owners.of(value)
             if allocation.kind in ("constant", "output") and owner.rule != "an argument":
-                owner = self._owners.filed_as(owner, f"{allocation.kind}s")
+                owner = self._owners.filed_as(owner, f"{allocation.kind}s", "the allocation's kind")
+            elif allocation.parameter is not None and self._is_the_new_one(value, allocation):
+                role = self.roles[allocation.parameter][0]
+                owner = self._owners.filed_as(owner, role, "the argument's new value")
             self._known[key] = owner
         return self._known[key]
+
+    def _is_the_new_one(self, value: Value, allocation: Allocation) -> bool:
+        """Whether a value in a donated argument's place is what the step returns there."""
+        last = _range(value, self._ranges).last
+        return value.num_bytes == allocation.num_bytes and last == self._last_instant
 
     def _buffer(self, piece: _Piece, owner: Owner) -> Buffer:
         value, when = piece.value, _range(piece.value, self._ranges)

@@ -4,7 +4,6 @@ lies). jax and torch only inside functions. Imported by: `training`, `api`, and 
 """
 
 from ._calibration import calibration_of_this_machine as calibration_of_this_machine
-from ._clock import Spread as Spread
 from ._clock import StepClock as StepClock
 from ._device_memory import DeviceMemory as DeviceMemory
 from ._device_memory import Memory as Memory

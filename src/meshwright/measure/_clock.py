@@ -5,22 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from ..spread import Spread
+
 WARM_UP_STEPS = 2
 """Left out of the spread: the first steps fill allocators and caches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Seconds: the median, and the 5th and 95th percentile of `num_steps` steps."""
-
-    median: float
-    low: float
-    high: float
-    num_steps: int
 
 
 class StepClock:

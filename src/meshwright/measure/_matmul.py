@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
+from ..spread import Spread
 from ..units import format_rate, format_seconds
-from ._clock import Spread
 from ._host import cpu_model, usable_cores
 from ._timing import clock
 

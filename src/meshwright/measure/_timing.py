@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..spread import Spread
 from ..units import format_seconds
-from ._clock import Spread
 from ._traced import explaining_leaks, refuse_traced
 
 

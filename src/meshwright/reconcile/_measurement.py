@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.measure import Spread
+from meshwright.spread import Spread
 
 SCHEMA = 1
 

@@ -5,6 +5,9 @@ No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 
 from ._account_text import account_text as account_text
 from ._changes import changes_text as changes_text
+from ._hand_sum import HandRow as HandRow
+from ._hand_sum import HandSum as HandSum
+from ._hand_sum import hand_sum as hand_sum
 from ._html import write_report as write_report
 from ._html import write_weighing as write_weighing
 from ._run_text import run_text as run_text

@@ -18,6 +18,8 @@ from meshwright.ledger import Collective, Finding, FlopLedger, Ledger, MemoryLed
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
+from ._hand_sum import hand_sum
+from ._hand_sum_text import hand_sum_table
 from ._layout import add_row, heading, indented, plain_table, spaced
 from ._memory_text import buffer_table, memory_table
 from ._shrink import suggestions
@@ -80,6 +82,10 @@ def weighing_text(weighing: Weighed) -> RenderableType:
     if ledger.memory.fits is False:
         parts += [*_what_would_shrink_it(weighing), Text()]
     parts += [heading("Memory of one device"), memory_table(ledger.memory), Text()]
+    if weighing.config is not None:
+        found = hand_sum(weighing.config, weighing.layout, weighing.fleet.num_devices, ledger.memory)
+        title = f"The sum by hand: 4 x (parameters + activations + gradients + optimizer state), {found.rule}"
+        parts += [heading(title), hand_sum_table(found), Text()]
     parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
     parts += [heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
