@@ -59,7 +59,7 @@ def express(row: Row) -> Expressed:
     fleet = _fleet(row)
     model = _model(row, notes)
     layout = _layout(row, fleet, float(row["params_b"] or 0) * 1e9 or _parameters(model), notes)
-    batch = _batch(row, layout, notes)
+    batch = _batch(row, layout)
     measured = _measured(row, batch["sequences"] * batch["sequence_length"])
     remat, stated = _remat(row, notes)
     config = RunConfig.model_validate(
@@ -256,7 +256,7 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> Layo
     return Layout(axes=tuple(axis for axis in axes if axis[1] > 1) or (("data", 1),))
 
 
-def _batch(row: Row, layout: Layout, notes: list[str]) -> dict[str, int]:
+def _batch(row: Row, layout: Layout) -> dict[str, int]:
     replicas = layout.size("data") * layout.size("fsdp")
     sequences = _number(row, "global_batch_seqs", "global batch")
     if sequences % replicas:
@@ -266,7 +266,7 @@ def _batch(row: Row, layout: Layout, notes: list[str]) -> dict[str, int]:
     if each % micro:
         raise InexpressibleError("its batch does not divide by its micro batch")
     if micro < each and layout.size("data") > 1:
-        notes.append(f"{each // micro} micro batches: gradients are reduced over data in each, not once")
+        raise InexpressibleError("gradients reduced once for several micro batches: ours are in each")
     length = _number(row, "seq_len", "sequence length")
     return {"sequences": sequences, "sequence_length": length, "microbatch_sequences": micro}
 

@@ -30,10 +30,10 @@ from meshwright.predict._models import (
 ROOT = Path(__file__).parent.parent
 DATE = datetime.date(2026, 11, 21)
 SEED = 20261121
-# The table's system, and the chips of the catalog that are that system.
+# The table's system, and the chips of the catalog with its silicon: rates are shares of each one's figures.
 SYSTEMS = {
-    "a100_sxm": ("A100-80GB", "A100-40GB"),
-    "h100_sxm": ("H100",),
+    "a100_sxm": ("A100-80GB", "A100-40GB", "A800-80GB"),
+    "h100_sxm": ("H100", "H100-96GB-HBM2e", "H800"),
     "h200_sxm": ("H200",),
     "b200_sxm": ("B200",),
     "b300_sxm": ("B300",),

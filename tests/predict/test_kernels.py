@@ -50,9 +50,9 @@ def call(target, config, shapes, results):
 
 def test_a_large_product_runs_near_what_h100s_are_known_to_reach(kernel):
     found = kernel(dot())
-    # 0.81 x about 75 % of 989.4 TFLOP/s
+    # published bf16 runs sustain some 540 TFLOP/s, whatever isolated kernels reach
     assert found.kind == "matmul"
-    assert 2 * 4096**3 / found.seconds == pytest.approx(0.81 * 0.76 * 989.4e12, rel=0.05)
+    assert 2 * 4096**3 / found.seconds == pytest.approx(540e12, rel=0.01)
     assert found.flops == {"bf16": 2 * 4096**3}
 
 
@@ -124,7 +124,7 @@ def test_flash_attention_backward_is_five_matmuls_at_a_lower_rate(kernel):
     assert forward.flops == {"bf16": flops}
     # the public table has 402 to 444 TFLOP/s in the middle half of its rows at this length
     assert 400e12 < flops / forward.seconds < 450e12
-    assert backward.seconds / forward.seconds == pytest.approx(2.5 / 0.8, rel=0.03)
+    assert backward.seconds / forward.seconds == pytest.approx(2.5 / 0.6, rel=0.03)
 
 
 def test_a_convolution_costs_at_least_its_product(kernel):
@@ -137,7 +137,7 @@ def test_a_convolution_costs_at_least_its_product(kernel):
     flops = found.flops["bf16"]
     assert found.kind == "convolution"
     assert flops == pytest.approx(2 * 64 * 56 * 56 * 256 * 256 * 9, rel=0.03)  # less what meets the padding
-    assert 0.4 < flops / found.seconds / 989.4e12 < 0.81
+    assert 0.4 < flops / found.seconds / 989.4e12 < 0.55
 
 
 def test_what_multiplies_elementwise_is_bound_by_memory(kernel):

@@ -48,8 +48,21 @@ def test_float32_products_run_reduced_where_jax_lets_them():
     assert machine_of(Fleet.parse("8xT4"), None).matmul_of_fp32 == "fp32"  # Turing has no tf32
 
 
-def test_published_runs_slow_bf16_products_and_not_fp8():
+def test_products_sustain_what_published_bf16_runs_do_and_fp8_is_left_alone():
     machine = machine_of(Fleet.parse("8xH100"), None)
-    assert machine.gemm_flops_per_second("bf16") == pytest.approx(0.81 * 989.4e12)
-    assert machine.gemm_flops_per_second("fp8-e4m3") == machine.peak_flops_per_second["fp8-e4m3"]
+    assert machine.sustained_flops_per_second("bf16") == pytest.approx(540e12)
+    assert machine.gemm_flops_per_second("bf16") == 989.4e12
+    assert machine.sustained_flops_per_second("fp8-e4m3") is None
     assert machine.gemm_flops_per_second("nvfp4") is None
+
+
+def test_a_lower_power_limit_sustains_the_cube_root():
+    limited = machine_of(Fleet.parse("8xH100-96GB-HBM2e"), None)  # 500 W of 700
+    assert limited.sustained_flops_per_second("bf16") == pytest.approx(540e12 * (500 / 700) ** (1 / 3))
+
+
+def test_a_chip_of_which_no_run_was_published_has_a_factor_for_bf16_alone():
+    machine = machine_of(Fleet.parse("8xB200"), None)
+    assert machine.sustained_flops_per_second("bf16") is None
+    assert machine.gemm_flops_per_second("bf16") == pytest.approx(0.81 * 2250e12)
+    assert machine.gemm_flops_per_second("fp8-e4m3") == machine.peak_flops_per_second["fp8-e4m3"]

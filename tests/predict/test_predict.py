@@ -5,7 +5,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.predict import Calibration, predict
-from meshwright.predict._rates import efficiency_spread
+from meshwright.predict._rates import widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
 STEP = """
@@ -98,34 +98,36 @@ def test_more_model_flops_than_the_chip_can_do_are_our_bug(predicted, ledger_wit
         predicted(ledger=ledger_with(model=10 * FLOPS, executed=FLOPS))
 
 
-def width(found):
-    interval = found.step_seconds
+def assert_width(found, name):
+    interval, width = found.step_seconds, widths()[name]
     assert interval.low < interval.expected < interval.high
-    assert interval.high - interval.expected == pytest.approx(interval.expected - interval.low)
-    return interval.high / interval.expected - 1
+    assert interval.low / interval.expected == pytest.approx(width.low)
+    assert interval.high / interval.expected == pytest.approx(width.high)
+    assert width.words in found.basis
 
 
 def test_the_interval_is_as_wide_as_what_is_known(predicted):
-    tables, default, tpu = predicted("8xH100"), predicted("8xH20"), predicted("v5p-8")
-    assert width(tables) == pytest.approx(0.22)
-    assert "held-out runs" in tables.basis
-    assert "aiconfigurator" in tables.basis
-    assert width(default) == pytest.approx(0.22 + efficiency_spread())
+    sustained, tables = predicted("8xH100"), predicted("8xB200")
+    default, tpu = predicted("8xH20"), predicted("v5p-8")
+    assert_width(sustained, "sustained")
+    assert "aiconfigurator" in sustained.basis
+    assert "55 % of peak" in sustained.basis
+    assert_width(tables, "tables")
+    assert "x 0.81" in tables.basis
+    assert_width(default, "default")
     assert "No table for H20" in default.basis
-    assert width(tpu) == pytest.approx(0.50)
-    assert "not calibrated" in tpu.basis
+    assert_width(tpu, "roofline")
+    assert "nothing calibrated" in tpu.basis
 
 
 def test_fp8_has_its_own_interval(predicted):
     found = predicted(text=STEP.replace("bf16", "f8e4m3fn"))
-    assert width(found) == pytest.approx(0.30)
+    assert_width(found, "fp8")
     assert "fp8 runs" in found.basis
 
 
 def test_many_small_kernels_widen_the_interval(predicted, ledger_with):
-    found = predicted(text=COPY, ledger=ledger_with())
-    assert width(found) == pytest.approx(0.50)
-    assert "kernel launches" in found.basis
+    assert_width(predicted(text=COPY, ledger=ledger_with()), "launches")
 
 
 def test_no_time_is_predicted_from_a_program_simulated_on_a_cpu(predicted):
@@ -145,7 +147,7 @@ def test_simulated_devices_are_priced_by_their_hosts_calibration(predicted):
     found = predicted("8xCPU", calibration=host)
     products = next(s for s in found.slices if s.name == "matmul")
     assert products.seconds == pytest.approx(FLOPS / 3e11)  # all eight devices' work on one host
-    assert width(found) == pytest.approx(0.40)
+    assert_width(found, "calibration")
     assert "2026-11-21 (by hand)" in found.basis
 
 

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 from meshwright.ledger import Message
 from meshwright.ledger._groups import parse_groups
 
-from ._machine import NETWORK_ALPHA_SECONDS, NETWORK_EFFICIENCY, Machine
+from ._machine import Machine
 from ._models import collective_seconds
 
 
@@ -46,9 +46,10 @@ def transfer_of(machine: Machine, message: Message, num_devices: int) -> Transfe
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:
         return Transfer(name=name, link="inside", seconds=inside)
-    network = _known(machine, machine.between_bytes_per_second, "between domains") * NETWORK_EFFICIENCY
+    network = _known(machine, machine.between_bytes_per_second, "between domains")
+    network *= machine.shared.network_efficiency
     between = _between_bytes(message, domains, members) / network
-    seconds = max(inside, between) + NETWORK_ALPHA_SECONDS * (domains - 1)
+    seconds = max(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
     return Transfer(name=name, link="between", seconds=seconds)
 
 

@@ -17,7 +17,7 @@ from meshwright.ledger import Work, instruction_work
 from meshwright.ledger.hlo import Computation, Instruction, Program, leaves_of
 
 from ._bytes import bytes_of
-from ._machine import BACKWARD_ATTENTION_SHARE, Machine
+from ._machine import Machine
 from ._models import attention_seconds, gemm_seconds
 
 # Nothing is launched for these: names, views and constants.
@@ -123,7 +123,7 @@ def _product(
         arithmetic = work.flops / (peak * rate.efficiency)
         memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
         return max(arithmetic, memory) + rate.start_seconds
-    return float(
+    seconds = float(
         gemm_seconds(
             rate,
             m=m,
@@ -136,6 +136,8 @@ def _product(
             num_sms=machine.num_sms,
         )
     )
+    sustained = machine.sustained_flops_per_second(format_name)
+    return seconds if sustained is None else max(seconds, work.flops / sustained)
 
 
 def _sizes(
@@ -176,7 +178,7 @@ def _attention(
     query = computation.operand_shapes(instruction)[0]
     assert not isinstance(query, tuple), f"%{instruction.name} attends to a tuple"
     backward = "Backward" in instruction.custom_call_target
-    share = BACKWARD_ATTENTION_SHARE if backward else 1.0
+    share = machine.shared.backward_attention_share if backward else 1.0
     return float(
         attention_seconds(
             machine.rates.attention_for(query.dims[-1]),

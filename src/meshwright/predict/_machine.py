@@ -10,23 +10,9 @@ from meshwright.hardware import Fleet
 
 from ._calibration import Calibration
 from ._models import AttentionRate, CollectiveRate, GemmRate
-from ._rates import ChipRates, rates_of
+from ._rates import ChipRates, Shared, rates_of, shared, sustained_share
 
-# Best single factor on bf16 GEMM rates over 38 published training runs, 0.80 to 0.82 leaving one source
-# out at a time; on 20 rows drawn afterwards the median error is 6.4 %. Cause not known (clocks under
-# sustained load, transposed layouts); fp8 runs do not want it (docs/how-weighing-works.md).
-PUBLISHED_RUNS_FACTOR = 0.81
-# Copies of 64 MB or more reach 84 to 92 % of the nominal bandwidth on the GPUs measured.
-MEMORY_EFFICIENCY = 0.85
-# 40 to 48 of 50 GB/s per GPU are reported for NDR InfiniBand with one rank per rail.
-NETWORK_EFFICIENCY = 0.85
-# Synchronisation per node of a collective that spans several (meta-pytorch/autoparallel's NCCL model).
-NETWORK_ALPHA_SECONDS = 4.7e-6
-# The gap between two kernels of one stream. An assumption: published runs do not resolve it.
-LAUNCH_SECONDS = 1.5e-6
-# Backward attention runs at this share of the forward rate. An assumption: no public table has the
-# backward pass; between 0.6 and 0.9 the bias over published runs moves by one or two points.
-BACKWARD_ATTENTION_SHARE = 0.8
+_NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs say nothing of their clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +36,23 @@ class Machine:
     host_bytes_per_second: float | None
     devices_per_domain: int
     rates: ChipRates
+    shared: Shared
     gemm_factor: float  # of formats of 16 bits or more
+    sustained_share: float | None  # of the peak, in products of 16 bits or more; None where not known
     matmul_of_fp32: str  # the format in which a float32 product runs at default precision
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """The peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
         peak = self.peak_flops_per_second.get(format_name)
-        if peak is None or format_name.startswith(("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")):
+        if peak is None or format_name.startswith(_NARROW):
             return peak
         return peak * self.gemm_factor
+
+    def sustained_flops_per_second(self, format_name: str) -> float | None:
+        """What no product exceeds for long; None where that is not known."""
+        if self.sustained_share is None or format_name.startswith(_NARROW):
+            return None
+        return self.peak_flops_per_second[format_name] * self.sustained_share
 
 
 def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
@@ -75,7 +69,8 @@ def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
             f"the catalog does not know the memory bandwidth of {chip.name}",
             hint="choose a chip with a known bandwidth: `meshwright fleets` lists them",
         )
-    rates, on_cuda = rates_of(chip), chip.platform == "cuda"
+    rates, common, on_cuda = rates_of(chip), shared(), chip.platform == "cuda"
+    sustained = sustained_share(chip)
     # JAX's default precision multiplies float32 as TF32 on NVIDIA and as bf16 on a TPU
     # (docs.jax.dev, jax.default_matmul_precision).
     reduced = "tf32" if on_cuda else "bf16" if chip.platform == "tpu" else "fp32"
@@ -84,15 +79,17 @@ def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
         basis="tables" if rates.measured else "default" if on_cuda else "roofline",
         peak_flops_per_second=chip.peak_flops_per_second,
         memory_bytes_per_second=chip.memory_bytes_per_second,
-        memory_efficiency=MEMORY_EFFICIENCY,
+        memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,
-        launch_seconds=LAUNCH_SECONDS,
+        launch_seconds=common.launch_seconds,
         inside_bytes_per_second=chip.inside.bytes_per_second if chip.inside else None,
         between_bytes_per_second=chip.between.bytes_per_second if chip.between else None,
         host_bytes_per_second=chip.host.bytes_per_second if chip.host else None,
         devices_per_domain=fleet.chips_per_domain,
         rates=rates,
-        gemm_factor=PUBLISHED_RUNS_FACTOR,
+        shared=common,
+        gemm_factor=common.factor_without_sustained if sustained is None else 1.0,
+        sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
     )
 
@@ -137,6 +134,8 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
             collectives={kind: {1: whole, fleet.num_devices: whole} for kind in kinds},
             measured=True,
         ),
+        shared=shared(),
         gemm_factor=1.0,
+        sustained_share=None,
         matmul_of_fp32="fp32",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
@@ -9,16 +11,11 @@ from meshwright.ledger import Ledger
 from meshwright.ledger.hlo import Program
 
 from ._calibration import Calibration
-from ._machine import PUBLISHED_RUNS_FACTOR, Machine, machine_of
-from ._rates import efficiency_spread, provenance
+from ._machine import Machine, machine_of
+from ._rates import Width, provenance, widths
 from ._records import Interval, Prediction, Slice
 from ._walk import LAUNCH, Walked, walk
 
-# 20 published runs held out from every choice: median error 6.4 %, p90 21.6 % (bf16, dense, up to 512
-# GPUs). 11 fp8 rows, none held out: p90 28 %.
-_BF16_ERROR, _FP8_ERROR = 0.22, 0.30
-# No prediction of these kinds has been set beside a measurement yet; the widths are judgement.
-_CALIBRATED_ERROR, _ROOFLINE_ERROR, _LAUNCH_BOUND_ERROR = 0.40, 0.50, 0.50
 _LAUNCH_BOUND_SHARE = 0.2  # of the step: published runs do not have that much
 
 
@@ -57,10 +54,10 @@ def predict(
     mfu = ledger.flops.model / available if peak else 0.0
     hfu = ledger.flops.executed / available if peak else 0.0
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
-    error, basis = _interval(machine, walked, compiled, calibration)
+    width, basis = _interval(machine, walked, calibration)
     tokens = compiled.tokens_per_step
     return Prediction(
-        step_seconds=Interval(low=seconds * (1 - error), expected=seconds, high=seconds * (1 + error)),
+        step_seconds=Interval(low=seconds * width.low, expected=seconds, high=seconds * width.high),
         tokens_per_second_per_device=tokens / seconds / fleet.num_devices if tokens else None,
         mfu=mfu,
         hfu=hfu,
@@ -86,36 +83,35 @@ def _slices(walked: Walked) -> tuple[Slice, ...]:
     )
 
 
-def _interval(
-    machine: Machine, walked: Walked, compiled: Compiled, calibration: Calibration | None
-) -> tuple[float, str]:
-    """Half the interval's width as a share of the step, and in words where rates and width come from."""
+def _interval(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[Width, str]:
+    """The interval as shares of the step, and in words where rates and width come from."""
     dominant = max(walked.flops, key=lambda name: walked.flops[name], default="")
-    scaled = f"GEMM rates x {PUBLISHED_RUNS_FACTOR} as published bf16 runs ask for"
+    scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
     if calibration is not None and machine.basis == "calibration":
-        error = _CALIBRATED_ERROR
-        words = f"rates measured on {calibration.date} ({calibration.source}); width not yet measured"
+        name, words = machine.basis, f"rates measured on {calibration.date} ({calibration.source})"
     elif machine.basis == "tables" and dominant.startswith("fp8"):
-        error = _FP8_ERROR
-        words = f"{machine.name} tables ({provenance()}); width from 11 published fp8 runs, p90 28 %"
+        name, words = "fp8", f"{machine.name} tables ({provenance()})"
+    elif machine.sustained_share is not None:
+        share = 100 * machine.sustained_share
+        name = "sustained"
+        words = (
+            f"{machine.name} tables ({provenance()}), products at most at the {share:.0f} % of peak "
+            "that published bf16 runs sustain"
+        )
     elif machine.basis == "tables":
-        error = _BF16_ERROR
-        words = f"{machine.name} tables ({provenance()}), {scaled}; width: p90 over 20 held-out runs"
+        name, words = machine.basis, f"{machine.name} tables ({provenance()}), {scaled}"
     elif machine.basis == "default":
-        error = _BF16_ERROR + efficiency_spread()
-        words = (
-            f"no table for {machine.name}: medians over nine GPUs ({provenance()}), {scaled}; "
-            f"width: that of measured chips and the spread of their GEMM rates"
-        )
+        name = machine.basis
+        words = f"no table for {machine.name}: medians over nine GPUs ({provenance()}), {scaled}"
     else:
-        error = _ROOFLINE_ERROR
-        words = (
-            f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs; not calibrated"
-        )
-    if (
-        machine.basis != "calibration"
-        and walked.total.get(LAUNCH, 0.0) > _LAUNCH_BOUND_SHARE * walked.seconds
-    ):
-        error = max(error, _LAUNCH_BOUND_ERROR)
-        words += "; widened: mostly kernel launches, which no published run resolves"
-    return error, f"Estimate. {words[0].upper()}{words[1:]}. Interval +-{100 * error:.0f} %."
+        name = machine.basis
+        words = f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs"
+    width = widths()[name]
+    words += f"; {width.words}"
+    launches = walked.total.get(LAUNCH, 0.0) > _LAUNCH_BOUND_SHARE * walked.seconds
+    if launches and machine.basis != "calibration":
+        wide = widths()["launches"]
+        width = replace(width, low=min(width.low, wide.low), high=max(width.high, wide.high))
+        words += f"; {wide.words}"
+    interval = f"Interval {100 * width.low - 100:+.0f} to {100 * width.high - 100:+.0f} %."
+    return width, f"Estimate. {words[0].upper()}{words[1:]}. {interval}"

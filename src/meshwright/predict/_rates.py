@@ -1,4 +1,7 @@
-"""The fitted coefficients, by chip: `rates.toml` read, and what stands in for a chip without tables."""
+"""The fitted coefficients, by chip: `rates.toml` read, and what stands in for a chip without tables.
+
+`runs.toml` holds what published runs and others' reports say, shared by all predictions.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +66,53 @@ class ChipRates:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Constants of every prediction (sources: runs.toml); efficiencies are shares of catalog rates."""
+
+    factor_without_sustained: float
+    backward_attention_share: float
+    memory_efficiency: float
+    network_efficiency: float
+    network_alpha_seconds: float
+    launch_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Width:
+    """An interval's ends as shares of what is expected, and where they come from."""
+
+    low: float
+    high: float
+    words: str
+
+
+@cache
+def widths() -> Mapping[str, Width]:
+    """The intervals by how much is known."""
+    return {name: Width(**fields) for name, fields in _runs()["interval"].items()}
+
+
+@cache
+def shared() -> Shared:
+    """The shared constants."""
+    return Shared(**_runs()["shared"])
+
+
+def sustained_share(chip: Chip) -> float | None:
+    """The share of its peak that a chip sustains in products of 16 bits or more; None where not known.
+
+    Of a chip with another power limit than that of its silicon which was measured: times the cube root of
+    the ratio, because dynamic power grows as the cube of the clock.
+    """
+    for system, (names, _) in _systems().items():
+        found = _runs()["sustained"].get(system)
+        if found and chip.name in names:
+            power = (chip.watts or found["watts"]) / found["watts"]
+            return found["flops_per_second"] / found["peak_flops_per_second"] * power ** (1 / 3)
+    return None
+
+
 def rates_of(chip: Chip) -> ChipRates:
     """The chip's own coefficients, or each coefficient's median over the measured chips.
 
@@ -86,14 +136,6 @@ def rates_of(chip: Chip) -> ChipRates:
     )
 
 
-@cache
-def efficiency_spread() -> float:
-    """How far the bf16 GEMM efficiency of a measured chip lies from their median, at most, relatively."""
-    found = [rates.gemm["bf16"].efficiency for _, rates in _systems().values()]
-    median = statistics.median(found)
-    return max(abs(each / median - 1) for each in found)
-
-
 def _medians(tables: Iterable[Mapping[Any, Rate]]) -> dict[Any, Rate]:
     by_key: dict[Any, list[Rate]] = {}
     for table in tables:
@@ -115,6 +157,11 @@ def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
         system: (tuple(table["names"]), _read(table))
         for system, table in tomllib.loads(text)["chips"].items()
     }
+
+
+@cache
+def _runs() -> Mapping[str, Any]:
+    return tomllib.loads(files("meshwright.predict").joinpath("runs.toml").read_text(encoding="utf-8"))
 
 
 @cache
