@@ -13,12 +13,50 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
 
 from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
 from meshwright.errors import InputError
 from meshwright.hardware import Chip, Fleet, Link, find_chip
 
 Row = Mapping[str, str]
+Record = TypeVar("Record", RunConfig, TransformerModel)
+COLUMNS = [
+    "id",
+    "model",
+    "params_b",
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "n_kv_heads",
+    "d_ff",
+    "gated_mlp",
+    "vocab",
+    "seq_len",
+    "moe",
+    "accelerator",
+    "n_devices",
+    "devices_per_node",
+    "precision",
+    "optimizer",
+    "sharding",
+    "dp",
+    "fsdp",
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "micro_batch_per_device",
+    "global_batch_seqs",
+    "act_ckpt",
+    "attention_impl",
+    "step_time_s",
+    "tokens_per_s_per_device",
+    "notes",
+]
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
 LONGEST_STANDARD, SMALLEST_STANDARD = 16384, 0.7e9
 STATE_BYTES = 16  # per parameter: float32 parameter, gradient and two moments, the least our step holds
@@ -54,11 +92,14 @@ def express(row: Row) -> Expressed:
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
+    row = {column: (row.get(column) or "").strip() for column in COLUMNS}
     _refuse_other_programs(row)
     notes: list[str] = []
     fleet = _fleet(row)
     model = _model(row, notes)
-    layout = _layout(row, fleet, float(row["params_b"] or 0) * 1e9 or _parameters(model), notes)
+    layout = _layout(
+        row, fleet, _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model), notes
+    )
     batch = _batch(row, layout)
     measured = _measured(row, batch["sequences"] * batch["sequence_length"])
     remat, stated = _remat(row, notes)
@@ -123,6 +164,13 @@ _OTHER_AXES = {
 }
 
 
+def _validated(record: type[Record], fields: Mapping[str, object]) -> Record:
+    try:
+        return record.model_validate(fields)
+    except ValidationError as error:
+        raise InexpressibleError(f"our configuration refuses it: {error.errors()[0]['type']}") from error
+
+
 def _refuse_other_programs(row: Row) -> None:
     for axis, reason in _OTHER_AXES.items():
         if _count(row, axis) > 1:
@@ -134,13 +182,20 @@ def _refuse_other_programs(row: Row) -> None:
 
 def _count(row: Row, column: str) -> int:
     """A count, 1 where it is not stated."""
-    return int(float(row[column] or 1))
+    return int(_float(row[column] or "1", column))
+
+
+def _float(text: str, column: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InexpressibleError(f"{column} is no number") from error
 
 
 def _number(row: Row, column: str, what: str) -> int:
     if not row[column]:
         raise InexpressibleError(f"{what} not stated")
-    number = float(row[column])
+    number = _float(row[column], column)
     if number != int(number):
         raise InexpressibleError(f"{what} is not whole")
     return int(number)
@@ -168,7 +223,8 @@ def _fleet(row: Row) -> Fleet:
             rate = network["bytes_per_second"]
             chip = dataclasses.replace(chip, between=Link(name="network", bytes_per_second=rate))
     devices = _number(row, "n_devices", "number of devices")
-    per_host = min(int(float(row["devices_per_node"] or chip.chips_per_host)), devices)
+    usual = _count(row, "devices_per_node") if row["devices_per_node"] else chip.chips_per_host
+    per_host = min(usual, devices)
     if devices % per_host:
         raise InexpressibleError("devices do not fill whole nodes")
     fleet = Fleet.parse(f"{devices // per_host}x{per_host}x{chip.name}")
@@ -203,7 +259,7 @@ def _model(row: Row, notes: list[str]) -> dict[str, object]:
         model |= {"norm": "layer", "mlp": "plain", "activation": "gelu"}
         model |= {"position": "learned", "max_positions": length}
     model["tied_embeddings"] = not gated
-    told = float(row["params_b"] or 0) * 1e9
+    told = _float(row["params_b"] or "0", "params_b") * 1e9
     if len(row["params_b"].partition(".")[2]) >= 2:  # exact enough to tell
         model["tied_embeddings"] = min(
             (True, False), key=lambda tied: abs(_parameters({**model, "tied_embeddings": tied}) - told)
@@ -218,7 +274,7 @@ def _model(row: Row, notes: list[str]) -> dict[str, object]:
 
 
 def _parameters(model: dict[str, object]) -> int:
-    return TransformerModel.model_validate(model).num_parameters
+    return _validated(TransformerModel, model).num_parameters
 
 
 def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> Layout:
@@ -273,10 +329,10 @@ def _batch(row: Row, layout: Layout) -> dict[str, int]:
 
 def _measured(row: Row, tokens_per_step: int) -> float:
     if row["step_time_s"]:
-        return float(row["step_time_s"])
+        return _float(row["step_time_s"], "step_time_s")
     if row["tokens_per_s_per_device"]:
         devices = _number(row, "n_devices", "number of devices")
-        return tokens_per_step / float(row["tokens_per_s_per_device"]) / devices
+        return tokens_per_step / _float(row["tokens_per_s_per_device"], "tokens_per_s_per_device") / devices
     raise InexpressibleError("neither step time nor tokens per second printed")
 
 

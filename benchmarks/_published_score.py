@@ -46,7 +46,7 @@ def score(row: Expressed) -> dict[str, Any]:
         compiled, folder = _compiled(row, told["notes"])
         program = parse_program(read_text(folder, "program.hlo.txt"))
         prediction = predict(program, ledger_of(folder, compiled, row.fleet), compiled, row.fleet)
-    except (InputError, CompileError) as error:
+    except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     seconds = prediction.step_seconds
     return {
@@ -57,7 +57,6 @@ def score(row: Expressed) -> dict[str, Any]:
         "high_seconds": seconds.high,
         "holds": seconds.low <= row.measured_seconds <= seconds.high,
         "exposed_seconds": {each.name: each.exposed_seconds for each in prediction.slices},
-        "folder": str(folder),
     }
 
 

@@ -1,0 +1,119 @@
+"""The script that scores published runs: which rows are runs of ours."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from _published_rows import InexpressibleError, chip_of, express
+from _published_score import spread, summary_of
+from predict_published import MOST_OF_ONE_SOURCE, drawn
+
+LLAMA = {
+    "id": "someone-001",
+    "model": "Llama-3-8B",
+    "params_b": "8.03",
+    "n_layers": "32",
+    "d_model": "4096",
+    "n_heads": "32",
+    "n_kv_heads": "8",
+    "d_ff": "14336",
+    "gated_mlp": "yes",
+    "vocab": "128256",
+    "seq_len": "8192",
+    "accelerator": "A100-80GB-SXM",
+    "n_devices": "64",
+    "devices_per_node": "8",
+    "precision": "bf16",
+    "sharding": "FSDP2",
+    "fsdp": "64",
+    "micro_batch_per_device": "1",
+    "global_batch_seqs": "64",
+    "act_ckpt": "selective(per-op)",
+    "tokens_per_s_per_device": "2973",
+}
+
+
+def test_a_row_becomes_the_run_that_it_states():
+    found = express(LLAMA)
+    assert found.config.model.num_parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert not found.config.model.tied_embeddings
+    assert found.config.layout == "fsdp=64"
+    assert found.config.remat == "dots-attention"
+    assert found.fleet.name == "64xA100-80GB"
+    assert found.measured_seconds == pytest.approx(8192 / 2973)
+    assert found.standard
+
+
+def test_a_source_may_have_a_network_of_its_own():
+    assert express({**LLAMA, "id": "internevo-1"}).fleet.chip.between.bytes_per_second == 6.25e9
+    assert express(LLAMA).fleet.chip.between.bytes_per_second == 25e9
+
+
+def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
+    row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64"}
+    assert express(row).config.layout == "data=8,fsdp=8"
+
+
+def test_what_is_not_stated_or_not_stock_is_no_standard_row():
+    assert not express({**LLAMA, "act_ckpt": ""}).standard
+    assert not express({**LLAMA, "accelerator": "H100-96GB-HBM2e-SXM-500W"}).standard
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"pp": "2"}, "pipeline stages"),
+        ({"moe": "8 experts"}, "mixture of experts"),
+        ({"precision": "fp8"}, "8- or 4-bit arithmetic"),
+        ({"precision": "fp16 mixed"}, "precision is not bf16"),
+        ({"precision": "bf16 (pure)"}, "weights and moments in bf16"),
+        ({"sharding": ""}, "layout not stated"),
+        ({"global_batch_seqs": ""}, "global batch not stated"),
+        ({"global_batch_seqs": "96"}, "does not divide over its replicas"),
+        ({"seq_len": "long"}, "seq_len is no number"),
+        ({"params_b": "70"}, "do not give the stated number of parameters"),
+        ({"tokens_per_s_per_device": ""}, "neither step time nor tokens"),
+        ({"accelerator": "Abacus"}, "the catalog has no chip 'Abacus'"),
+        ({"accelerator": "TPU v4 (32GB)"}, "no rates were fitted"),
+        ({"accelerator": "V100-32GB-SXM2"}, "no bf16"),
+        ({"n_devices": "8", "fsdp": "", "sharding": "DDP"}, "state does not fit"),
+        ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
+        ({"sharding": "ZeRO-1", "global_batch_seqs": "128"}, "reduced once for several micro batches"),
+        ({"n_kv_heads": "5"}, "our configuration refuses it"),
+        ({"act_ckpt": "selective(every 2nd layer)"}, "rematerialisation of its own kind"),
+    ],
+)
+def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
+    with pytest.raises(InexpressibleError, match=reason):
+        express({**LLAMA, **change})
+
+
+def test_words_in_parentheses_do_not_hide_a_chip():
+    assert chip_of("H100-80GB-SXM (GCP A3, 8 GPUs/VM)").name == "H100"
+    assert chip_of("B200 (power limited)").name == "B200"
+
+
+def test_a_draw_is_spread_over_sources_and_repeats():
+    rows = [express({**LLAMA, "id": f"{source}-{n:03}"}) for source in ("a", "b") for n in range(20)]
+    few = [express({**LLAMA, "id": "c-1"})]
+    ids = [row.id for row in drawn(rows + few, 33, 7)]
+    assert ids == [row.id for row in drawn(rows + few, 33, 7)]
+    assert [sum(i.startswith(s) for i in ids) for s in "abc"] == [MOST_OF_ONE_SOURCE, MOST_OF_ONE_SOURCE, 1]
+    assert len(drawn(rows, 4, 7)) == 4
+
+
+def test_the_summary_counts_signs_and_intervals():
+    rows = [
+        {"id": str(n), "source": "a", "chip": "H100", "scale": "to 8", "standard": n > 0}
+        | {"error": error, "holds": abs(error) < 0.2}
+        for n, error in enumerate((-0.3, -0.1, 0.1))
+    ]
+    found = summary_of([*rows, {"id": "3", "failed": "no compiler"}])
+    assert found["failed"] == {"3": "no compiler"}
+    assert found["spread"]["all"]["rows"] == 3
+    assert found["spread"]["all"]["bias"] == -0.1
+    assert found["spread"]["standard"] == spread(rows[1:])
+    assert found["spread"]["all"]["holds"] == pytest.approx(2 / 3, abs=1e-4)
