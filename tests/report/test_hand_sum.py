@@ -100,7 +100,7 @@ def test_microbatches_and_rematerialisation_are_reasons_for_activations(weighing
     why = row(hand_sum(config, Layout.parse("data=1"), 1, ledger), "activations").why
     assert why == (
         "kept in bf16; 2 of 8 sequences at a time; rematerialisation dots-attention; "
-        "what a layer keeps beside its output counts too"
+        "whatever else the backward pass needs counts too"
     )
     assert row(made("cruncher"), "activations").why == "none is alive at the peak"
 

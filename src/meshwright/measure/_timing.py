@@ -9,7 +9,6 @@ from __future__ import annotations
 import numbers
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +47,8 @@ class Timing:
         )
 
 
-def clock(
-    fn: Callable[..., Any], /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs: Any
-) -> Timing:
-    """Time `fn(*args, **kwargs)`.
+def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs: Any) -> Timing:
+    """Time `fn(*args, **kwargs)`, any function or other callable.
 
     The first `warm_up` calls are left out of the spreads (the first of them compiles); before each call the
     results of the one before are waited for.

@@ -25,7 +25,8 @@ def refuse_traced(value: Any, path: str, wanted: str) -> None:
         raise InputError(
             f"{path} is a traced value ({type(value).__name__}, {value.aval.str_short()}): while a function "
             f"is traced it has a shape, but no {wanted}",
-            hint="call this outside the traced function; or ask about jax.eval_shape(function, ...)",
+            hint="call this outside the traced function, or ask about jax.eval_shape(function, ...); if that "
+            "function is over, the value has leaked from it: return it instead of storing it",
         )
 
 
@@ -41,7 +42,11 @@ def explaining_leaks() -> Iterator[None]:
 
     try:
         yield
-    except (jax.errors.UnexpectedTracerError, jax.errors.TracerArrayConversionError) as leaked:
+    except (
+        jax.errors.UnexpectedTracerError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.ConcretizationTypeError,
+    ) as leaked:
         raise InputError(
             "a traced value is used outside the function, or the thread, that JAX was tracing when it was "
             f"made: {str(leaked).strip().splitlines()[0]}",

@@ -156,7 +156,7 @@ class _Rows:
         if kept and self._config.remat != "none":
             words.append(f"rematerialisation {self._config.remat}")
         if kept and count:
-            words.append("what a layer keeps beside its output counts too")
+            words.append("whatever else the backward pass needs counts too")
         return self._row("activations", BYTES * count, compiled, "; ".join(words))
 
     def rest(self) -> HandRow:

@@ -1,0 +1,101 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+
+
+def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():
+    calls = []
+
+    def work(x, *, scale):
+        calls.append(scale)
+        return x * scale
+
+    timing = mw.clock(work, jnp.ones(100), scale=2, warm_up=3, repeats=5)
+    assert calls == [2] * 8
+    assert timing.num_repeats == timing.execution_seconds.num_steps == 5
+    assert 0 < timing.dispatch_seconds.median <= timing.execution_seconds.median
+    assert timing.execution_seconds.low <= timing.execution_seconds.median <= timing.execution_seconds.high
+    assert timing.waited_for == "1 jax array on cpu:0"
+
+
+def test_the_first_call_is_told_apart():
+    assert mw.clock(jax.jit(lambda x: x @ x), jnp.ones((64, 64))).first_call_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda: np.zeros(3), "nothing asynchronous: numpy"),
+        (lambda: 3.0, "nothing asynchronous: a value of the host"),
+        (lambda: {"a": jnp.ones(1), "b": [jnp.ones(2), 3]}, "2 jax arrays on cpu:0"),
+    ],
+)
+def test_it_says_what_it_waited_for(fn, words):
+    assert mw.clock(fn, warm_up=1, repeats=1).waited_for == words
+
+
+@pytest.mark.parametrize("result", [None, [], {}])
+def test_what_returns_nothing_cannot_be_timed(result):
+    with pytest.raises(
+        mw.InputError, match=f"the function returned {type(result).__name__}: nothing to wait"
+    ):
+        mw.clock(lambda: result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (dict(repeats=0), "repeats = 0"),
+        (dict(warm_up=0), "warm_up = 0"),
+    ],
+)
+def test_it_needs_a_call_to_warm_up_and_one_to_time(arguments, words):
+    with pytest.raises(mw.InputError, match=words):
+        mw.clock(lambda: 1, **arguments)
+
+
+def test_a_result_is_no_function():
+    with pytest.raises(mw.InputError, match="3 is no function"):
+        mw.clock(3)
+
+
+def test_a_function_that_gives_up_its_argument_cannot_be_called_twice():
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with pytest.raises(mw.InputError, match=r"shape \[4\] is deleted after call 1: the function donates it"):
+        mw.clock(donating, jnp.ones(4))
+
+
+def test_a_traced_argument_has_no_time():
+    with pytest.raises(mw.InputError, match="argument 0 is a traced value"):
+        jax.jit(lambda x: mw.clock(jnp.sin, x))(jnp.ones(3))
+
+
+def test_a_leaked_value_inside_the_function_is_explained():
+    kept = []
+    jax.jit(lambda x: kept.append(x) or x)(jnp.ones(3))
+    with pytest.raises(mw.InputError, match="a traced value is used outside the function"):
+        mw.clock(lambda: jnp.sin(kept[0]) + 1)
+
+
+def test_what_the_function_itself_raises_passes():
+    with pytest.raises(KeyError):
+        mw.clock(lambda: {}["nothing"])
+
+
+def test_it_reads_as_a_sentence():
+    text = str(mw.clock(lambda: 1, repeats=3))
+    assert text.startswith("dispatch ")
+    assert "median (5 % to 95 %) of 3; first call " in text
+
+
+def test_eight_threads_time_at_once(at_once):
+    timings = at_once(lambda: mw.clock(jnp.sin, jnp.ones(10), repeats=2))
+    assert [timing.num_repeats for timing in timings] == [2] * 8
+
+
+def test_pytorch_on_a_cpu_does_not_run_ahead():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert mw.clock(lambda: torch.ones(3)).waited_for == "nothing asynchronous: torch on a CPU"
