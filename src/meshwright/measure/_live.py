@@ -14,7 +14,7 @@ from ..units import format_bytes
 from ._storages import format_name
 
 UNKNOWN = "unknown"
-MOST_OWNED = 2000
+MOST_OWNED = 200
 """Of more arrays than these only the largest are asked for their owner: the search takes time."""
 DEPTH = 4  # containers inside containers that the search climbs
 
@@ -69,11 +69,11 @@ def live(*, top: int | None = None) -> Live:
 
     arrays = _without_parts([array for array in jax.live_arrays() if not array.is_deleted()])
     arrays.sort(key=_bytes, reverse=True)
-    owners = _Owners()
+    owned = arrays[:MOST_OWNED]
+    owners = [*_owners(owned), *(UNKNOWN for _ in arrays[MOST_OWNED:])]
     count: Counter[tuple[Any, ...]] = Counter()
     size: Counter[tuple[Any, ...]] = Counter()
-    for place, array in enumerate(arrays):
-        owner = owners.of(array, hidden=arrays) if place < MOST_OWNED else UNKNOWN
+    for array, owner in zip(arrays, owners, strict=True):
         key = (array.shape, format_name(array.dtype), _sharding(array), owner)
         count[key] += 1
         size[key] += _bytes(array)
@@ -114,41 +114,49 @@ def _sharding(array: Any) -> str:
     return f"{type(array.sharding).__name__ if spec is None else spec} on {len(devices)} devices"
 
 
-class _Owners:
-    """Finds who refers to an object. Frames are looked at once: those of this package's are left out."""
+def _owners(arrays: list[Any]) -> list[str]:
+    """Words for the nearest owner of each array.
 
-    def __init__(self) -> None:
-        self._locals: dict[int, str] = {}
-        for frame in sys._current_frames().values():
-            self._note(frame)
+    One pass over Python's objects for each level, for all arrays together: who refers to them, who refers
+    to those containers, and so on.
+    """
+    local = _locals()
+    found = {id(array): words for array in arrays if (words := local.get(id(array)))}
+    leads: dict[int, set[int]] = {id(array): {id(array)} for array in arrays if id(array) not in found}
+    level: list[Any] = [array for array in arrays if id(array) not in found]
+    seen = {id(arrays), id(level), id(leads), id(found), id(local)}
+    for _ in range(DEPTH):
+        holders = [holder for holder in gc.get_referrers(*level) if id(holder) not in seen] if level else []
+        above: list[Any] = []
+        above_leads: dict[int, set[int]] = {}
+        for holder in holders:
+            seen.add(id(holder))
+            for held in gc.get_referents(holder):
+                reached = leads.get(id(held), set()) - found.keys()
+                if not reached:
+                    continue
+                if words := local.get(id(holder)) or _named(holder, held):
+                    found.update(dict.fromkeys(reached, words))
+                elif isinstance(holder, dict | list | tuple) or hasattr(holder, "__dict__"):
+                    above_leads.setdefault(id(holder), set()).update(reached)
+                    above.append(holder)
+        level, leads = above, above_leads
+        seen |= {id(level), id(leads), id(holders)}
+    return [found.get(id(array), UNKNOWN) for array in arrays]
 
-    def _note(self, frame: FrameType | None) -> None:
+
+def _locals() -> dict[int, str]:
+    """Local variables of every running function of every thread, this module's own left out."""
+    known: dict[int, str] = {}
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
         while frame is not None:
             if frame.f_globals.get("__name__") != __name__ and frame.f_code.co_name != "<module>":
                 words = f"of {frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]})"
                 for name, value in frame.f_locals.items():
-                    self._locals.setdefault(id(value), f"local {name} {words}")
+                    known.setdefault(id(value), f"local {name} {words}")
             frame = frame.f_back
-
-    def of(self, target: Any, *, hidden: Any) -> str:
-        """Words for the nearest owner; `hidden` is a list of our own that refers to everything."""
-        seen = {id(hidden), id(self.__dict__), id(self._locals)}
-        level = [target]
-        for _ in range(DEPTH):
-            above: list[Any] = []
-            for one in level:
-                if id(one) in self._locals:
-                    return self._locals[id(one)]
-                for holder in gc.get_referrers(one):
-                    if id(holder) in seen or holder is level or holder is above:
-                        continue
-                    seen.add(id(holder))
-                    if words := _named(holder, one):
-                        return words
-                    if isinstance(holder, dict | list | tuple) or hasattr(holder, "__dict__"):
-                        above.append(holder)
-            level = above
-        return UNKNOWN
+    return known
 
 
 def _named(holder: Any, held: Any) -> str:
