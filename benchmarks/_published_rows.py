@@ -76,6 +76,8 @@ class Expressed:
     source: str
     config: RunConfig
     fleet: Fleet  # with the row's network
+    attention_kernel: str  # as `predict` names it
+    remat_stated: bool
     measured_seconds: float
     standard: bool
     notes: tuple[str, ...]
@@ -132,12 +134,16 @@ def express(row: Row) -> Expressed:
         source=source_of(row),
         config=config,
         fleet=fleet,
+        attention_kernel="cudnn" if _CUDNN.search(row["attention_impl"].lower()) else "flash-2",
+        remat_stated=stated,
         measured_seconds=measured,
         standard=standard,
         notes=tuple(notes),
     )
 
 
+# Whose attention is cuDNN's; PyTorch's and the others' "flash" is FlashAttention-2 or a kernel like it.
+_CUDNN = re.compile(r"cudnn|\bte\b|transformer engine")
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
     ("moe", r".", "mixture of experts"),
@@ -344,7 +350,7 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """
     words = row["act_ckpt"].lower()
     if not words:
-        notes.append("rematerialisation not stated: taken as dots-attention")
+        notes.append("rematerialisation not stated: dots-attention if that fits, else full")
         return "dots-attention", False
     if "every" in words or "custom" in words or "qkv" in words:
         raise InexpressibleError("rematerialisation of its own kind")

@@ -38,47 +38,61 @@ def score(row: Expressed) -> dict[str, Any]:
         "scale": next(name for most, name in SCALES if row.fleet.num_devices <= most),
         "layout": row.config.layout,
         "remat": row.config.remat,
+        "attention_kernel": row.attention_kernel,
         "standard": row.standard,
-        "measured_seconds": row.measured_seconds,
+        "measured_seconds": _short(row.measured_seconds),
         "notes": list(row.notes),
     }
     try:
-        compiled, folder = _compiled(row, told["notes"])
+        compiled, folder, told["remat"] = _compiled(row, told["notes"])
         program = parse_program(read_text(folder, "program.hlo.txt"))
-        prediction = predict(program, ledger_of(folder, compiled, row.fleet), compiled, row.fleet)
+        ledger = ledger_of(folder, compiled, row.fleet)
+        prediction = predict(program, ledger, compiled, row.fleet, attention_kernel=row.attention_kernel)
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     seconds = prediction.step_seconds
     return {
         **told,
-        "error": seconds.expected / row.measured_seconds - 1,
-        "predicted_seconds": seconds.expected,
-        "low_seconds": seconds.low,
-        "high_seconds": seconds.high,
+        "error": round(seconds.expected / row.measured_seconds - 1, 5),
+        "predicted_seconds": _short(seconds.expected),
+        "low_seconds": _short(seconds.low),
+        "high_seconds": _short(seconds.high),
         "holds": seconds.low <= row.measured_seconds <= seconds.high,
-        "exposed_seconds": {each.name: each.exposed_seconds for each in prediction.slices},
+        "exposed_seconds": {each.name: _short(each.exposed_seconds) for each in prediction.slices},
     }
 
 
-def _compiled(row: Expressed, notes: list[str]) -> tuple[Compiled, Path]:
-    """The row's step as its fleet's compiler makes it.
+def _short(seconds: float) -> float:
+    """Five digits are more than a prediction has."""
+    return float(f"{seconds:.5g}")
+
+
+def _compiled(row: Expressed, notes: list[str]) -> tuple[Compiled, Path, str]:
+    """The row's step as its fleet's compiler makes it, and what it keeps.
 
     What was published fitted its chip. Where our program does not, XLA holds collectives back until
     there is memory for them, which the published run did not: it is then compiled for a chip with room.
+    A row that does not state its rematerialisation repeats everything if keeping more does not fit.
     """
     chip = row.fleet.chip
     known = find_chip(ASSUMED["compiled_as"].get(chip.name, chip.name))
     fleet = replace(row.fleet, chip=replace(chip, target=known.target, device_kinds=known.device_kinds))
     layout = Layout.parse(row.config.layout)
-    compiled, folder, _ = compile_program(_request(row.config, fleet, layout, False))
+    config = row.config
+    compiled, folder, _ = compile_program(_request(config, fleet, layout, False))
     memory = ledger_of(folder, compiled, fleet).memory
+    if memory.fits is False and not row.remat_stated:
+        config = config.model_copy(update={"remat": "full"})
+        notes.append("dots-attention does not fit: taken as full")
+        compiled, folder, _ = compile_program(_request(config, fleet, layout, False))
+        memory = ledger_of(folder, compiled, fleet).memory
     if memory.fits is False and memory.usable_bytes and fleet.chip.memory_bytes:
         gib = memory.reserved_bytes / 2**30
         notes.append(f"our program takes {gib:.0f} GiB, more than the chip has: scheduled as if it had them")
         room = ROOM * memory.reserved_bytes / memory.usable_bytes
         roomy = replace(fleet.chip, memory_bytes=int(fleet.chip.memory_bytes * room))
-        compiled, folder, _ = compile_program(_request(row.config, replace(fleet, chip=roomy), layout, False))
-    return compiled, folder
+        compiled, folder, _ = compile_program(_request(config, replace(fleet, chip=roomy), layout, False))
+    return compiled, folder, config.remat
 
 
 def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:

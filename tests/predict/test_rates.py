@@ -2,8 +2,9 @@ import statistics
 
 import pytest
 
+from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, find_chip
-from meshwright.predict._rates import provenance, rates_of, shared, sustained_share, widths
+from meshwright.predict._rates import attention_of, provenance, rates_of, shared, sustained_share, widths
 
 MEASURED = [
     "A100-40GB",
@@ -80,3 +81,17 @@ def test_shared_constants_are_shares_and_times():
 
 def test_every_width_holds_what_is_expected_and_says_why():
     assert all(width.low < 1 < width.high and width.words for width in widths().values())
+
+
+def test_flash_2_runs_on_hopper_as_on_the_a100_and_elsewhere_as_the_tables_say():
+    a100, h100 = (attention_of(find_chip(name), "flash-2")[128].efficiency for name in ("A100-80GB", "H100"))
+    assert h100 == pytest.approx(0.62 * a100)
+    assert h100 < rates_of(find_chip("H100")).attention[128].efficiency
+    assert attention_of(find_chip("B200"), "flash-2") == rates_of(find_chip("B200")).attention
+    assert attention_of(find_chip("H100"), "cudnn") == rates_of(find_chip("H100")).attention
+
+
+def test_an_unknown_attention_kernel_names_the_nearest():
+    with pytest.raises(InputError, match="no attention kernel 'flash2' is known") as caught:
+        attention_of(find_chip("H100"), "flash2")
+    assert "flash-2" in caught.value.hint

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 
 from ._calibration import Calibration
 from ._models import AttentionRate, CollectiveRate, GemmRate
-from ._rates import ChipRates, Shared, rates_of, shared, sustained_share
+from ._rates import CUDNN, ChipRates, Shared, attention_of, rates_of, shared, sustained_share
 
 _NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs say nothing of their clocks
 
@@ -55,11 +55,12 @@ class Machine:
         return self.peak_flops_per_second[format_name] * self.sustained_share
 
 
-def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
+def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: str = CUDNN) -> Machine:
     """What is known of a fleet's devices.
 
     Raises:
-        InputError: a CPU without a calibration, or a chip whose memory bandwidth the catalog lacks.
+        InputError: a CPU without a calibration, a chip whose memory bandwidth the catalog lacks, or an
+            unknown attention kernel.
     """
     chip = fleet.chip
     if chip.platform == "cpu":
@@ -69,7 +70,8 @@ def machine_of(fleet: Fleet, calibration: Calibration | None) -> Machine:
             f"the catalog does not know the memory bandwidth of {chip.name}",
             hint="choose a chip with a known bandwidth: `meshwright fleets` lists them",
         )
-    rates, common, on_cuda = rates_of(chip), shared(), chip.platform == "cuda"
+    common, on_cuda = shared(), chip.platform == "cuda"
+    rates = replace(rates_of(chip), attention=attention_of(chip, attention_kernel))
     sustained = sustained_share(chip)
     # JAX's default precision multiplies float32 as TF32 on NVIDIA and as bf16 on a TPU
     # (docs.jax.dev, jax.default_matmul_precision).

@@ -12,7 +12,7 @@ from meshwright.ledger.hlo import Program
 
 from ._calibration import Calibration
 from ._machine import Machine, machine_of
-from ._rates import Width, provenance, widths
+from ._rates import CUDNN, Width, provenance, widths
 from ._records import Interval, Prediction, Slice
 from ._walk import LAUNCH, Walked, walk
 
@@ -25,6 +25,7 @@ def predict(
     compiled: Compiled,
     fleet: Fleet,
     calibration: Calibration | None = None,
+    attention_kernel: str = CUDNN,
 ) -> Prediction:
     """Step time of a compiled program on a fleet.
 
@@ -33,6 +34,7 @@ def predict(
 
     Args:
         calibration: of the host whose simulated devices the fleet is; other fleets need none.
+        attention_kernel: "cudnn", or "flash-2" to price the program as if that library attended.
 
     Raises:
         InputError: a CPU fleet without a calibration, a link or chip without a known rate, or a
@@ -45,7 +47,7 @@ def predict(
             "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
-    machine = machine_of(fleet, calibration)
+    machine = machine_of(fleet, calibration, attention_kernel)
     walked = walk(machine, program, compiled.mesh_axes)
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"

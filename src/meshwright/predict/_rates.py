@@ -8,17 +8,20 @@ from __future__ import annotations
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
+from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Chip
 
 from ._models import AttentionRate, CollectiveRate, GemmRate
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
+CUDNN = "cudnn"
+"""The attention kernel that our own programs call."""
 # The one PCIe system with peer-to-peer transfers among the tables; L40S's goes through the host.
 _PCIE_SYSTEM = "rtx_pro_6000_server"
 _PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
@@ -111,6 +114,27 @@ def sustained_share(chip: Chip) -> float | None:
             power = (chip.watts or found["watts"]) / found["watts"]
             return found["flops_per_second"] / found["peak_flops_per_second"] * power ** (1 / 3)
     return None
+
+
+def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
+    """The rates of a library's attention kernel on a chip: its own, or cuDNN's where runs.toml has none.
+
+    Raises:
+        InputError: no such kernel.
+    """
+    kernels = _runs()["attention"]
+    if kernel != CUDNN and kernel not in kernels:
+        known = (CUDNN, *kernels)
+        raise InputError(f"no attention kernel {kernel!r} is known", hint=nearest_name(kernel, known))
+    if kernel != CUDNN:
+        found, systems = kernels[kernel], _systems()
+        for system, share in found["on"].items():
+            if chip.name in systems[system][0]:
+                rates = systems[found["system"]][1].attention
+                return {
+                    head: replace(rate, efficiency=rate.efficiency * share) for head, rate in rates.items()
+                }
+    return rates_of(chip).attention
 
 
 def rates_of(chip: Chip) -> ChipRates:
