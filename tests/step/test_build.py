@@ -251,4 +251,4 @@ def test_a_batch_is_split_over_replicas_alone(mesh):
     built = build_step(load_config("bytes-nano", (*NANO, "batch.microbatch_sequences=2")), mesh(**ALL_THREE))
     tokens = built.batch["tokens"]
     assert tokens.shape == (2, 8, 33)  # two microbatches of two sequences for each of four replicas
-    assert tokens.sharding.spec == PartitionSpec(None, ("data", "fsdp"), None)
+    assert tokens.sharding.spec == PartitionSpec(None, ("data", "fsdp"))

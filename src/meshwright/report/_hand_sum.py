@@ -165,7 +165,8 @@ class _Rows:
         largest = [
             f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in list(others.items())[:3]
         ]
-        return self._row("everything else", 0, sum(others.values()), "not in the rule: " + ", ".join(largest))
+        why = f"not in the rule: {', '.join(largest)}" if largest else "nothing"
+        return self._row("everything else", 0, sum(others.values()), why)
 
     def total(self, count: int) -> HandRow:
         return self._row("total", BYTES * count, self._memory.reserved_bytes, "")
