@@ -22,7 +22,7 @@ from .hardware import Fleet, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
 from .measure import calibration_of_this_machine
-from .predict import Prediction, predict
+from .predict import Calibration, Prediction, predict, predicted_trace
 from .reconcile import Measurement, Reconciliation, reconcile
 from .report import HandSum, hand_sum
 
@@ -66,6 +66,15 @@ class Weighing:
         if self.config is None:
             return None
         return hand_sum(self.config, self.layout, self.fleet.num_devices, self.ledger.memory)
+
+    def trace(self) -> dict[str, Any]:
+        """The predicted step of one device, which ui.perfetto.dev opens once it is written as JSON.
+
+        Raises:
+            InputError: no time is predicted; the reason is `no_prediction`'s.
+        """
+        program = parse_program(read_text(self.folder, "program.hlo.txt"))
+        return predicted_trace(program, self.compiled, self.fleet, _calibration(self.fleet))
 
     def to_dict(self) -> dict[str, Any]:
         """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
@@ -219,11 +228,15 @@ def _check_compiler(fleet: Fleet) -> None:
         ) from missing
 
 
+def _calibration(fleet: Fleet) -> Calibration | None:
+    return calibration_of_this_machine() if fleet.chip.platform == "cpu" else None
+
+
 def _prediction(
     compiled: Compiled, folder: Path, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
     """The prediction, or why there is none. A CPU's rates are measured once on this machine."""
-    calibration = calibration_of_this_machine() if fleet.chip.platform == "cpu" else None
+    calibration = _calibration(fleet)
     program = parse_program(read_text(folder, "program.hlo.txt"))
     try:
         return predict(program, ledger, compiled, fleet, calibration), ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -190,3 +191,14 @@ def test_explained_each_change_is_compiled_and_set_beside(meshwright):
     assert "--layout fsdp=2" in done.output
     changes = meshwright(*arguments, "--json").json["changes"]
     assert {change["arguments"] for change in changes} >= {"--layout fsdp=2"}
+
+
+def test_the_predicted_step_can_be_a_trace(meshwright, tmp_path):
+    done = meshwright("weigh", "cruncher", "--on", "2xCPU", "--trace", str(tmp_path / "trace.json"))
+    assert done.status == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" and event["cat"] == "matmul" for event in events)
+    refused = meshwright("weigh", "cruncher", "--on", "2xCPU", "--trace", str(tmp_path / "no/trace.json"))
+    assert (refused.status, "cannot write" in refused.talk) == (2, True)
+    simulated = ("weigh", "linear", "--on", "1xMI300X", "--simulate", "--trace", str(tmp_path / "t.json"))
+    assert "no time is predicted for 1xMI300X" in meshwright(*simulated).talk

@@ -229,3 +229,21 @@ def test_flops_are_counted_by_the_format_they_run_in(walked_on):
     ]
     found = walked_on(loop(5).replace(LOOP, LOOP.replace(lines[0], "\n  ".join(lines))))
     assert found.flops == {"tf32": 5 * 2 * 64**3}
+
+
+def test_what_happens_is_noted_by_stream_and_clock(walked):
+    found = walked(entry(start("g"), copy("c"), done("g"))).events
+    gather, first = (next(e for e in found if e.stream == stream) for stream in ("inside", "compute"))
+    assert (gather.name, gather.begin_seconds) == ("all-gather[data]", 0.0)
+    assert gather.seconds == pytest.approx(GATHER)
+    assert (first.name, first.operation) == ("memory-bound", "c")
+    assert first.seconds == pytest.approx(COPY)
+
+
+def test_of_a_loop_the_first_round_is_noted_and_the_further_ones_as_one(walked):
+    found = walked(loop(7)).events
+    rounds = [e for e in found if "further rounds" in e.name]
+    assert [e.name for e in rounds] == ["6 further rounds like this one"]
+    assert rounds[0].begin_seconds == pytest.approx(COPY)
+    assert rounds[0].seconds == pytest.approx(6 * COPY)
+    assert [e.operation for e in found if e.name == "memory-bound"] == ["c"]

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -38,6 +39,19 @@ def show(*parts: RenderableType) -> None:
 def print_json(answer: object) -> None:
     """Print results as JSON, and nothing else."""
     print(json.dumps(answer, indent=2, allow_nan=False))
+
+
+def write_json(path: Path, answer: object) -> None:
+    """Write JSON to a file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(answer, allow_nan=False))
+    except OSError as refused:
+        hint = "name a file in a folder that exists and can be written"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
 
 
 def print_error(error: MeshwrightError) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ._console import JsonFlag, phases, print_json, show
+from ._console import JsonFlag, phases, print_json, show, write_json
 
 EXIT_DOES_NOT_FIT = 3
 
@@ -44,6 +44,10 @@ def weigh(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev."),
+    ] = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help, with saving and price.")
     ] = False,
@@ -61,6 +65,8 @@ def weigh(
         from meshwright.report import write_weighing
 
         write_weighing(html, weighing.to_dict())
+    if trace is not None:
+        write_json(trace, weighing.trace())
     if as_json:
         told = {} if changes is None else {"changes": [change.to_dict() for change in changes]}
         print_json({**weighing.to_dict(), **told})

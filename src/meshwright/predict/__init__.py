@@ -6,6 +6,7 @@ Used by: `reconcile`, `plan`, `report`, `api`. Coefficients: rates.toml, by benc
 
 from ._calibration import Calibration as Calibration
 from ._predict import predict as predict
+from ._predict import predicted_trace as predicted_trace
 from ._records import Interval as Interval
 from ._records import Prediction as Prediction
 from ._records import Slice as Slice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
@@ -14,6 +15,7 @@ from ._calibration import Calibration
 from ._machine import Machine, machine_of
 from ._rates import CUDNN, Width, provenance, widths
 from ._records import Interval, Prediction, Slice
+from ._trace import trace_of
 from ._walk import LAUNCH, Walked, walk
 
 _LAUNCH_BOUND_SHARE = 0.2  # of the step: published runs do not have that much
@@ -41,14 +43,7 @@ def predict(
             program that the CPU's compiler made in the place of the target's.
         ValueError: the program has replica groups of an unknown form.
     """
-    if compiled.source == "simulated on CPU":
-        raise InputError(
-            f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens "
-            "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
-            hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
-        )
-    machine = machine_of(fleet, calibration, attention_kernel)
-    walked = walk(machine, program, compiled.mesh_axes)
+    machine, walked = _walked(program, compiled, fleet, calibration, attention_kernel)
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"
     peak = _peak(machine, walked)
@@ -68,6 +63,36 @@ def predict(
         basis=basis,
         unpriced=(*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items())),
     )
+
+
+def predicted_trace(
+    program: Program, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
+) -> dict[str, Any]:
+    """The predicted step of one device as a trace that ui.perfetto.dev opens, as JSON's types.
+
+    Raises:
+        InputError: as `predict`.
+        ValueError: as `predict`.
+    """
+    _, walked = _walked(program, compiled, fleet, calibration, CUDNN)
+    return trace_of(walked.events, f"{compiled.name} on {fleet.name}")
+
+
+def _walked(
+    program: Program,
+    compiled: Compiled,
+    fleet: Fleet,
+    calibration: Calibration | None,
+    attention_kernel: str,
+) -> tuple[Machine, Walked]:
+    if compiled.source == "simulated on CPU":
+        raise InputError(
+            f"no time is predicted for {fleet.name} from a program simulated on CPU: that compiler widens "
+            "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
+            hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
+        )
+    machine = machine_of(fleet, calibration, attention_kernel)
+    return machine, walk(machine, program, compiled.mesh_axes)
 
 
 def _peak(machine: Machine, walked: Walked) -> float:

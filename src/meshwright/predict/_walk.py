@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from meshwright.compiler import module_of
 from meshwright.ledger import message_of
 from meshwright.ledger._loops import trips_of
 from meshwright.ledger.hlo import Computation, Instruction, Program
@@ -23,12 +24,25 @@ from ._machine import Machine
 LAUNCH = "launch"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that keeps a stream busy, by the clock of the computation it was walked in."""
+
+    name: str
+    stream: str  # compute | inside | between: the links of those classes
+    begin_seconds: float
+    seconds: float
+    module: str  # the model's own scopes, "" where there are none
+    operation: str  # the instruction's name
+
+
 @dataclass(slots=True)
 class Walked:
     """Times of one run of a computation on one device.
 
     `total` and `exposed`: seconds by slice. For compute they are equal; of a collective `exposed` is
     what the compute clock waited. The exposed seconds of all slices sum to `seconds`.
+    `events`: of a loop the first round alone, then one for all further rounds.
     """
 
     seconds: float = 0.0
@@ -37,6 +51,7 @@ class Walked:
     flops: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     links: set[str] = field(default_factory=set[str])
+    events: list[Event] = field(default_factory=list[Event])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +166,23 @@ class _Stream:
     def _kernel(self, instruction: Instruction) -> None:
         machine = self._walker.machine
         kernel = kernel_of(machine, self._walker.program, self._computation, instruction)
+        self._note(kernel.kind, "compute", self._now, kernel.seconds, instruction)
         self._compute(kernel.kind, kernel.seconds)
         self._compute(LAUNCH, machine.launch_seconds)
         self._walked.flops.update(kernel.flops)
         self._walked.unpriced.update(kernel.unpriced)
+
+    def _note(self, name: str, stream: str, begin: float, seconds: float, instruction: Instruction) -> None:
+        self._walked.events.append(
+            Event(
+                name=name,
+                stream=stream,
+                begin_seconds=begin,
+                seconds=seconds,
+                module=module_of(instruction.op_name),
+                operation=instruction.name,
+            )
+        )
 
     def _compute(self, name: str, seconds: float) -> None:
         self._now += seconds
@@ -165,6 +193,7 @@ class _Stream:
         begin = max(self._now, self._free[transfer.link])
         end = begin + transfer.seconds
         self._free[transfer.link] = end
+        self._note(transfer.name, transfer.link, begin, transfer.seconds, instruction)
         self._busy[transfer.link].append(_Busy(name=transfer.name, begin=begin, end=end))
         self._walked.links.add(transfer.link)
         _add_to(self._walked.total, {transfer.name: transfer.seconds})
@@ -201,6 +230,17 @@ class _Stream:
 
     def _add(self, inner: Walked, times: int = 1) -> None:
         """Another computation's run, `times` over; a link it uses is free when it ends, not before."""
+        self._walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
+        if times > 1 and inner.events:
+            further = Event(
+                name=f"{times - 1} further rounds like this one",
+                stream="compute",
+                begin_seconds=self._now + inner.seconds,
+                seconds=(times - 1) * inner.seconds,
+                module="",
+                operation="",
+            )
+            self._walked.events.append(further)
         self._now += times * inner.seconds
         _add_to(self._walked.total, inner.total, times)
         _add_to(self._walked.exposed, inner.exposed, times)
