@@ -52,6 +52,22 @@ def test_a_value_that_left_its_thread_is_explained():
     assert "the thread" in found[0].message
 
 
+def asks_for_a_number(x):
+    return 1 if x > 0 else 2
+
+
+@pytest.mark.parametrize("filtering", ["quiet_remove_frames", "remove_frames", "tracebackhide", "off"])
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_a_function_that_asks_its_own_value_for_a_number_keeps_jaxs_words(transform, filtering):
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", filtering)
+    try:
+        with pytest.raises(jax.errors.TracerBoolConversionError), explaining_leaks():
+            transform(asks_for_a_number)(jnp.ones(2)[0] if transform is jax.jit else jnp.ones(2))
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
 def test_other_errors_pass():
     with pytest.raises(ZeroDivisionError), explaining_leaks():
         raise ZeroDivisionError

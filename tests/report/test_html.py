@@ -192,3 +192,13 @@ def test_a_page_that_cannot_be_written_is_said(run: Path, tmp_path: Path):
     weighing = json.loads((run / "weighing.json").read_text())
     with pytest.raises(InputError, match=r"cannot write .*no/page\.html: No such file or directory"):
         write_weighing(tmp_path / "no/page.html", weighing)
+
+
+def test_the_sum_by_hand_stands_beside_what_is_compiled(run: Path, tmp_path: Path):
+    weighing = json.loads((run / "weighing.json").read_text())
+    row = {"quantity": "gradients", "whole_bytes": 2048, "device_bytes": 256.0, "compiled_bytes": 512}
+    weighing["hand_sum"] = {"rule": "batch x width x layers", "rows": [{**row, "why": "twice <some>"}]}
+    write_weighing(tmp_path / "alone.html", weighing)
+    text = " ".join(Page((tmp_path / "alone.html").read_text("utf-8")).words)
+    for expected in ("The sum by hand", "batch x width x layers", "2.00 KiB", "256 B", "twice <some>"):
+        assert expected in text

@@ -65,6 +65,7 @@ def _page(run: RunFiles) -> str:
         _loss(run),
         _reconciliation(run),
         _memory(run),
+        _hand_sum(run),
         _flops(run),
         _traffic(run),
         _findings(run),
@@ -220,6 +221,26 @@ def _memory(run: RunFiles) -> str:
         _timeline(memory["timeline"]),
         _buffers(memory["buffers"]),
     )
+
+
+def _hand_sum(run: RunFiles) -> str:
+    """The sum by hand beside what is compiled; runs weighed by an earlier version have none."""
+    found = (run.weighing or {}).get("hand_sum")
+    if not found:
+        return ""
+    rows = [
+        (
+            row["quantity"],
+            format_bytes(row["whole_bytes"]),
+            format_bytes(row["device_bytes"]),
+            format_bytes(row["compiled_bytes"]),
+            row["why"],
+        )
+        for row in found["rows"]
+    ]
+    rule = f"4 x (parameters + activations + gradients + optimizer state); activations: {found['rule']}"
+    head = ("quantity", "by hand", "/ devices", "compiled", "why")
+    return _section("The sum by hand", _paragraph(rule), _table(head, rows, numbers=(1, 2, 3)))
 
 
 def _timeline(line: dict[str, Any]) -> str:
