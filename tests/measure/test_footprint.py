@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,13 @@ def test_views_of_numpy_share_the_storage_of_their_base():
     assert [a.strides for a in found.arrays] == [(4, 1), (1,), (1, 4), (4,), (0, 1)]
     assert [a.offset_elements for a in found.arrays] == [0, 4, 0, 1, 0]
     assert [a.contiguous for a in found.arrays] == [True, True, False, False, False]
+
+
+def test_who_is_the_view_does_not_depend_on_the_order():
+    base = np.zeros((4, 4))
+    found = mw.footprint({"a row": base[0], "base": base})
+    assert [array.is_view for array in found.arrays] == [True, False]
+    assert found.arrays[1].shares_storage_with == "['a row']"
 
 
 def test_a_view_alone_keeps_its_whole_base_alive():
@@ -83,8 +92,46 @@ def test_what_does_not_exist_yet_counts_what_it_would_take(mesh):
     assert placed.total_bytes == 256
 
 
+def test_registered_classes_and_modules_of_flax_are_trees():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    state = jax.tree_util.register_dataclass(
+        dataclasses.make_dataclass("State", ["step", "model"]), ["step", "model"], []
+    )
+    found = mw.footprint(state(0, nnx.Linear(3, 4, rngs=nnx.Rngs(0))))
+    assert found.total_bytes == 4 * (3 * 4 + 4)
+    assert found.not_arrays == ("step",)
+    assert all(array.path.startswith("model.") for array in found.arrays)
+
+
+def test_a_dict_whose_keys_do_not_sort_is_refused():
+    with pytest.raises(mw.InputError, match="the tree cannot be walked") as caught:
+        mw.footprint({0: np.zeros(1), "a": np.zeros(1)})
+    assert "list(tree.values())" in caught.value.hint
+
+
+def test_an_array_that_was_put_on_a_device_counts_there():
+    put = jax.device_put(jnp.ones(3), jax.devices()[5])
+    assert mw.footprint(put).by_device == {"cpu:5": {"fp32": 12}}
+
+
 def test_random_keys_count_their_data():
     assert mw.footprint(jax.random.key(0)).total_bytes == 8  # two uint32
+
+
+def test_arrays_without_elements_take_nothing():
+    found = mw.footprint([jnp.zeros((0, 4)), np.zeros((0, 4))])
+    assert found.total_bytes == 0
+    assert [array.shares_storage_with for array in found.arrays] == [None, None]
+
+
+def test_pytorchs_view_of_a_jax_array_counts_once():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    array = jnp.arange(64.0)
+    view = torch.from_dlpack(array)
+    assert view.data_ptr() == array.unsafe_buffer_pointer()
+    found = mw.footprint([array, view])
+    assert found.by_device == {"cpu:0": {"fp32": 256}}
+    assert found.arrays[1].shares_storage_with == "[0]"
 
 
 def test_libraries_that_share_memory_count_it_once():
@@ -126,18 +173,36 @@ def test_a_traced_value_has_no_bytes(transform):
 
 
 def test_it_reads_as_a_table():
-    text = str(mw.footprint({"w": np.zeros((2, 3), np.float32), "t": np.zeros((2, 3), np.float32).T}))
-    assert text.splitlines()[0] == "48 B in 2 arrays (cpu: fp32 48 B)"
-    assert text.splitlines()[1].split() == [
-        "array",
-        "library",
-        "shape",
-        "size",
-        "strides",
-        "layout",
-        "storage",
+    w = np.zeros((2, 3), np.float32)
+    text = str(mw.footprint({"t": w.T, "w": w, "step": 3}))
+    assert text.splitlines() == [
+        "24 B in 2 arrays of numpy (cpu: fp32 24 B)",
+        "  array  shape       size  strides  layout      storage",
+        "  t      fp32[3, 2]  24 B  (1, 3)   strided     its own",
+        "  w      fp32[2, 3]  24 B  (3, 1)   contiguous  that of t",
+        "  numbers and None, without array memory: step",
     ]
-    assert "strided" in text.splitlines()[2]
+    with_jax = str(mw.footprint([jnp.ones(2), w])).splitlines()
+    assert with_jax[0] == "32 B in 2 arrays (cpu:0: fp32 8 B; cpu: fp32 24 B)"
+    assert with_jax[1].split()[:2] == ["array", "library"]
+
+
+def test_devices_that_hold_the_same_are_told_together(mesh):
+    split = NamedSharding(mesh(data=8), PartitionSpec("data"))
+    planned = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=split)
+    assert (
+        str(mw.footprint(planned)).splitlines()[0] == "256 B in 1 array of jax (8 devices, each: fp32 32 B)"
+    )
+
+
+def test_a_large_tree_shows_its_largest_arrays_in_lines_that_fit():
+    tree = {f"model.layers.{n}.self_attention.query_projection.weight": np.zeros(n + 1) for n in range(100)}
+    tree = {**tree, "tied": tree["model.layers.99.self_attention.query_projection.weight"]}
+    lines = str(mw.footprint(tree)).splitlines()
+    assert lines[-1] == "  and 41 arrays that are no larger"
+    assert len(lines) == 1 + 1 + 60 + 1
+    assert max(len(line) for line in lines) <= 110
+    assert "'model.layers.99" in "\n".join(lines)
 
 
 def test_eight_threads_get_the_same_answer(at_once):
@@ -189,5 +254,19 @@ def test_tensors_without_memory_are_of_the_device_meta():
 
 def test_a_layout_without_one_storage_is_refused():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    with pytest.raises(mw.InputError, match=r"the array is a torch tensor of layout torch.sparse_coo"):
-        mw.footprint(torch.eye(3).to_sparse())
+    with pytest.raises(mw.InputError, match=r"layers\[0\] is a torch tensor that is sparse_coo"):
+        mw.footprint({"layers": [torch.eye(3).to_sparse()]})
+
+
+def test_a_torch_optimizer_is_counted_by_its_state_dict():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert mw.footprint(optimizer.state_dict()).total_bytes == 2 * 4 * (4 + 2) + 2 * 4  # and two counts
+    with pytest.raises(mw.InputError, match=r"torch\.optim\.adam\.Adam: no array") as caught:
+        mw.footprint(optimizer)
+    assert caught.value.hint == "give its state_dict()"
+    with pytest.raises(mw.InputError, match="the tree cannot be walked"):
+        mw.footprint(optimizer.state)  # its keys are tensors

@@ -7,13 +7,18 @@ Python's own objects around them, the allocator's rounding, what other processes
 from __future__ import annotations
 
 import numbers
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import InputError
 from ..tables import aligned
 from ..units import format_bytes
 from ._storages import Facts, Storage, facts_of
+
+MOST_ROWS = 60  # of a larger tree, `str` shows its largest arrays
+PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path in the table, of one it names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,31 +59,63 @@ class Footprint:
     not_arrays: tuple[str, ...]
 
     def __str__(self) -> str:
-        places = "; ".join(
-            f"{device}: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
-            for device, formats in self.by_device.items()
-        )
-        words = f"{format_bytes(self.total_bytes)} in {len(self.arrays)} arrays"
+        libraries = {array.library for array in self.arrays}
+        words = f"{format_bytes(self.total_bytes)} in {len(self.arrays)} array{'s' * (len(self.arrays) != 1)}"
+        if len(libraries) == 1:
+            words += f" of {self.arrays[0].library}"
+        lines = [f"{words} ({places})" if (places := _places(self.by_device)) else words]
+        largest = sorted(range(len(self.arrays)), key=lambda place: -self.arrays[place].storage_bytes)
+        shown = [self.arrays[place] for place in sorted(largest[:MOST_ROWS])]
         rows = [
             (
-                array.path,
-                array.library,
+                _short(array.path, PATH_COLUMNS),
+                *([array.library] if len(libraries) > 1 else []),
                 f"{array.format}{list(array.shape)}",
                 format_bytes(array.num_bytes),
                 "" if array.strides is None else str(array.strides),
                 "contiguous" if array.contiguous else "strided",
                 _sharing(array),
             )
-            for array in self.arrays
+            for array in shown
         ]
-        header = ("array", "library", "shape", "size", "strides", "layout", "storage")
-        table = aligned(header, rows, right={"size"}, indent="  ")
-        return "\n".join([f"{words} ({places})" if places else words, *([table] if rows else [])])
+        header = ("array", *(["library"] if len(libraries) > 1 else []))
+        header = (*header, "shape", "size", "strides", "layout", "storage")
+        if rows:
+            lines.append(aligned(header, rows, right={"size"}, indent="  "))
+        if left := len(self.arrays) - len(shown):
+            lines.append(f"  and {left} arrays that are no larger")
+        if self.not_arrays:
+            few = ", ".join(_short(path, OTHER_PATH_COLUMNS) for path in self.not_arrays[:3])
+            more = f" and {len(self.not_arrays) - 3} more" * (len(self.not_arrays) > 3)
+            lines.append(f"  numbers and None, without array memory: {few}{more}")
+        return "\n".join(lines)
+
+
+def _places(by_device: dict[str, dict[str, int]]) -> str:
+    """ "cpu:0: fp32 48 B, bf16 2 B; 8 devices, each: fp32 32 B": devices with the same bytes together."""
+    alike: dict[str, list[str]] = {}
+    for device, formats in by_device.items():
+        words = ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
+        alike.setdefault(words, []).append(device)
+    return "; ".join(
+        (devices[0] if len(devices) == 1 else f"{_several(devices)}, each") + f": {words}"
+        for words, devices in alike.items()
+    )
+
+
+def _several(devices: list[str]) -> str:
+    return " and ".join(devices) if len(devices) == 2 else f"{len(devices)} devices"
+
+
+def _short(path: str, columns: int) -> str:
+    """A long path without its middle."""
+    half = (columns - 3) // 2
+    return path if len(path) <= columns else f"{path[:half]}...{path[-half:]}"
 
 
 def _sharing(array: ArrayFootprint) -> str:
     if array.shares_storage_with is not None:
-        return f"that of {array.shares_storage_with}"
+        return f"that of {_short(array.shares_storage_with, OTHER_PATH_COLUMNS)}"
     if len(array.devices) > 1:
         return f"{format_bytes(array.storage_bytes)} on {len(array.devices)} devices"
     if array.storage_bytes == array.num_bytes:
@@ -95,8 +132,9 @@ def footprint(tree: Any, /) -> Footprint:
             one what it stands for. Of a global array the shards of this process count.
 
     Raises:
-        InputError: a leaf that is no array and no number, a traced value, a deleted jax array, or a torch
-            layout without one storage; its path is named.
+        InputError: a leaf that is no array and no number, a traced value, a deleted jax array, an array of
+            Python objects or with a mask, or a torch tensor without one storage; its path is named. Or a
+            dict whose keys cannot be sorted.
     """
     arrays: list[ArrayFootprint] = []
     not_arrays: list[str] = []
@@ -127,7 +165,7 @@ def _array(path: str, facts: Facts, shares: str | None) -> ArrayFootprint:
         strides=facts.strides,
         offset_elements=facts.offset_elements,
         contiguous=facts.contiguous,
-        is_view=facts.is_view or shares is not None,
+        is_view=facts.is_view,
         shares_storage_with=shares,
     )
 
@@ -146,8 +184,9 @@ class _Known:
         for storage in facts.storages:
             new_bytes, owner = self._new(path, storage)
             shared = shared or owner
-            formats = self.by_device.setdefault(storage.device, {})
-            formats[facts.format] = formats.get(facts.format, 0) + new_bytes
+            if new_bytes or owner is None:
+                formats = self.by_device.setdefault(storage.device, {})
+                formats[facts.format] = formats.get(facts.format, 0) + new_bytes
         return shared
 
     def _new(self, path: str, storage: Storage) -> tuple[int, str | None]:
@@ -179,7 +218,14 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """Every leaf with its path; a torch module's parameters and buffers in its place."""
     import jax
 
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    try:
+        flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
+    except (TypeError, ValueError, RuntimeError) as error:  # as the keys' own comparison raises
+        raise InputError(
+            f"the tree cannot be walked: {str(error).partition(chr(10))[0]}",
+            hint="the keys of a dict must sort, so be all strings or all numbers; else give its values, "
+            "list(tree.values()); of a torch optimizer, give optimizer.state_dict()",
+        ) from error
     for keys, leaf in flat:
         path = "".join(_part(key) for key in keys).lstrip(".")
         if _is_torch_module(leaf):
@@ -189,8 +235,6 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_torch_module(leaf: Any) -> bool:
-    import sys
-
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(leaf, torch.nn.Module)
 

@@ -6,6 +6,9 @@ libraries may share one too (`torch.from_numpy`, `np.asarray` of a jax array on 
 
 from __future__ import annotations
 
+import dataclasses
+import mmap
+import sys
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -48,19 +51,23 @@ def facts_of(array: Any, path: str) -> Facts:
     """The facts of one array.
 
     Raises:
-        InputError: a traced value, a deleted jax array, a torch layout without one storage, or no array.
+        InputError: a traced value, a deleted jax array, an array of Python objects or with a mask, a torch
+            layout without one storage, or no array.
     """
     refuse_traced(array, path, "bytes")
-    module = type(array).__module__.partition(".")[0]
     if _is_jax(array):
         return _jax(array, path)
     if isinstance(array, np.ndarray | np.generic):
-        return _numpy(np.asarray(array))
-    if module == "torch" or _is_torch(array):
+        return _numpy(array, path)
+    if _is_torch(array):
         return _torch(array, path)
+    kind, hint = type(array), "convert it with numpy.asarray, or leave it out of the tree"
+    if dataclasses.is_dataclass(array):
+        hint = f"make its class a pytree: jax.tree_util.register_dataclass({kind.__qualname__})"
+    elif hasattr(array, "state_dict"):
+        hint = "give its state_dict()"
     raise InputError(
-        f"{path} is a {type(array).__module__}.{type(array).__qualname__}: no array of jax, numpy or torch",
-        hint="convert it with numpy.asarray, or leave it out of the tree",
+        f"{path} is a {kind.__module__}.{kind.__qualname__}: no array of jax, numpy or torch", hint=hint
     )
 
 
@@ -71,8 +78,6 @@ def _is_jax(array: Any) -> bool:
 
 
 def _is_torch(array: Any) -> bool:
-    import sys
-
     torch = sys.modules.get("torch")  # a tensor cannot be there without it
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -90,14 +95,15 @@ def _jax(array: Any, path: str) -> Facts:
         )
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         array = jax.random.key_data(array)
+    kind = array.sharding.memory_kind
     storages = tuple(
         Storage(
-            device=_jax_device(shard.device),
-            address=shard.data.unsafe_buffer_pointer(),
-            num_bytes=shard.data.on_device_size_in_bytes(),
-            host=shard.device.platform == "cpu",
+            device=_jax_device(device, kind),
+            address=address,
+            num_bytes=num_bytes,
+            host=device.platform == "cpu",
         )
-        for shard in array.addressable_shards
+        for device, address, num_bytes in buffers_of(array)
     )
     return Facts(
         library="jax",
@@ -112,16 +118,35 @@ def _jax(array: Any, path: str) -> Facts:
     )
 
 
+def buffers_of(array: Any) -> list[tuple[Any, int, int]]:
+    """Device, address and bytes of each shard in this process; none where another thread deleted it."""
+    try:
+        shards = [(shard.device, shard.data) for shard in array.addressable_shards]
+        return [(d, data.unsafe_buffer_pointer(), data.on_device_size_in_bytes()) for d, data in shards]
+    except RuntimeError:
+        if array.is_deleted():
+            return []
+        raise
+
+
 def _abstract(array: Any) -> Facts:
     """What the array would take: on each device of its sharding, else on one that is not named."""
-    itemsize = array.dtype.itemsize
-    devices = ["abstract"] if array.sharding is None else [_jax_device(d) for d in array.sharding.device_set]
-    shard = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+    import jax
+    import jax.numpy as jnp
+
+    itemsize, shape, dtype, sharding = array.dtype.itemsize, array.shape, array.dtype, array.sharding
+    devices, shard = ["abstract"], shape
+    if sharding is not None:
+        devices = sorted({_jax_device(d, sharding.memory_kind) for d in sharding.device_set})
+        shard = sharding.shard_shape(shape)
     each = prod(shard) * itemsize
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+        shape, dtype = data.shape, data.dtype
     return Facts(
         library="jax",
-        shape=array.shape,
-        format=format_name(array.dtype),
+        shape=shape,
+        format=format_name(dtype),
         num_bytes=prod(array.shape) * itemsize,
         storages=tuple(Storage(device=d, address=None, num_bytes=each, host=False) for d in devices),
         strides=None,
@@ -131,39 +156,84 @@ def _abstract(array: Any) -> Facts:
     )
 
 
-def _jax_device(device: Any) -> str:
-    return f"{device.platform}:{device.id}"
+def _jax_device(device: Any, memory_kind: str | None) -> str:
+    """ "gpu:0", or "gpu:0 pinned_host" where its array lies in another memory than the device's own."""
+    name = f"{device.platform}:{device.id}"
+    return name if memory_kind in (None, device.default_memory().kind) else f"{name} {memory_kind}"
 
 
-def _numpy(array: np.ndarray) -> Facts:
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+def _numpy(array: Any, path: str) -> Facts:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InputError(
+            f"{path} is an array of numpy with a mask: two arrays", hint="give its .data and its .mask"
+        )
+    if array.dtype.hasobject:
+        raise InputError(
+            f"{path} is an array of numpy of dtype {array.dtype}: it holds addresses of Python's objects, "
+            "whose bytes lie elsewhere",
+            hint="give it a dtype of numbers with .astype, or leave it out of the tree",
+        )
+    array = np.asarray(array)
+    owner = _numpys_owner(array)
     start, end = np.lib.array_utils.byte_bounds(owner)
     itemsize = max(array.itemsize, 1)
+    offset = array.__array_interface__["data"][0] - start
+    # A field of a structured array has strides that are no whole number of its elements.
+    whole = not any(step % itemsize for step in (*array.strides, offset))
     return Facts(
         library="numpy",
         shape=array.shape,
         format=format_name(array.dtype),
         num_bytes=array.nbytes,
         storages=(Storage(device=HOST, address=start, num_bytes=end - start, host=True),),
-        strides=tuple(stride // itemsize for stride in array.strides),
-        offset_elements=(array.__array_interface__["data"][0] - start) // itemsize,
+        strides=tuple(stride // itemsize for stride in array.strides) if whole else None,
+        offset_elements=offset // itemsize if whole else None,
         contiguous=bool(array.flags.c_contiguous),
         is_view=owner is not array or not array.flags.owndata,
     )
 
 
+def _numpys_owner(array: np.ndarray) -> np.ndarray:
+    """The array over the whole block that `array` keeps alive."""
+    owner = array
+    while True:
+        # `as_strided` puts an object of its own between an array and its base.
+        below = owner.base if isinstance(owner.base, np.ndarray) else getattr(owner.base, "base", None)
+        if not isinstance(below, np.ndarray):
+            break
+        owner = below
+    base: Any = owner.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if isinstance(base, bytes | bytearray | mmap.mmap):
+        return np.frombuffer(base, np.uint8)
+    if _is_torch(base):
+        torch = sys.modules["torch"]
+        return torch.empty(0, dtype=torch.uint8).set_(base.untyped_storage()).numpy()
+    return owner
+
+
 def _torch(tensor: Any, path: str) -> Facts:
     import torch
 
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise InputError(
-            f"{path} is a torch tensor of layout {tensor.layout}, which is no one storage with strides",
-            hint="give its parts, as tensor.indices() and tensor.values(), or tensor.to_dense()",
+            f"{path} is a torch tensor that is {kind.removeprefix('torch.')}: no one storage with strides",
+            hint=f"give its parts, or {_DENSE.get(kind, 'tensor.to_dense()')}",
         )
-    storage = tensor.untyped_storage()
     real = tensor.device.type != "meta" and not _is_fake(tensor)
+    try:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr() if real else storage._cdata
+    except (RuntimeError, ValueError) as error:
+        # A value inside torch.func's transforms, a lazy parameter, a subclass made of other tensors.
+        raise InputError(
+            f"{path} is a torch {type(tensor).__name__} without a storage of its own: "
+            f"{str(error).partition('. ')[0]}",
+            hint="measure it outside torch.func's transforms, after the first call of a lazy module, or by "
+            "the tensors that it is made of",
+        ) from error
     device = HOST if tensor.device.type == "cpu" else str(tensor.device)
     return Facts(
         library="torch",
@@ -173,7 +243,7 @@ def _torch(tensor: Any, path: str) -> Facts:
         storages=(
             Storage(
                 device=device if real else "meta",
-                address=storage.data_ptr() if real else storage._cdata,
+                address=address,
                 num_bytes=storage.nbytes(),
                 host=real and tensor.device.type == "cpu",
             ),
@@ -185,6 +255,9 @@ def _torch(tensor: Any, path: str) -> Facts:
     )
 
 
+_DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
+
+
 def _is_fake(tensor: Any) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -192,7 +265,12 @@ def _is_fake(tensor: Any) -> bool:
 
 
 def format_name(dtype: Any) -> str:
-    """Our name of a dtype of any library ("fp32", "bf16"); one that is no floating format keeps its own."""
+    """Our name of a dtype of any library ("fp32", "bf16", "int32"); one that has none keeps its own.
+
+    Numpy's dtypes with named fields are all "structured".
+    """
+    if getattr(dtype, "names", None):
+        return "structured"
     name = str(dtype).removeprefix("torch.")
     try:
         return format_of_dtype(name).name
