@@ -103,11 +103,11 @@ def made(**changes):
 
 def test_it_reads_as_a_sentence():
     assert str(made()) == (
-        "cpu:0 (some CPU), fp32, 100 x 100: 2.00 GFLOP/s in 1.00 ms, "
-        "50.0% of 4.00 GFLOP/s estimated (estimate: 1 cores)"
+        "fp32, 100 x 100 on cpu:0 (some CPU): 2.00 GFLOP/s in 1.00 ms\n"
+        "  50.0% of 4.00 GFLOP/s, estimate: 1 cores"
     )
     nothing = made(promised_flops_per_second=None, mfu=None, promised_source="why")
-    assert str(nothing).endswith("2.00 GFLOP/s in 1.00 ms; promised: not known (why)")
+    assert str(nothing).endswith("2.00 GFLOP/s in 1.00 ms\n  promised: not known, why")
 
 
 def test_eight_threads_multiply_at_once(at_once):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.measure import Timing
+from meshwright.spread import Spread
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():
@@ -85,10 +87,31 @@ def test_what_the_function_itself_raises_passes():
         mw.clock(lambda: {}["nothing"])
 
 
-def test_it_reads_as_a_sentence():
-    text = str(mw.clock(lambda: 1, repeats=3))
-    assert text.startswith("dispatch ")
-    assert "median (5 % to 95 %) of 3; first call " in text
+def test_a_condition_on_a_value_that_the_function_traces_keeps_jaxs_words():
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        mw.clock(jax.jit(lambda x: 1 if x > 0 else 2), 1.0)
+
+
+def test_arrays_on_several_devices_are_waited_for(mesh):
+    split = jax.sharding.NamedSharding(mesh(data=8), jax.sharding.PartitionSpec("data"))
+    spread = jax.jit(lambda: jnp.ones(16), out_shardings=split)
+    assert mw.clock(spread, warm_up=1, repeats=1).waited_for == "1 jax array on 8 devices"
+
+
+def test_it_reads_as_a_table():
+    timing = Timing(
+        dispatch_seconds=Spread(median=1e-5, low=9e-6, high=2e-5, num_steps=10),
+        execution_seconds=Spread(median=1e-3, low=9e-4, high=2e-3, num_steps=10),
+        first_call_seconds=0.5,
+        num_repeats=10,
+        waited_for="2 jax arrays on cpu:0",
+    )
+    assert str(timing).splitlines() == [
+        "            median      5 %     95 %",
+        "dispatch   10.0 us  9.00 us  20.0 us",
+        "execution  1.00 ms   900 us  2.00 ms",
+        "of 10 calls; first call 500 ms; waited for 2 jax arrays on cpu:0",
+    ]
 
 
 def test_eight_threads_time_at_once(at_once):
@@ -99,3 +122,23 @@ def test_eight_threads_time_at_once(at_once):
 def test_pytorch_on_a_cpu_does_not_run_ahead():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     assert mw.clock(lambda: torch.ones(3)).waited_for == "nothing asynchronous: torch on a CPU"
+
+
+def test_pytorch_on_an_accelerator_is_waited_for(monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("xpu:1")
+
+    fn = lambda: (torch.ones(3).as_subclass(Elsewhere), jnp.ones(2))  # noqa: E731
+    timing = mw.clock(fn, warm_up=1, repeats=2)
+    assert timing.waited_for == "1 jax array on cpu:0 and torch tensors on xpu:1"
+    assert waited == ["xpu:1"] * 3
+
+
+def test_what_pytorch_only_pretends_to_compute_cannot_be_timed():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(mw.InputError, match="the function returned Tensor: nothing to wait"):
+        mw.clock(lambda: torch.ones(3, device="meta"))

@@ -47,14 +47,13 @@ class MatmulMFU:
     def __str__(self) -> str:
         rate = format_rate(self.achieved_flops_per_second, "FLOP/s")
         achieved = (
-            f"{self.device}, {self.format}, {self.size} x {self.size}: "
+            f"{self.format}, {self.size} x {self.size} on {self.device}: "
             f"{rate} in {format_seconds(self.seconds.median)}"
         )
         if self.promised_flops_per_second is None:
-            return f"{achieved}; promised: not known ({self.promised_source})"
-        kind = "estimated" if self.promise_is_estimate else "promised"
+            return f"{achieved}\n  promised: not known, {self.promised_source}"
         promised = format_rate(self.promised_flops_per_second, "FLOP/s")
-        return f"{achieved}, {self.mfu:.1%} of {promised} {kind} ({self.promised_source})"
+        return f"{achieved}\n  {self.mfu:.1%} of {promised}, {self.promised_source}"
 
 
 def matmul_mfu(
@@ -88,7 +87,7 @@ def _one(device: Any, name: str, size: int) -> MatmulMFU:
     import jax.numpy as jnp
 
     with jax.enable_x64(name == "fp64"):
-        square = jax.device_put(jnp.full((size, size), 1e-3, DTYPES[name]), device)
+        square = jnp.full((size, size), 1e-3, DTYPES[name], device=device)
         product = jax.jit(lambda a, b: jnp.matmul(a, b, precision="highest"))
         seconds = clock(product, square, square).execution_seconds
     num_flops = 2 * size**3

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..spread import Spread
+from ..tables import aligned
 from ..units import format_seconds
 from ._traced import explaining_leaks, refuse_traced
 
@@ -36,14 +37,15 @@ class Timing:
     waited_for: str
 
     def __str__(self) -> str:
-        parts = (
-            f"{name} {format_seconds(spread.median)} ({format_seconds(spread.low)} to "
-            f"{format_seconds(spread.high)})"
+        rows = [
+            (name, *(format_seconds(value) for value in (spread.median, spread.low, spread.high)))
             for name, spread in (("dispatch", self.dispatch_seconds), ("execution", self.execution_seconds))
-        )
+        ]
+        header = ("", "median", "5 %", "95 %")
+        table = aligned(header, rows, right=set(header[1:]))
         return (
-            f"{', '.join(parts)}, median (5 % to 95 %) of {self.num_repeats}; first call "
-            f"{format_seconds(self.first_call_seconds)}; waited for {self.waited_for}"
+            f"{table}\nof {self.num_repeats} calls; first call {format_seconds(self.first_call_seconds)}; "
+            f"waited for {self.waited_for}"
         )
 
 
@@ -119,14 +121,17 @@ def _wait(result: Any) -> str:
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     jax.block_until_ready(arrays)
     tensors = _tensors(leaves)
-    cuda = {str(tensor.device) for tensor in tensors if tensor.device.type == "cuda"}
-    for device in cuda:
-        sys.modules["torch"].cuda.synchronize(device)
+    accelerators = sorted({str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"})
+    for device in accelerators:
+        sys.modules["torch"].accelerator.synchronize(device)
+    waited = []
     if arrays:
         devices = sorted({f"{d.platform}:{d.id}" for array in arrays for d in array.devices()})
-        return f"{len(arrays)} jax array{'s' * (len(arrays) > 1)} on {', '.join(devices)}"
-    if cuda:
-        return f"torch tensors on {', '.join(sorted(cuda))}"
+        waited.append(f"{len(arrays)} jax array{'s' * (len(arrays) > 1)} on {_listed(devices)}")
+    if accelerators:
+        waited.append(f"torch tensors on {_listed(accelerators)}")
+    if waited:
+        return " and ".join(waited)
     if tensors or any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
         return f"nothing asynchronous: {'torch on a CPU' if tensors else 'numpy'}"
     if any(isinstance(leaf, numbers.Number | str | bytes) for leaf in leaves):
@@ -138,6 +143,13 @@ def _wait(result: Any) -> str:
     )
 
 
+def _listed(devices: list[str]) -> str:
+    return ", ".join(devices) if len(devices) <= 2 else f"{len(devices)} devices"
+
+
 def _tensors(leaves: list[Any]) -> list[Any]:
+    """Torch's tensors that hold numbers: on the device meta nothing is computed."""
     torch = sys.modules.get("torch")
-    return [] if torch is None else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if torch is None:
+        return []
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
