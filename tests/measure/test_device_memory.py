@@ -89,7 +89,23 @@ def test_without_a_block_there_is_no_before_and_after(name):
 def test_it_reads_as_a_table():
     text = str(mw.memory())
     assert text.splitlines()[0].split() == ["device", "allocated", "peak", "limit", "by"]
-    assert "not kept" in text
+    assert text.splitlines()[1].startswith("cpu:0 ")
+    assert text.splitlines()[1].endswith("not kept  not told  " + _device_memory.LIVE_ARRAYS)
+    assert max(len(line) for line in text.splitlines()) <= 110
+
+
+def test_after_a_block_it_reads_as_a_table_with_what_it_grew(monkeypatch):
+    held = iter([100, 100, 4196])  # when it is made, before and after the block
+    monkeypatch.setattr(Device, "memory_stats", lambda self: {"bytes_in_use": next(held)})
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    monkeypatch.setitem(_device_memory.sys.modules, "torch", None)
+    with mw.memory() as used:
+        pass
+    assert str(used).splitlines() == [
+        "device  allocated     grown      peak     limit  by",
+        "gpu:3    4.10 KiB  4.00 KiB  not kept  not told  the runtime's allocator",
+    ]
+    assert used.after[0].why_no_peak == "this device's runtime keeps no peak"
 
 
 def test_eight_threads_ask_at_once(at_once):

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import InputError
 from ..tables import aligned
 from ..units import format_bytes
+from ._storages import buffers_of
 
 LIVE_ARRAYS = "live jax arrays: this device's runtime keeps no statistics"
 NO_PEAK = "this device's runtime keeps no peak"
@@ -85,18 +86,20 @@ class Memory:
         return found
 
     def __str__(self) -> str:
+        grown = {} if self._after is None else self.grown_bytes
         rows = [
             (
                 found.device,
                 format_bytes(found.allocated_bytes),
+                *([format_bytes(grown[found.device])] if grown else []),
                 "not kept" if found.peak_bytes is None else format_bytes(found.peak_bytes),
-                "" if found.limit_bytes is None else format_bytes(found.limit_bytes),
+                "not told" if found.limit_bytes is None else format_bytes(found.limit_bytes),
                 found.source,
             )
             for found in (self._after or self.devices)
         ]
-        header = ("device", "allocated", "peak", "limit", "by")
-        return aligned(header, rows, right={"allocated", "peak", "limit"})
+        header = ("device", "allocated", *(["grown"] if grown else []), "peak", "limit", "by")
+        return aligned(header, rows, right={"allocated", "grown", "peak", "limit"})
 
 
 def memory() -> Memory:
@@ -146,12 +149,8 @@ def _live_bytes() -> Counter[Any]:
 
     seen: dict[tuple[Any, int], int] = {}
     for array in jax.live_arrays():
-        if array.is_deleted():
-            continue
-        for shard in array.addressable_shards:
-            buffer = shard.data
-            if not buffer.is_deleted():
-                seen[shard.device, buffer.unsafe_buffer_pointer()] = buffer.on_device_size_in_bytes()
+        for device, address, num_bytes in buffers_of(array):
+            seen[device, address] = num_bytes
     totals: Counter[Any] = Counter()
     for (device, _), num_bytes in seen.items():
         totals[device] += num_bytes

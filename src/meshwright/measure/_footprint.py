@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +176,8 @@ class _Known:
 
     def __init__(self) -> None:
         self.by_device: dict[str, dict[str, int]] = {}
-        self._intervals: list[tuple[int, int, str]] = []  # disjoint: start, end, the array's path
+        self._intervals: list[tuple[int, int, int]] = []  # disjoint, in order: start, end, place in _paths
+        self._paths: list[str] = []  # of the arrays that brought an interval, in the tree's order
         self._storages: dict[tuple[str, int], str] = {}
 
     def add(self, path: str, facts: Facts) -> str | None:
@@ -199,19 +201,19 @@ class _Known:
 
     def _new_on_host(self, path: str, start: int, end: int) -> tuple[int, str | None]:
         """The bytes from `start` to `end` that lie in no interval yet. Libraries share parts of blocks."""
-        new_bytes, owner, place = 0, None, start
-        for known_start, known_end, known_path in sorted(self._intervals):
-            if known_end <= place or known_start >= end:
-                continue
-            owner = owner or known_path
-            if known_start > place:
-                new_bytes += known_start - place
-                self._intervals.append((place, known_start, path))
-            place = known_end
-        if place < end:
-            new_bytes += end - place
-            self._intervals.append((place, end, path))
-        return new_bytes, owner
+        first = bisect_left(self._intervals, (start,))
+        if first and self._intervals[first - 1][1] > start:
+            first -= 1
+        last = bisect_left(self._intervals, (end,))
+        met = self._intervals[first:last]
+        borders = [start, *(border for known in met for border in known[:2]), end]
+        gaps = [(low, high) for low, high in zip(borders[::2], borders[1::2], strict=True) if low < high]
+        if gaps:
+            mine = [(low, high, len(self._paths)) for low, high in gaps]
+            self._paths.append(path)
+            self._intervals[first:last] = sorted(met + mine)
+        owner = self._paths[min(place for _, _, place in met)] if met else None
+        return sum(high - low for low, high in gaps), owner
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:

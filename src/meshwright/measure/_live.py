@@ -11,7 +11,7 @@ from typing import Any
 
 from ..tables import aligned
 from ..units import format_bytes
-from ._storages import format_name
+from ._storages import buffers_of, format_name
 
 UNKNOWN = "unknown"
 MOST_OWNED = 200
@@ -91,9 +91,7 @@ def _without_parts(arrays: list[Any]) -> list[Any]:
     seen: set[tuple[Any, int]] = set()
     kept: list[Any] = []
     for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):
-        buffers = {
-            (s.device, s.data.unsafe_buffer_pointer()) for s in array.addressable_shards if s.data.nbytes
-        }
+        buffers = {(device, address) for device, address, num_bytes in buffers_of(array) if num_bytes}
         if not buffers or not buffers <= seen:
             kept.append(array)
         seen |= buffers
@@ -101,7 +99,7 @@ def _without_parts(arrays: list[Any]) -> list[Any]:
 
 
 def _bytes(array: Any) -> int:
-    return sum(shard.data.nbytes for shard in array.addressable_shards)
+    return sum(num_bytes for _, _, num_bytes in buffers_of(array))
 
 
 def _sharding(array: Any) -> str:
