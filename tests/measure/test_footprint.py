@@ -11,6 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
+from meshwright.measure import _footprint
+from meshwright.measure._storages import Storage
 
 
 def array_at(found, path):
@@ -49,6 +51,24 @@ def test_a_view_alone_keeps_its_whole_base_alive():
 def test_two_views_that_do_not_meet_are_one_base():
     base = np.zeros(100, np.float32)
     assert mw.footprint([base[:10], base[50:]]).total_bytes == 400
+
+
+def test_parts_of_one_block_are_counted_byte_by_byte_and_are_the_first_arrays():
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        known, owners = _footprint._Known(), dict[int, str]()
+        for name in "abcdefgh":
+            low = int(random.integers(0, 50))
+            high = low + int(random.integers(1, 14))
+            storage = Storage(device="cpu", address=1000 + low, num_bytes=high - low, host=True)
+            new = [place for place in range(low, high) if place not in owners]
+            met = [owners[place] for place in range(low, high) if place in owners]
+            assert known._new(name, storage) == (len(new), min(met, default=None))
+            owners.update(dict.fromkeys(new, name))
+
+
+def test_ten_thousand_arrays_are_counted():  # took 18 s while each was compared with each
+    assert mw.footprint([np.zeros(3, np.float32) for _ in range(10_000)]).total_bytes == 120_000
 
 
 def test_a_copy_has_a_storage_of_its_own():
