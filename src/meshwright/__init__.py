@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
     from .hardware import Fleet as Fleet
+    from .ledger import Call as Call
+    from .ledger import Work as Work
+    from .ledger import register_call as register_call
     from .measure import clock as clock
     from .measure import footprint as footprint
     from .measure import live as live
@@ -38,6 +41,9 @@ _HOMES = {
     "InputError": "errors",
     "MeshwrightError": "errors",
     "Fleet": "hardware",
+    "Call": "ledger",
+    "Work": "ledger",
+    "register_call": "ledger",
     "clock": "measure",
     "footprint": "measure",
     "live": "measure",
@@ -45,6 +51,7 @@ _HOMES = {
     "memory": "measure",
 }
 __all__ = [
+    "Call",
     "Change",
     "CompileError",
     "Fleet",
@@ -53,6 +60,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "Weighing",
+    "Work",
     "account_torch",
     "clock",
     "explain",
@@ -60,6 +68,7 @@ __all__ = [
     "live",
     "matmul_mfu",
     "memory",
+    "register_call",
     "train",
     "weigh",
 ]

@@ -1,7 +1,8 @@
 import pytest
 
+from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger._allowance import allowance, usable_bytes
+from meshwright.ledger._allowance import allowance, host_needs, usable_bytes
 
 MIB = 2**20
 
@@ -43,3 +44,18 @@ def test_a_simulated_cpu_has_no_usable_memory_and_a_gpu_what_its_runtime_reports
     assert usable_bytes(Fleet.parse("8xCPU")) is None
     fleet = Fleet.parse("8xH100")
     assert usable_bytes(fleet) == fleet.chip.memory_bytes
+
+
+def argument(role: str, num_bytes: int) -> Argument:
+    return Argument(path=role, role=role, shape=(), dtype="float32", device_bytes=num_bytes, replicated=False)
+
+
+def test_a_host_needs_a_copy_of_its_devices_state_and_two_batches():
+    known = (argument("parameters", 100), argument("optimizer_state", 200), argument("batch", 7))
+    needs = host_needs(Fleet.parse("16xH100"), known)
+    assert needs == {"a checkpoint's copy of the state": 8 * 300, "batches": 2 * 8 * 7}
+    assert host_needs(Fleet.parse("2xH100"), known)["batches"] == 2 * 2 * 7
+
+
+def test_of_a_foreign_program_nothing_is_known():
+    assert host_needs(Fleet.parse("8xH100"), (argument("state", 100),)) == {}

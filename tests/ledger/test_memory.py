@@ -1,9 +1,13 @@
 import dataclasses
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.hardware import Fleet
-from meshwright.ledger._memory import memory_of
+from meshwright.ledger._assignment import Allocation, LiveRange, Value
+from meshwright.ledger._memory import _live_bytes, memory_of
 
 GPU = [
     "convolution-8xH100",
@@ -190,3 +194,33 @@ def test_a_value_without_a_live_range_raises(samples):
     text = samples.text(name, "buffer-assignment.txt")
     with pytest.raises(ValueError, match=r"value \S+ has no live range"):
         memory_of(samples.program(name), text, ranges, samples.compiled(name), Fleet.parse("8xH100"))
+
+
+@st.composite
+def placed(draw):
+    """An allocation of 64 bytes with values that may share bytes and times, and their live ranges."""
+    values, ranges = [], {}
+    for number in range(draw(st.integers(1, 12))):
+        offset, first = draw(st.integers(0, 60)), draw(st.integers(0, 20))
+        size, length = draw(st.integers(1, 64 - offset)), draw(st.integers(0, 10))
+        table = draw(st.booleans()) and number % 3 == 0
+        shape = "(f32[], f32[])" if table else "u8[1]{0}"
+        values.append(Value(name=f"v{number}", index="{}", num_bytes=size, offset_bytes=offset, shape=shape))
+        ranges[f"v{number}", "{}"] = LiveRange(first=first, last=first + length)
+    allocation = Allocation(num_bytes=64, kind="temporary", parameter=None, color=0, values=tuple(values))
+    return allocation, ranges
+
+
+@given(placed())
+def test_live_bytes_are_those_of_a_grid_of_bytes_and_instants(made):
+    allocation, ranges = made
+    grid = np.zeros((64, 32), bool)
+    for value in allocation.values:
+        if not value.is_tuple_table:
+            when = ranges[value.name, "{}"]
+            grid[value.offset_bytes : value.offset_bytes + value.num_bytes, when.first : when.last + 1] = True
+    by_hand = grid.sum(axis=0)
+    found = _live_bytes([allocation], ranges)
+    assert all(found[instant] == by_hand[instant] for instant in found)
+    # Bytes only rise where a value is made, so no instant between has more.
+    assert max(found.values()) == by_hand.max()

@@ -14,7 +14,9 @@ from ._records import FlopLedger as FlopLedger
 from ._records import Ledger as Ledger
 from ._records import MemoryLedger as MemoryLedger
 from ._records import Timeline as Timeline
-from ._rules import Work as Work
+from ._registry import Call as Call
+from ._registry import Work as Work
+from ._registry import register_call as register_call
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
 from ._traffic import message_of as message_of

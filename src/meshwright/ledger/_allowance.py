@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
 
 GIBIBYTE, MEBIBYTE = 2**30, 2**20
@@ -44,3 +45,25 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
     if crosses:
         items["NCCL network buffer"] = 512 * MEBIBYTE
     return items
+
+
+STATE = ("parameters", "optimizer_state", "model_state", "keys", "step")
+BATCHES_AHEAD = 2  # the one that the devices are given, and the one that is made meanwhile
+
+
+def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
+    """Bytes of one host's memory that a run of this step needs beside its program, item by item.
+
+    * A checkpoint: a copy of what the host's devices hold of the state, while it is written. Where devices
+      hold the same replica one copy would do: this is the most it takes.
+    * Batches: two of those that the host's devices take, one in use and one being made.
+
+    Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. Nothing for a
+    foreign program, whose arguments' roles are not known.
+    """
+    devices = min(fleet.chips_per_host, fleet.num_devices)
+    state = sum(a.device_bytes for a in arguments if a.role in STATE and not a.host)
+    batch = sum(a.device_bytes for a in arguments if a.role == "batch")
+    if not any(a.role == "parameters" for a in arguments):
+        return {}
+    return {"a checkpoint's copy of the state": devices * state, "batches": BATCHES_AHEAD * devices * batch}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from meshwright.compiler import Argument, Compiled, module_of
 from meshwright.hardware import Fleet
 
-from ._allowance import allowance, usable_bytes
+from ._allowance import allowance, host_needs, usable_bytes
 from ._assignment import Allocation, LiveRange, Value, parse_assignment, parse_live_ranges
 from ._attribution import Owner, Owners
 from ._records import Buffer, MemoryLedger, Timeline
@@ -87,6 +87,7 @@ def memory_of(
         buffers=buffers,
         timeline=filing.timeline(totals, instant),
         host_bytes=sum(a.num_bytes for a in host),
+        host_needs=host_needs(fleet, compiled.arguments),
     )
     return ledger, unexplained
 

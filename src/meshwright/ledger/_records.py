@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -89,7 +89,8 @@ class MemoryLedger:
     one instant, by the compiler (None where it does not say). `buffers`: alive at the peak, largest first.
     `allowance`: what no compiler counts (context, libraries, NCCL), item by item, with sources in its
     function's docs. `usable_bytes`: what the chip's runtime gives.
-    Fits: reserved + allowance <= usable. `host_bytes`: of the program, in host memory.
+    Fits: reserved + allowance <= usable. `host_bytes`: of the program, in host memory. `host_needs`: what a
+    host of the fleet needs beside the program, item by item: see `host_needs` in `_allowance`.
     """
 
     reserved_bytes: int
@@ -101,6 +102,7 @@ class MemoryLedger:
     buffers: tuple[Buffer, ...]
     timeline: Timeline
     host_bytes: int = 0
+    host_needs: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def by_certainty(self) -> dict[str, int]:

@@ -12,10 +12,10 @@ import functools
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ._phases import has_path
+from ._registry import Call, Work, registered
 from .hlo import Array, Computation, Instruction, leaves_of
 
 FORMATS = {
@@ -35,19 +35,6 @@ WITHOUT_MATMULS = frozenset((
 OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Multiply-adds of one kind in one instruction; `format` is that of the first operand.
-
-    `recompute_flops`: the part of `flops` that repeats work of the forward pass.
-    """
-
-    kind: str  # matmul | convolution | attention
-    flops: int
-    format: str
-    recompute_flops: int = 0
-
-
 def work_of(computation: Computation, instruction: Instruction) -> Work | None:
     """The multiply-adds of `instruction` itself (not of what it calls); None where it has none.
 
@@ -58,6 +45,8 @@ def work_of(computation: Computation, instruction: Instruction) -> Work | None:
     rule = _OPCODE_RULES.get(instruction.opcode)
     if instruction.opcode == "custom-call":
         target = instruction.custom_call_target
+        if (own := registered(target)) is not None:
+            return own(_call(computation, instruction))
         rule = next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
     return rule(computation, instruction) if rule else None
 
@@ -66,7 +55,8 @@ def unpriced_work(computation: Computation, instruction: Instruction) -> str | N
     """How a report names an instruction that could do multiply-adds and has no rule; else None."""
     if instruction.opcode == "custom-call":
         name = instruction.custom_call_target
-        if name in WITHOUT_MATMULS or any(name.startswith(prefix) for prefix, _ in _TARGET_RULES):
+        known = name in WITHOUT_MATMULS or registered(name) is not None
+        if known or any(name.startswith(prefix) for prefix, _ in _TARGET_RULES):
             return None
     elif instruction.opcode in OPCODES_WITHOUT_RULE:
         name = instruction.opcode
@@ -75,6 +65,16 @@ def unpriced_work(computation: Computation, instruction: Instruction) -> str | N
     inputs = ", ".join(str(a) for s in computation.operand_shapes(instruction) for a in leaves_of(s))
     outputs = ", ".join(map(str, instruction.shapes))
     return f"{name}({inputs}) -> {outputs}, from {instruction.op_name or 'an unnamed operation'}"
+
+
+def _call(computation: Computation, instruction: Instruction) -> Call:
+    operands = computation.operand_shapes(instruction)
+    return Call(
+        target=instruction.custom_call_target,
+        operands=tuple((a.dtype, a.dims) for shape in operands for a in leaves_of(shape)),
+        results=tuple((a.dtype, a.dims) for a in instruction.shapes),
+        backend_config=instruction.attributes.get("backend_config", ""),
+    )
 
 
 def format_of(dtype: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from inspect import CO_OPTIMIZED
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from ..tables import aligned
@@ -16,7 +17,8 @@ from ._storages import buffers_of, format_name
 UNKNOWN = "unknown"
 MOST_OWNED = 200
 """Of more arrays than these only the largest are asked for their owner: the search takes time."""
-DEPTH = 4  # containers inside containers that the search climbs
+DEPTH = 8  # containers inside containers that the search climbs
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, CellType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +60,9 @@ class Live:
 def live(*, top: int | None = None) -> Live:
     """The jax arrays of this process that are alive, the largest first.
 
-    An owner is who refers to an array: a module's global, an object's attribute, a local variable of a
-    running function, through lists, tuples and dicts. What lies in another array's buffers (a shard that
-    was looked at, say) is left out.
+    An owner is who refers to an array: a module's global, an attribute of an object or class, a local
+    variable of a running function, a function's closure, through lists, tuples, sets and dicts. Of several
+    the nearest is told. What lies in another array's buffers (a shard that was looked at, say) is left out.
 
     Args:
         top: at most so many rows.
@@ -120,26 +122,31 @@ def _owners(arrays: list[Any]) -> list[str]:
     """
     local = _locals()
     found = {id(array): words for array in arrays if (words := local.get(id(array)))}
-    leads: dict[int, set[int]] = {id(array): {id(array)} for array in arrays if id(array) not in found}
     level: list[Any] = [array for array in arrays if id(array) not in found]
-    seen = {id(arrays), id(level), id(leads), id(found), id(local)}
+    # By container: the arrays that lie below it, each with the name of the entry that leads to it.
+    leads: dict[int, dict[int, str]] = {id(array): {id(array): ""} for array in level}
+    own = {id(arrays), id(level), id(leads), id(found), id(local)}
     for _ in range(DEPTH):
-        holders = [holder for holder in gc.get_referrers(*level) if id(holder) not in seen] if level else []
+        holders = [holder for holder in gc.get_referrers(*level) if id(holder) not in own] if level else []
         above: list[Any] = []
-        above_leads: dict[int, set[int]] = {}
+        above_leads: dict[int, dict[int, str]] = {}
         for holder in holders:
-            seen.add(id(holder))
-            for held in gc.get_referents(holder):
-                reached = leads.get(id(held), set()) - found.keys()
-                if not reached:
-                    continue
-                if words := local.get(id(holder)) or _named(holder, held):
-                    found.update(dict.fromkeys(reached, words))
-                elif isinstance(holder, dict | list | tuple) or hasattr(holder, "__dict__"):
-                    above_leads.setdefault(id(holder), set()).update(reached)
-                    above.append(holder)
-        level, leads = above, above_leads
-        seen |= {id(level), id(leads), id(holders)}
+            own.add(id(holder))
+            below: dict[int, str] = {}
+            for held in {id(held): held for held in gc.get_referents(holder)}.values():
+                entry = _entry(holder, held)
+                for array, came_by in leads.get(id(held), {}).items():
+                    if array in found:
+                        continue
+                    if words := _named(holder, held, entry or came_by) or local.get(id(holder)):
+                        found[array] = words
+                    else:
+                        below[array] = entry or came_by
+            if below and (isinstance(holder, _CONTAINERS) or hasattr(holder, "__dict__")):
+                above_leads[id(holder)] = below
+                above.append(holder)
+        level, leads = above[:MOST_OWNED], above_leads
+        own |= {id(level), id(above), id(leads), id(holders)}
     return [found.get(id(array), UNKNOWN) for array in arrays]
 
 
@@ -151,23 +158,54 @@ def _locals() -> dict[int, str]:
         while frame is not None:
             if frame.f_globals.get("__name__") != __name__ and frame.f_code.co_name != "<module>":
                 words = f"of {frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]})"
-                for name, value in frame.f_locals.items():
-                    known.setdefault(id(value), f"local {name} {words}")
+                for name, number in _locals_of(frame).items():
+                    known.setdefault(number, f"local {name} {words}")
             frame = frame.f_back
     return known
 
 
-def _named(holder: Any, held: Any) -> str:
-    """The name under which a module or an object holds something, if it does so directly."""
+def _locals_of(frame: FrameType) -> dict[str, int]:
+    """The `id` of each local variable.
+
+    Up to Python 3.12 a function's frame keeps the copy that `f_locals` makes, and thereby every array that
+    the function deletes later. So the copy is emptied, unless somebody else (by `locals()`) has it too:
+    then there are more references than the frame's, this function's and the call's.
+    """
+    copy = frame.f_locals
+    numbers = {name: id(value) for name, value in copy.items()}
+    if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) == 3:
+        copy.clear()
+    return numbers
+
+
+def _entry(holder: Any, held: Any) -> str:
+    """The name under which a dict or an object holds something; empty if it has none."""
     if isinstance(holder, dict):
-        name = next((key for key, value in holder.items() if value is held), None)
-        module = sys.modules.get(holder.get("__name__", "")) if "__name__" in holder else None
-        if isinstance(module, ModuleType) and module.__dict__ is holder:
-            return f"{module.__name__}.{name}"
+        pairs = holder.items()
+    elif isinstance(holder, type | ModuleType):
         return ""
-    fields = getattr(holder, "__dict__", None)
-    if isinstance(fields, dict) and not isinstance(holder, ModuleType):
-        name = next((key for key, value in fields.items() if value is held), None)
-        if name is not None:
-            return f"{type(holder).__name__}.{name}"
-    return ""
+    else:
+        slots = {name for kind in type(holder).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))}
+        pairs = [(name, getattr(holder, name, None)) for name in slots if not name.startswith("__")]
+        fields = getattr(holder, "__dict__", None)
+        pairs += fields.items() if isinstance(fields, dict) else []
+    return next((name for name, value in list(pairs) if value is held and isinstance(name, str)), "")
+
+
+def _names(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
+def _named(holder: Any, held: Any, entry: str) -> str:
+    """Words, if the holder is one to name: a module, a class, an object's attribute, a function."""
+    if isinstance(holder, dict):
+        module = sys.modules.get(name) if isinstance(name := holder.get("__name__"), str) else None
+        return f"{module.__name__}.{entry}" if module is not None and module.__dict__ is holder else ""
+    if isinstance(holder, FunctionType):
+        return f"closure of {holder.__qualname__}"
+    if isinstance(holder, type):
+        return f"{holder.__qualname__}.{entry}" if entry and isinstance(held, dict) else ""
+    if isinstance(holder, (ModuleType, *_CONTAINERS)):
+        return ""
+    is_attribute = _entry(holder, held) or getattr(holder, "__dict__", None) is held
+    return f"{type(holder).__qualname__}.{entry}" if entry and is_attribute else ""

@@ -54,6 +54,8 @@ def memory_table(memory: MemoryLedger) -> RenderableType:
         row("alive at the peak", memory.peak_bytes)
     if memory.host_bytes:
         add_row(table, "in host memory", format_bytes(memory.host_bytes), "", "")
+    for name, num_bytes in memory.host_needs.items():
+        add_row(table, f"each host: {name}", format_bytes(num_bytes), "", "of its own memory", style="dim")
     return indented(table)
 
 
