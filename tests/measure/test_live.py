@@ -1,6 +1,8 @@
 import gc
 import sys
 import threading
+import weakref
+from collections import deque
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,94 @@ def test_an_attribute_owns_also_through_containers(monkeypatch):
     del kept
 
 
+class Slotted:
+    __slots__ = ("params",)
+    kept = None
+
+
+def closing_over(array):
+    return lambda: array
+
+
+def hold_in_an_attribute(array):
+    holder = Holder()
+    holder.__dict__["params"] = {"w": array}  # the attributes' dict is made, not only possible
+    return holder
+
+
+def hold_in_a_slot(array):
+    holder = Slotted()
+    holder.params = [array]
+    return holder
+
+
+@pytest.mark.parametrize(
+    ("hold", "owner"),
+    [
+        (hold_in_an_attribute, "Holder.params"),
+        (hold_in_a_slot, "Slotted.params"),
+        (closing_over, "closure of closing_over.<locals>.<lambda>"),
+        (lambda array: {"a": [({"b": deque([array])},)]}, f"{__name__}.held_by_the_module"),
+    ],
+)
+def test_the_nearest_of_them_that_has_a_name_owns(monkeypatch, hold, owner):
+    monkeypatch.setattr(sys.modules[__name__], "held_by_the_module", hold(jnp.ones(SHAPE) + 1))
+    assert owner_of() == owner
+
+
+def test_an_attribute_of_a_class_owns(monkeypatch):
+    monkeypatch.setattr(Slotted, "kept", jnp.ones(SHAPE) + 1)
+    assert owner_of() == "Slotted.kept"
+
+
+def test_two_arrays_of_one_module_at_different_depths_are_both_found(monkeypatch):
+    near, deep = jnp.ones((8, 23)) + 1, [[[jnp.ones((9, 23)) + 1]]]
+    monkeypatch.setattr(sys.modules[__name__], "held_by_the_module", {"near": near, "deep": deep})
+    del near, deep
+    owners = {owner_of((8, 23)), owner_of((9, 23))}
+    assert owners == {f"{__name__}.held_by_the_module"}
+
+
+def test_what_nobody_in_python_is_known_to_hold_is_unknown():
+    gc.collect()
+    kept = [jnp.ones((6, 29)) + 1]
+    kept.append(kept)
+    del kept  # it holds itself, and no name leads to it
+    assert [group.owner for group in mw.live().arrays if group.shape == (6, 29)] == ["unknown"]
+
+
+def test_asking_keeps_nothing_alive():
+    array = jnp.ones(SHAPE) + 1
+    watch = weakref.ref(array)
+    mine = locals()
+    mw.live()
+    assert "watch" in mine  # what somebody else reads too is left alone
+    del mine["array"], mine
+    del array
+    assert watch() is None
+
+
+def test_asking_keeps_no_local_of_a_caller_alive():
+    array = jnp.ones(SHAPE) + 1
+    watch = weakref.ref(array)
+    mw.live()
+    del array
+    assert watch() is None
+
+
+def test_of_5000_arrays_python_is_searched_a_few_times_for_a_few(monkeypatch):
+    kept = [jax.device_put(float(n)) for n in range(5000)]
+    asked, search = [], gc.get_referrers
+    monkeypatch.setattr(_live.gc, "get_referrers", lambda *level: asked.append(len(level)) or search(*level))
+    found = mw.live()
+    assert len(asked) <= _live.DEPTH
+    assert max(asked) <= _live.MOST_OWNED
+    alike = [group for group in found.arrays if group.shape == ()]
+    assert sum(group.count for group in alike) >= 5000
+    assert "not sought" in {group.owner for group in alike}
+    del kept
+
+
 def test_arrays_alike_are_one_row_and_the_largest_come_first():
     kept = [jnp.ones(SHAPE) + n for n in range(3)]
     gc.collect()
@@ -72,7 +162,8 @@ def test_a_sharded_array_is_one_and_its_shards_are_left_out(mesh):
     gc.collect()
     found = [g for g in mw.live().arrays if g.shape in ((24, 5), (3, 5))]
     assert [(g.shape, g.count, g.num_bytes) for g in found] == [((24, 5), 1, 480)]
-    assert found[0].sharding == "PartitionSpec('data',) on 8 devices" or "on 8 devices" in found[0].sharding
+    assert found[0].sharding.startswith("P")  # the spec, as this version of jax writes it
+    assert found[0].sharding.endswith("on 8 devices")
     del shards
 
 
@@ -116,6 +207,14 @@ def test_it_reads_as_a_table():
     assert "of jax arrays are alive" in text.splitlines()[0]
     assert "fp32[7, 13]" in text
     del kept
+    group = _live.LiveArray(
+        shape=(2,), format="bf16", sharding="cpu:0", count=3, num_bytes=12, owner="model.weights"
+    )
+    assert str(_live.Live(total_bytes=20, arrays=(group,))).splitlines() == [
+        "20 B of jax arrays are alive",
+        "  size  arrays  shape    sharding  owner",
+        "  12 B       3  bf16[2]  cpu:0     model.weights",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

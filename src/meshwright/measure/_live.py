@@ -14,7 +14,7 @@ from ..tables import aligned
 from ..units import format_bytes
 from ._storages import buffers_of, format_name
 
-UNKNOWN = "unknown"
+UNKNOWN, NOT_SOUGHT = "unknown", "not sought"
 MOST_OWNED = 200
 """Of more arrays than these only the largest are asked for their owner: the search takes time."""
 DEPTH = 8  # containers inside containers that the search climbs
@@ -30,7 +30,7 @@ class LiveArray:
     sharding: str
     count: int
     num_bytes: int
-    owner: str  # "module.name", "Class.attribute", "local x of train", or "unknown"
+    owner: str  # "module.name", "Class.attribute", "local x of train (loop.py)", "unknown" or "not sought"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,8 @@ def live(*, top: int | None = None) -> Live:
 
     An owner is who refers to an array: a module's global, an attribute of an object or class, a local
     variable of a running function, a function's closure, through lists, tuples, sets and dicts. Of several
-    the nearest is told. What lies in another array's buffers (a shard that was looked at, say) is left out.
+    the nearest is told; of all but the 200 largest arrays it is not sought. What lies in another array's
+    buffers (a shard that was looked at, say) is left out.
 
     Args:
         top: at most so many rows.
@@ -72,7 +73,7 @@ def live(*, top: int | None = None) -> Live:
     arrays = _without_parts([array for array in jax.live_arrays() if not array.is_deleted()])
     arrays.sort(key=_bytes, reverse=True)
     owned = arrays[:MOST_OWNED]
-    owners = [*_owners(owned), *(UNKNOWN for _ in arrays[MOST_OWNED:])]
+    owners = [*_owners(owned), *(NOT_SOUGHT for _ in arrays[MOST_OWNED:])]
     count: Counter[tuple[Any, ...]] = Counter()
     size: Counter[tuple[Any, ...]] = Counter()
     for array, owner in zip(arrays, owners, strict=True):
@@ -125,18 +126,19 @@ def _owners(arrays: list[Any]) -> list[str]:
     level: list[Any] = [array for array in arrays if id(array) not in found]
     # By container: the arrays that lie below it, each with the name of the entry that leads to it.
     leads: dict[int, dict[int, str]] = {id(array): {id(array): ""} for array in level}
-    own = {id(arrays), id(level), id(leads), id(found), id(local)}
+    own = {id(arrays), id(level)}
+    climbed: dict[int, set[int]] = {}  # by container, the arrays that have come through it
     for _ in range(DEPTH):
         holders = [holder for holder in gc.get_referrers(*level) if id(holder) not in own] if level else []
         above: list[Any] = []
         above_leads: dict[int, dict[int, str]] = {}
         for holder in holders:
-            own.add(id(holder))
             below: dict[int, str] = {}
+            before = climbed.setdefault(id(holder), set())
             for held in {id(held): held for held in gc.get_referents(holder)}.values():
                 entry = _entry(holder, held)
                 for array, came_by in leads.get(id(held), {}).items():
-                    if array in found:
+                    if array in found or array in before:
                         continue
                     if words := _named(holder, held, entry or came_by) or local.get(id(holder)):
                         found[array] = words
@@ -145,16 +147,19 @@ def _owners(arrays: list[Any]) -> list[str]:
             if below and (isinstance(holder, _CONTAINERS) or hasattr(holder, "__dict__")):
                 above_leads[id(holder)] = below
                 above.append(holder)
+                before |= below.keys()
         level, leads = above[:MOST_OWNED], above_leads
-        own |= {id(level), id(above), id(leads), id(holders)}
+        own |= {id(level), id(above), id(holders)}
     return [found.get(id(array), UNKNOWN) for array in arrays]
 
 
 def _locals() -> dict[int, str]:
     """Local variables of every running function of every thread, this module's own left out."""
     known: dict[int, str] = {}
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
+    # Taken out one by one: a variable that still held this function's own frame would keep all it refers to.
+    frames = sys._current_frames()
+    while frames:
+        frame: FrameType | None = frames.popitem()[1]
         while frame is not None:
             if frame.f_globals.get("__name__") != __name__ and frame.f_code.co_name != "<module>":
                 words = f"of {frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]})"

@@ -222,7 +222,7 @@ def _torch(tensor: Any, path: str) -> Facts:
             f"{path} is a torch tensor that is {kind.removeprefix('torch.')}: no one storage with strides",
             hint=f"give its parts, or {_DENSE.get(kind, 'tensor.to_dense()')}",
         )
-    real = tensor.device.type != "meta" and not _is_fake(tensor)
+    real = tensor.device.type != "meta" and not is_fake(tensor)
     try:
         storage = tensor.untyped_storage()
         address = storage.data_ptr() if real else storage._cdata
@@ -258,7 +258,8 @@ def _torch(tensor: Any, path: str) -> Facts:
 _DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 
 
-def _is_fake(tensor: Any) -> bool:
+def is_fake(tensor: Any) -> bool:
+    """Whether a torch tensor has a shape and a device, but no memory."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)

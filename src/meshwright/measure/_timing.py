@@ -6,9 +6,12 @@ dispatch, not the work.
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ from ..errors import InputError
 from ..spread import Spread
 from ..tables import aligned
 from ..units import format_seconds
+from ._storages import is_fake
 from ._traced import explaining_leaks, refuse_traced
 
 
@@ -52,20 +56,23 @@ class Timing:
 def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs: Any) -> Timing:
     """Time `fn(*args, **kwargs)`, any function or other callable.
 
-    The first `warm_up` calls are left out of the spreads (the first of them compiles); before each call the
-    results of the one before are waited for.
+    The first `warm_up` calls are left out of the spreads (the first of them compiles). Before the first call
+    every jax array that is alive is waited for, before each other call the results of the one before. What
+    the function starts and does not return is not waited for.
 
     Raises:
         InputError: `fn` returns nothing that can be waited for, gives up its arguments, leaks or is given a
-            traced value, or `repeats` or `warm_up` are below 1. What `fn` itself raises passes.
+            traced value, or `repeats` or `warm_up` are no whole number above 0. What `fn` itself raises
+            passes.
     """
     if not callable(fn):
         raise InputError(f"{fn!r} is no function", hint="clock(function, arguments...), not its result")
     for name, count in (("warm_up", warm_up), ("repeats", repeats)):
-        if count < 1:
-            raise InputError(f"{name} = {count}", hint=f"use {name} = 1 or more: the first call compiles")
-    for place, argument in enumerate((*args, *kwargs.values())):
-        refuse_traced(argument, f"argument {place}", "time")
+        if not isinstance(count, int) or count < 1:
+            raise InputError(f"{name} = {count!r}", hint=f"use {name} = 1 or more: the first call compiles")
+    for path, argument in _arguments(args, kwargs):
+        refuse_traced(argument, path, "time")
+    _finish_earlier_work(args, kwargs)
     first, waited_for, dispatch, execution = 0.0, "", list[float](), list[float]()
     with explaining_leaks():
         for call in range(warm_up + repeats):
@@ -73,8 +80,10 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
             started = time.perf_counter()
             result = fn(*args, **kwargs)
             returned = time.perf_counter()
-            waited_for = _wait(result)
+            leaves = list(_leaves(result))
+            _wait(leaves)
             ready = time.perf_counter()
+            waited_for = _words(result, leaves)  # not timed: a quick function takes no longer
             if call == 0:
                 first = ready - started
             if call >= warm_up:
@@ -94,36 +103,83 @@ def _spread(seconds: list[float]) -> Spread:
     return Spread(median=median, low=low, high=high, num_steps=len(seconds))
 
 
+def _arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """Every array among the arguments with its path: "argument 0['weight']"."""
+    import jax
+
+    for name, value in (*enumerate(args), *kwargs.items()):
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(value):
+            yield f"argument {name}{jax.tree_util.keystr(keys)}", leaf
+
+
+def _finish_earlier_work(args: Any, kwargs: Any) -> None:
+    """Else the first call would wait for it too."""
+    import jax
+
+    for array in jax.live_arrays():
+        # An array that another thread deletes, or whose own work failed, is not worked on any more either.
+        with suppress(RuntimeError):
+            array.block_until_ready()
+    for device in _accelerators([leaf for _, leaf in _arguments(args, kwargs)]):
+        sys.modules["torch"].accelerator.synchronize(device)
+
+
 def _check_arguments(args: Any, kwargs: Any, call: int) -> None:
     """A function that donates its arguments leaves none for a second call."""
     import jax
 
-    for leaf in jax.tree.leaves((args, kwargs)):
+    for path, leaf in _arguments(args, kwargs):
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise InputError(
-                f"an argument of shape {list(leaf.shape)} is deleted"
+                f"{path} of shape {list(leaf.shape)} is deleted"
                 + (f" after call {call}: the function donates it" if call else ""),
                 hint="time a function without donate_argnums, or one that makes its own arguments",
             )
 
 
-def _wait(result: Any) -> str:
-    """Until everything that `result` holds is ready; what was waited for, in words.
+def _leaves(result: Any) -> Iterator[Any]:
+    """What lies in a result, also in mappings and records that are no pytrees, as Hugging Face's outputs."""
+    import jax
+
+    for leaf in jax.tree.leaves(result):
+        if isinstance(leaf, Mapping):
+            yield from _leaves(list(leaf.values()))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        else:
+            yield leaf
+
+
+def _wait(leaves: list[Any]) -> None:
+    """Until everything in a result is ready.
 
     Raises:
-        InputError: there is nothing in it to wait for.
+        InputError: a traced value or a deleted array, which never is.
     """
     import jax
 
-    leaves = jax.tree.leaves(result)
     for place, leaf in enumerate(leaves):
         refuse_traced(leaf, f"result {place}", "time")
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    jax.block_until_ready(arrays)
-    tensors = _tensors(leaves)
-    accelerators = sorted({str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"})
-    for device in accelerators:
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise InputError(
+                f"result {place}, a jax array of shape {list(leaf.shape)}, is deleted: it cannot be waited for",
+                hint="return an array that the function neither deletes nor donates",
+            )
+    jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+    for device in _accelerators(leaves):
         sys.modules["torch"].accelerator.synchronize(device)
+
+
+def _words(result: Any, leaves: list[Any]) -> str:
+    """What was waited for.
+
+    Raises:
+        InputError: nothing was, and what was returned may still be worked on.
+    """
+    import jax
+
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    tensors, accelerators = _tensors(leaves), _accelerators(leaves)
     waited = []
     if arrays:
         devices = sorted({f"{d.platform}:{d.id}" for array in arrays for d in array.devices()})
@@ -132,15 +188,24 @@ def _wait(result: Any) -> str:
         waited.append(f"torch tensors on {_listed(accelerators)}")
     if waited:
         return " and ".join(waited)
+    of_the_host = (np.ndarray, np.generic, numbers.Number, str, bytes)
+    known = {id(tensor) for tensor in tensors}
+    others = [leaf for leaf in leaves if id(leaf) not in known and not isinstance(leaf, of_the_host)]
+    if others or not leaves:
+        inside = [type(leaf).__name__ for leaf in others[:1] if leaf is not result]
+        raise InputError(
+            f"the function returned {type(result).__name__}{''.join(f' with {name} in it' for name in inside)}: "
+            "nothing to wait for, so only its dispatch could be timed",
+            hint="return the arrays that it computes, or a number made from them",
+        )
     if tensors or any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
         return f"nothing asynchronous: {'torch on a CPU' if tensors else 'numpy'}"
-    if any(isinstance(leaf, numbers.Number | str | bytes) for leaf in leaves):
-        return "nothing asynchronous: a value of the host"
-    raise InputError(
-        f"the function returned {type(result).__name__}: nothing to wait for, so only its dispatch could be "
-        "timed",
-        hint="return the arrays that it computes, or a number made from them",
-    )
+    return "nothing asynchronous: a value of the host"
+
+
+def _accelerators(leaves: list[Any]) -> list[str]:
+    """The devices of torch that work while the host goes on."""
+    return sorted({str(tensor.device) for tensor in _tensors(leaves) if tensor.device.type != "cpu"})
 
 
 def _listed(devices: list[str]) -> str:
@@ -148,8 +213,9 @@ def _listed(devices: list[str]) -> str:
 
 
 def _tensors(leaves: list[Any]) -> list[Any]:
-    """Torch's tensors that hold numbers: on the device meta nothing is computed."""
+    """Torch's tensors that hold numbers: of one on the device meta, or a fake one, nothing is computed."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
+    return [tensor for tensor in tensors if not is_fake(tensor)]
