@@ -1,3 +1,6 @@
+import collections
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +42,62 @@ def test_it_says_what_it_waited_for(fn, words):
     assert mw.clock(fn, warm_up=1, repeats=1).waited_for == words
 
 
+class Unregistered:
+    pass
+
+
+@pytest.mark.parametrize("result", [3.0, np.ones(2), "text"])
+def test_what_is_ready_when_the_call_returns_is_executed_when_it_is_dispatched(result):
+    timing = mw.clock(lambda: result)
+    assert timing.execution_seconds == timing.dispatch_seconds
+
+
+def test_records_and_mappings_that_are_no_pytrees_are_looked_into():
+    class Output(collections.OrderedDict):  # as Hugging Face's
+        pass
+
+    @dataclasses.dataclass
+    class Record:
+        loss: jax.Array
+        outputs: Output
+
+    made = lambda: Record(jnp.ones(2), Output(logits=jnp.ones(3), hidden=(jnp.ones(4), None)))  # noqa: E731
+    assert mw.clock(made).waited_for == "3 jax arrays on cpu:0"
+
+
+@pytest.mark.parametrize("result", [Unregistered(), (3.0, Unregistered())])
+def test_a_number_does_not_hide_what_cannot_be_waited_for(result):
+    with pytest.raises(mw.InputError, match=r"Unregistered.*: nothing to wait for"):
+        mw.clock(lambda: result)
+
+
+def test_a_deleted_result_is_never_ready():
+    def deletes():
+        array = jnp.ones(3)
+        array.delete()
+        return {"a": array}
+
+    with pytest.raises(mw.InputError, match=r"result 0, a jax array of shape \[3\], is deleted"):
+        mw.clock(deletes)
+
+
+def test_work_queued_earlier_is_done_before_the_first_call():
+    square = jnp.ones((1500, 1500))
+    earlier = jax.jit(lambda a: a @ a @ a @ a)(square)
+    ready = []
+    mw.clock(lambda: ready.append(earlier.is_ready()) or 1.0, warm_up=1, repeats=1)
+    assert ready == [True, True]
+
+
+def test_earlier_work_that_failed_is_not_this_functions(monkeypatch):
+    class Failed:
+        def block_until_ready(self):
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(jax, "live_arrays", lambda: [Failed()])
+    assert mw.clock(lambda: jnp.ones(2)).waited_for == "1 jax array on cpu:0"
+
+
 @pytest.mark.parametrize("result", [None, [], {}])
 def test_what_returns_nothing_cannot_be_timed(result):
     with pytest.raises(
@@ -73,6 +132,11 @@ def test_a_function_that_gives_up_its_argument_cannot_be_called_twice():
 def test_a_traced_argument_has_no_time():
     with pytest.raises(mw.InputError, match="argument 0 is a traced value"):
         jax.jit(lambda x: mw.clock(jnp.sin, x))(jnp.ones(3))
+
+
+def test_a_traced_value_inside_an_argument_is_named():
+    with pytest.raises(mw.InputError, match=r"argument batch\['x'\] is a traced value"):
+        jax.jit(lambda x: mw.clock(lambda batch: batch["x"], batch={"x": x}))(jnp.ones(3))
 
 
 def test_a_leaked_value_inside_the_function_is_explained():
@@ -142,3 +206,11 @@ def test_what_pytorch_only_pretends_to_compute_cannot_be_timed():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(mw.InputError, match="the function returned Tensor: nothing to wait"):
         mw.clock(lambda: torch.ones(3, device="meta"))
+
+
+def test_what_pytorch_only_pretends_to_compute_cannot_be_timed():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), pytest.raises(mw.InputError, match="the function returned FakeTensor: nothing"):
+        mw.clock(lambda: torch.ones(3))

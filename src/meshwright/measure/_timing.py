@@ -62,14 +62,13 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
 
     Raises:
         InputError: `fn` returns nothing that can be waited for, gives up its arguments, leaks or is given a
-            traced value, or `repeats` or `warm_up` are no whole number above 0. What `fn` itself raises
-            passes.
+            traced value, or `repeats` or `warm_up` are below 1. What `fn` itself raises passes.
     """
     if not callable(fn):
         raise InputError(f"{fn!r} is no function", hint="clock(function, arguments...), not its result")
     for name, count in (("warm_up", warm_up), ("repeats", repeats)):
-        if not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} = {count!r}", hint=f"use {name} = 1 or more: the first call compiles")
+        if count < 1:
+            raise InputError(f"{name} = {count}", hint=f"use {name} = 1 or more: the first call compiles")
     for path, argument in _arguments(args, kwargs):
         refuse_traced(argument, path, "time")
     _finish_earlier_work(args, kwargs)
@@ -81,9 +80,8 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
             result = fn(*args, **kwargs)
             returned = time.perf_counter()
             leaves = list(_leaves(result))
-            _wait(leaves)
-            ready = time.perf_counter()
-            waited_for = _words(result, leaves)  # not timed: a quick function takes no longer
+            ready = time.perf_counter() if _wait(leaves) else returned
+            waited_for = _words(result, leaves)
             if call == 0:
                 first = ready - started
             if call >= warm_up:
@@ -150,8 +148,8 @@ def _leaves(result: Any) -> Iterator[Any]:
             yield leaf
 
 
-def _wait(leaves: list[Any]) -> None:
-    """Until everything in a result is ready.
+def _wait(leaves: list[Any]) -> bool:
+    """Until everything in a result is ready; whether there was anything that could not yet be.
 
     Raises:
         InputError: a traced value or a deleted array, which never is.
@@ -162,12 +160,15 @@ def _wait(leaves: list[Any]) -> None:
         refuse_traced(leaf, f"result {place}", "time")
         if isinstance(leaf, jax.Array) and leaf.is_deleted():
             raise InputError(
-                f"result {place}, a jax array of shape {list(leaf.shape)}, is deleted: it cannot be waited for",
+                f"result {place}, a jax array of shape {list(leaf.shape)}, is deleted: it is never ready",
                 hint="return an array that the function neither deletes nor donates",
             )
-    jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
-    for device in _accelerators(leaves):
+    if arrays := [leaf for leaf in leaves if isinstance(leaf, jax.Array)]:
+        jax.block_until_ready(arrays)
+    accelerators = _accelerators(leaves)
+    for device in accelerators:
         sys.modules["torch"].accelerator.synchronize(device)
+    return bool(arrays or accelerators)
 
 
 def _words(result: Any, leaves: list[Any]) -> str:
@@ -192,10 +193,10 @@ def _words(result: Any, leaves: list[Any]) -> str:
     known = {id(tensor) for tensor in tensors}
     others = [leaf for leaf in leaves if id(leaf) not in known and not isinstance(leaf, of_the_host)]
     if others or not leaves:
-        inside = [type(leaf).__name__ for leaf in others[:1] if leaf is not result]
+        inside = "".join(f" with {type(leaf).__name__} in it" for leaf in others[:1] if leaf is not result)
         raise InputError(
-            f"the function returned {type(result).__name__}{''.join(f' with {name} in it' for name in inside)}: "
-            "nothing to wait for, so only its dispatch could be timed",
+            f"the function returned {type(result).__name__}{inside}: nothing to wait for, so only its "
+            "dispatch could be timed",
             hint="return the arrays that it computes, or a number made from them",
         )
     if tensors or any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves):
