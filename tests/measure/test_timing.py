@@ -208,7 +208,7 @@ def test_what_pytorch_only_pretends_to_compute_cannot_be_timed():
         mw.clock(lambda: torch.ones(3, device="meta"))
 
 
-def test_what_pytorch_only_pretends_to_compute_cannot_be_timed():
+def test_a_fake_tensor_cannot_be_timed():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from torch._subclasses.fake_tensor import FakeTensorMode
 
