@@ -1,7 +1,8 @@
 """How long weighing takes: models x fleets of 1 to 4096 devices, a process each, cold then warm.
 
 Run: python benchmarks/weigh.py [--quick]. Prints a table and writes records/DATE_weigh.toml.
-Seconds are wall clock; peak memory is the largest process of the weighing, by the operating system.
+Seconds are wall clock; peak memory is the largest process of the weighing, by the operating system. Shares of
+the reserved bytes: `ownerless`, filed under "other"; `unsure`, filed by a neighbour's phase or by none.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ import meshwright as mw
 from meshwright.ledger import ledger_of
 config, fleet, layout, overrides = json.loads(sys.argv[1])
 weighed = mw.weigh(config, on=fleet, layout=layout, overrides=overrides)
+memory = weighed.ledger.memory
+unsure = sum(memory.by_certainty.get(kind, 0) for kind in ("inherited", "fallback"))
 wall = time.perf_counter() - start
 start = time.perf_counter()
 ledger_of(weighed.folder, weighed.compiled, weighed.fleet)
@@ -44,6 +47,8 @@ print(json.dumps({
     "wall_seconds": wall, "cached": weighed.cached, "compile_seconds": weighed.compiled.compile_seconds,
     "ledger_seconds": time.perf_counter() - start, "fits": weighed.fits,
     "reserved_gib": weighed.ledger.memory.reserved_bytes / 2**30,
+    "ownerless": memory.by_category.get("other", 0) / memory.reserved_bytes,
+    "unsure": unsure / memory.reserved_bytes, "findings": [found.kind for found in weighed.ledger.findings],
     "mfu": weighed.prediction.mfu, "jax_imported": "jax" in sys.modules,
 }))
 """
@@ -89,6 +94,9 @@ def main() -> None:
             "peak_gib": round(cold["peak_gib"], 2),
             "reserved_gib": round(cold["reserved_gib"], 2),
             "fits": cold["fits"],
+            "ownerless_share": round(cold["ownerless"], 5),
+            "unsure_share": round(cold["unsure"], 5),
+            "findings": cold["findings"],
             "predicted_mfu": round(cold["mfu"], 3),
         }
         rows.append(row)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .measure import live as live
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
+    from .measure import probe as probe
 
 _HOMES = {
     "Change": "_explain",
@@ -49,6 +50,7 @@ _HOMES = {
     "live": "measure",
     "matmul_mfu": "measure",
     "memory": "measure",
+    "probe": "measure",
 }
 __all__ = [
     "Call",
@@ -68,6 +70,7 @@ __all__ = [
     "live",
     "matmul_mfu",
     "memory",
+    "probe",
     "register_call",
     "train",
     "weigh",

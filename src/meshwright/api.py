@@ -21,7 +21,7 @@ from .errors import InputError
 from .hardware import Fleet, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
-from .measure import calibration_of_this_machine
+from .measure import calibration_of_chip, calibration_of_this_machine
 from .predict import Calibration, Prediction, predict, predicted_trace
 from .reconcile import Measurement, Reconciliation, reconcile
 from .report import HandSum, hand_sum
@@ -65,7 +65,7 @@ class Weighing:
         None for a foreign program, whose layers are not known."""
         if self.config is None:
             return None
-        return hand_sum(self.config, self.layout, self.fleet.num_devices, self.ledger.memory)
+        return hand_sum(self.config, self.compiled, self.ledger.memory)
 
     def trace(self) -> dict[str, Any]:
         """The predicted step of one device, which ui.perfetto.dev opens once it is written as JSON.
@@ -229,7 +229,10 @@ def _check_compiler(fleet: Fleet) -> None:
 
 
 def _calibration(fleet: Fleet) -> Calibration | None:
-    return calibration_of_this_machine() if fleet.chip.platform == "cpu" else None
+    """What was measured: of a CPU always, of an accelerator where `probe` ran on one of its kind."""
+    if fleet.chip.platform == "cpu":
+        return calibration_of_this_machine()
+    return calibration_of_chip(fleet.chip.name)
 
 
 def _prediction(

@@ -16,8 +16,9 @@ PATIENCE_SECONDS = 60  # until a test that hangs is given up
 
 
 @pytest.fixture
-def worker_runs(request_for, tmp_path):
-    """Compiles a program whose function does what the text says."""
+def worker_runs(request_for, tmp_path, monkeypatch):
+    """Compiles a program whose function does what the text says, with a cache that no other test uses."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
 
     def run(text, **limits):
         (tmp_path / "somebodys.py").write_text(f"def train_step(mesh):\n{textwrap.indent(text, '    ')}\n")

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import subprocess
 import sys
@@ -6,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.measure import _calibration, calibration_of_this_machine
+from meshwright.measure import (
+    _calibration,
+    calibration_of_chip,
+    calibration_of_this_machine,
+    probe,
+)
 from meshwright.predict import Calibration
 
 MADE = Calibration(
@@ -88,3 +94,38 @@ def test_asking_for_a_calibration_imports_no_jax(tmp_path):
     assert 1e9 < measured.matmul_flops_per_second["fp32"] < 1e15
     assert 1e8 < measured.memory_bytes_per_second < 1e13
     assert 1e-9 <= measured.launch_seconds < 1e-3
+
+
+@pytest.fixture
+def detailed(monkeypatch, tmp_path):
+    """A detailed probe that answers at once, for the chip it is told."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+
+    def answers(chip: str, words: tuple[str, ...] = ()):
+        def run(made: Path, *, detailed: bool = False) -> list[str]:
+            if not words:
+                made.write_text(dataclasses.replace(MADE, chip=chip).to_json())
+            return list(words)
+
+        monkeypatch.setattr(_calibration, "_run_probe", run)
+
+    return answers
+
+
+def test_a_probe_of_the_cpu_takes_the_place_of_what_was_kept(detailed):
+    detailed("CPU")
+    assert probe() == calibration_of_this_machine() == MADE
+
+
+def test_a_probe_of_an_accelerator_is_kept_by_its_chip(detailed):
+    detailed("H200")
+    assert calibration_of_chip("H200") is None
+    assert probe().chip == "H200"
+    assert calibration_of_chip("H200") == dataclasses.replace(MADE, chip="H200")
+    assert calibration_of_chip("H100") is None
+
+
+def test_a_detailed_probe_that_fails_has_its_last_words(detailed):
+    detailed("CPU", ("no device", "at all"))
+    with pytest.raises(MeshwrightError, match="no device\n    at all"):
+        probe()

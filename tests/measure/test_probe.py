@@ -1,5 +1,3 @@
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +16,7 @@ def small(monkeypatch):
 def timed(monkeypatch, *seconds: float) -> None:
     """Each measurement takes so long, one after the other."""
     left = iter(seconds)
-    monkeypatch.setattr(_probe, "_best_seconds", lambda *args, **kwargs: next(left))
+    monkeypatch.setattr(_probe, "best_seconds", lambda *args, **kwargs: next(left))
 
 
 def test_a_product_of_n_is_two_n_cubed_flops(monkeypatch):
@@ -40,20 +38,6 @@ def test_a_launch_is_what_a_longer_chain_takes_more(monkeypatch):
 def test_noise_that_makes_the_longer_chain_shorter_gives_no_negative_time(monkeypatch):
     timed(monkeypatch, 1.0, 1.1)
     assert _probe._launch_seconds() == pytest.approx(1e-9 / 8)
-
-
-def test_the_best_of_several_runs_is_taken(monkeypatch):
-    readings = iter([0, 9, 10, 12, 20, 25])
-    monkeypatch.setattr(_probe, "REPEATS", 3)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(readings))
-    assert _probe._best_seconds(jnp.sin, (jnp.ones(3),)) == 2
-
-
-def test_in_place_results_become_the_next_arguments():
-    state = (jnp.ones((4, 4)), jnp.zeros((4, 4)), jnp.ones((4, 4)), jnp.ones((4, 4)))
-    assert _probe._best_seconds(_probe._adamw, state, in_place=True) > 0
-    assert all(array.is_deleted() for array in state[:3])
-    assert not state[3].is_deleted()
 
 
 def test_the_kernels_are_those_of_a_train_step():

@@ -93,9 +93,13 @@ def test_a_class_that_is_no_pytree_yet_is_told_how_to_become_one():
     assert caught.value.hint == "make its class a pytree: jax.tree_util.register_dataclass(State)"
 
 
-def test_numbers_of_four_bits_take_a_byte_each_on_a_cpu():
-    facts = facts_of(jnp.zeros(17, jnp.int4), "a")
-    assert (facts.format, facts.num_bytes, facts.storages[0].num_bytes) == ("int4", 17, 17)
+def test_numbers_of_four_bits_take_what_the_runtime_gives_them():
+    """A byte each in jaxlib 0.10, two in a byte in 0.12."""
+    array = jnp.zeros(17, jnp.int4)
+    facts = facts_of(array, "a")
+    assert facts.format == "int4"
+    assert facts.storages[0].num_bytes == array.on_device_size_in_bytes()
+    assert facts.storages[0].num_bytes in (9, 17)
 
 
 def test_keys_that_do_not_exist_yet_count_as_those_that_do():

@@ -35,7 +35,7 @@ def test_a_calibration_survives_its_json():
 def test_text_that_is_no_calibration_is_the_users_mistake(text):
     with pytest.raises(InputError, match="cannot be read") as caught:
         Calibration.from_json(text)
-    assert "meshwright.measure.probe" in caught.value.hint
+    assert "`meshwright probe`" in caught.value.hint
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])

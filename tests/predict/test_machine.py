@@ -25,7 +25,7 @@ def test_simulated_devices_share_their_host():
 def test_a_cpu_without_a_calibration_is_told_to_probe():
     with pytest.raises(InputError, match="no rates are known for 8xCPU") as caught:
         machine_of(Fleet.parse("8xCPU"), None)
-    assert caught.value.hint == "run the probe first: meshwright.measure.probe"
+    assert caught.value.hint == "measure them first: `meshwright probe`"
 
 
 def test_a_chip_without_a_memory_bandwidth_is_refused():
@@ -66,3 +66,21 @@ def test_a_chip_of_which_no_run_was_published_has_a_factor_for_bf16_alone():
     assert machine.sustained_flops_per_second("bf16") is None
     assert machine.gemm_flops_per_second("bf16") == pytest.approx(0.81 * 2250e12)
     assert machine.gemm_flops_per_second("fp8-e4m3") == machine.peak_flops_per_second["fp8-e4m3"]
+
+
+def test_what_was_measured_of_an_accelerator_goes_before_catalog_and_published_runs():
+    measured = Calibration(
+        matmul_flops_per_second={"bf16": 6e14},
+        memory_bytes_per_second=3e12,
+        launch_seconds=2e-6,
+        date="2026-11-21",
+        source="a test",
+        chip="H200",
+    )
+    fleet = Fleet.parse("8xH200")
+    machine, plain = machine_of(fleet, measured), machine_of(fleet, None)
+    assert machine.sustained_flops_per_second("bf16") == pytest.approx(6e14)
+    assert machine.memory_bytes_per_second * machine.memory_efficiency == 3e12
+    assert machine.launch_seconds == 2e-6
+    assert machine.rates == plain.rates
+    assert plain.sustained_flops_per_second("bf16") != pytest.approx(6e14)

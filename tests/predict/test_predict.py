@@ -154,7 +154,7 @@ def test_simulated_devices_are_priced_by_their_hosts_calibration(predicted):
 def test_simulated_devices_without_a_calibration_are_sent_to_the_probe(predicted):
     with pytest.raises(InputError, match="no rates are known for 8xCPU") as caught:
         predicted("8xCPU")
-    assert "meshwright.measure.probe" in caught.value.hint
+    assert "`meshwright probe`" in caught.value.hint
 
 
 def test_what_the_ledger_and_the_walk_could_not_price_is_listed(predicted, ledger_with):

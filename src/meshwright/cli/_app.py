@@ -16,6 +16,7 @@ from ._catalog import fleets, formats
 from ._console import print_error
 from ._doctor import doctor
 from ._presets import presets
+from ._probe import probe
 from ._train import train
 from ._weigh import weigh
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
 )
-for command in (weigh, train, account, presets, fleets, formats, doctor):
+for command in (weigh, train, account, probe, presets, fleets, formats, doctor):
     app.command()(command)
 
 

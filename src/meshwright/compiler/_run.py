@@ -105,7 +105,7 @@ def _watch(
     while process.poll() is None:
         phase_file = work / "phase"
         phase = phase_file.read_text() if phase_file.exists() else "starting"
-        if phase != last:
+        if phase and phase != last:  # it is empty while the worker writes it
             on_phase(phase)
             last = phase
         if time.monotonic() - started > seconds:

@@ -3,7 +3,9 @@ Imports: `hardware`, `formats`, `tables`, `predict` (the `Calibration` record), 
 lies). jax and torch only inside functions. Imported by: `training`, `api`, and users as `mw.footprint` etc.
 """
 
+from ._calibration import calibration_of_chip as calibration_of_chip
 from ._calibration import calibration_of_this_machine as calibration_of_this_machine
+from ._calibration import probe as probe
 from ._clock import StepClock as StepClock
 from ._device_memory import DeviceMemory as DeviceMemory
 from ._device_memory import Memory as Memory

@@ -35,6 +35,53 @@ def calibration_of_this_machine() -> Calibration:
         return _measure(path)
 
 
+def probe() -> Calibration:
+    """Measure the attached device now, in detail, and keep it for predictions: the CPU, or an accelerator.
+
+    Of a CPU it takes the place of what `calibration_of_this_machine` kept; of an accelerator it is kept by
+    the chip's name in the catalog.
+
+    Raises:
+        MeshwrightError: the probe failed; its last words are in the message.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "calibration.json"
+        words = _run_probe(made, detailed=True)
+        if not made.exists():
+            raise _failed(words)
+        calibration = Calibration.from_json(made.read_text())
+    path = _path() if calibration.chip == "CPU" else _path_of(calibration.chip)
+    _keep(calibration, path)
+    return calibration
+
+
+def calibration_of_chip(name: str) -> Calibration | None:
+    """What `probe` measured of such a chip; None where it never did, or the file cannot be read."""
+    try:
+        return Calibration.from_json(_path_of(name).read_text())
+    except (FileNotFoundError, InputError, UnicodeDecodeError):
+        return None
+
+
+def _path_of(chip: str) -> Path:
+    return cache_root() / f"calibration-{chip}.json"
+
+
+def _keep(calibration: Calibration, path: Path) -> None:
+    """Whole or not at all, whoever else measures now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".calibration-", delete=False) as file:
+        file.write(calibration.to_json())
+    Path(file.name).replace(path)
+
+
+def _failed(words: list[str]) -> MeshwrightError:
+    return MeshwrightError(
+        "measuring this machine failed. The probe's last words:\n    " + "\n    ".join(words),
+        hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
+    )
+
+
 def _path() -> Path:
     source = Path(__file__).with_name("_probe.py").read_bytes()
     parts = (describe_host().encode(), installed_versions()["jaxlib"].encode(), source)
@@ -48,19 +95,16 @@ def _measure(path: Path) -> Calibration:
         made = Path(folder) / "calibration.json"
         words = _run_probe(made)
         if not made.exists():
-            raise MeshwrightError(
-                "measuring this machine failed. The probe's last words:\n    " + "\n    ".join(words),
-                hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
-            )
+            raise _failed(words)
         calibration = Calibration.from_json(made.read_text())
         made.replace(path)  # whole or not at all, whoever else measures now
     return calibration
 
 
-def _run_probe(made: Path) -> list[str]:
-    """Run the probe to its end; the last lines it wrote."""
-    command = [sys.executable, "-m", PROBE, str(made)]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+def _run_probe(made: Path, *, detailed: bool = False) -> list[str]:
+    """Run the probe to its end; the last lines it wrote. In detail it measures whatever device there is."""
+    command = [sys.executable, "-m", PROBE, str(made), *(["--detailed"] if detailed else [])]
+    environment = dict(os.environ) if detailed else {**os.environ, "JAX_PLATFORMS": "cpu"}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS

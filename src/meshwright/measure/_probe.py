@@ -1,4 +1,6 @@
-"""Measures this host's CPU: `python -m meshwright.measure._probe OUT.json`. Takes two to four seconds.
+"""Measures the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
+
+Takes two to four seconds on a CPU, in detail half a minute.
 
 Each rate is the best of several runs of a compiled program, waited for.
 * FLOP/s: a square product of 1536, in float32 and in bfloat16.
@@ -6,6 +8,8 @@ Each rate is the best of several runs of a compiled program, waited for.
   GELU and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. Read plus written,
   all bytes over all seconds. On a CPU such kernels are bound by their arithmetic: a plain copy is
   several times as fast, and says nothing about a step.
+* In detail, shown and not used: products over sizes, causal attention over sequence lengths, a copy, and
+  collectives where there are several devices.
 * Launch: a chain of products of 8 x 8, where arithmetic is nothing; 192 more links, so that the start of
   the program cancels.
 """
@@ -13,7 +17,6 @@ Each rate is the best of several runs of a compiled program, waited for.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,45 +26,45 @@ import jax
 import jax.numpy as jnp
 
 from ..compiler import installed_versions
+from ..hardware import chip_of_device_kind
 from ..predict import Calibration
+from ._best import best_seconds
 from ._host import describe_host
+from ._probe_details import details
 
 SQUARE = 1536
+ACCELERATOR_SQUARE = 8192
 ROWS, COLUMNS = 2048, 1536
 SHORT_CHAIN, LONG_CHAIN = 64, 256
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
-REPEATS = 10
 Args = tuple[Any, ...]
 
 
-def probe() -> Calibration:
-    """Rates of this host's CPU, all cores together."""
+def probe(*, detailed: bool = False) -> Calibration:
+    """Rates of this host's CPU, all cores together, or of the first accelerator.
+
+    Raises:
+        InputError: an accelerator that the catalog does not know.
+    """
+    device = jax.local_devices()[0]
+    on_cpu = device.platform == "cpu"
+    where = describe_host() if on_cpu else str(device.device_kind)
     return Calibration(
         matmul_flops_per_second={name: _matmul_flops_per_second(dtype) for name, dtype in FORMATS.items()},
         memory_bytes_per_second=_fused_bytes_per_second(),
         launch_seconds=_launch_seconds(),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        source=f"probe on {describe_host()}, jaxlib {installed_versions()['jaxlib']}",
+        source=f"probe on {where}, jaxlib {installed_versions()['jaxlib']}",
+        chip="CPU" if on_cpu else chip_of_device_kind(device.device_kind).name,
+        details=details() if detailed else {},
     )
 
 
-def _best_seconds(function: Callable[..., Any], arguments: Args, *, in_place: bool = False) -> float:
-    """The shortest of several runs. `in_place`: results take the places of the first arguments."""
-    donated = tuple(range(len(arguments) - 1)) if in_place else ()
-    compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
-    best = float("inf")
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        results = jax.block_until_ready(compiled(*arguments))
-        best = min(best, time.perf_counter() - started)
-        if in_place:
-            arguments = (*results, arguments[-1])
-    return best
-
-
-def _matmul_flops_per_second(dtype: Any) -> float:
-    square = jnp.full((SQUARE, SQUARE), 1e-3, dtype)
-    return 2 * SQUARE**3 / _best_seconds(jnp.matmul, (square, square))
+def _matmul_flops_per_second(dtype: Any, size: int | None = None) -> float:
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    size = size or (SQUARE if on_cpu else ACCELERATOR_SQUARE)
+    square = jnp.full((size, size), 1e-3, dtype)
+    return 2 * size**3 / best_seconds(jnp.matmul, (square, square))
 
 
 def _gelu(x: jax.Array) -> jax.Array:
@@ -99,8 +102,8 @@ def _fused_bytes_per_second() -> float:
         (jax.nn.softmax, (scores,), 2),
         (_rms_norm, (x,), 2),
     ]
-    seconds = sum(_best_seconds(function, arguments) for function, arguments, _ in kernels)
-    seconds += _best_seconds(_adamw, state, in_place=True)
+    seconds = sum(best_seconds(function, arguments) for function, arguments, _ in kernels)
+    seconds += best_seconds(_adamw, state, in_place=True)
     return num_bytes * (sum(arrays for _, _, arrays in kernels) + 7) / seconds
 
 
@@ -111,11 +114,11 @@ def _launch_seconds() -> float:
                 x = x @ x
             return x
 
-        return _best_seconds(run, (jnp.eye(8),))
+        return best_seconds(run, (jnp.eye(8),))
 
     # The clock is read to a nanosecond; a difference that noise turned negative is one such tick a link.
     return max(chain(LONG_CHAIN) - chain(SHORT_CHAIN), 1e-9) / (LONG_CHAIN - SHORT_CHAIN)
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(probe().to_json())
+    Path(sys.argv[1]).write_text(probe(detailed="--detailed" in sys.argv).to_json())

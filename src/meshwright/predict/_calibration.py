@@ -11,15 +11,16 @@ from typing import Any, cast
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
 
-_HINT = "measure again: meshwright.measure.probe"
+_HINT = "measure again: `meshwright probe`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Rates of a whole host, measured on it. Simulated devices share them: each has one N-th.
+    """Rates that were measured: of a whole host's CPU, which simulated devices share, or of one accelerator.
 
     `matmul_flops_per_second`: of a large product, by format name. `memory_bytes_per_second`: read plus
     written. `launch_seconds`: of one instruction that does nothing. `source`: how it was measured.
+    `details`: what else was measured, by name with its unit; shown, and not used.
 
     Raises:
         InputError: a rate is no positive number, or a format is unknown.
@@ -30,6 +31,8 @@ class Calibration:
     launch_seconds: float
     date: str  # YYYY-MM-DD
     source: str
+    chip: str = "CPU"  # as the catalog names it
+    details: dict[str, float] = field(default_factory=dict[str, float], hash=False)
 
     def __post_init__(self) -> None:
         rates = {f"matmul_flops_per_second.{name}": r for name, r in self.matmul_flops_per_second.items()}
@@ -57,10 +60,12 @@ class Calibration:
         try:
             fields: dict[str, Any] = json.loads(text)
             matmul = cast("dict[str, Any]", fields.pop("matmul_flops_per_second"))
+            details = cast("dict[str, Any]", fields.pop("details", {}))
             return Calibration(
                 matmul_flops_per_second={str(name): float(rate) for name, rate in matmul.items()},
                 memory_bytes_per_second=float(fields.pop("memory_bytes_per_second")),
                 launch_seconds=float(fields.pop("launch_seconds")),
+                details={str(name): float(rate) for name, rate in details.items()},
                 **{name: str(value) for name, value in fields.items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError) as broken:

@@ -58,6 +58,11 @@ class Machine:
 def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: str = CUDNN) -> Machine:
     """What is known of a fleet's devices.
 
+    Args:
+        calibration: what was measured: of a CPU all that is known, of an accelerator what goes before the
+            catalog and the published runs.
+        attention_kernel: whose kernel attends.
+
     Raises:
         InputError: a CPU without a calibration, a chip whose memory bandwidth the catalog lacks, or an
             unknown attention kernel.
@@ -76,7 +81,7 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
     # JAX's default precision multiplies float32 as TF32 on NVIDIA and as bf16 on a TPU
     # (docs.jax.dev, jax.default_matmul_precision).
     reduced = "tf32" if on_cuda else "bf16" if chip.platform == "tpu" else "fp32"
-    return Machine(
+    machine = Machine(
         name=chip.name,
         basis="tables" if rates.measured else "default" if on_cuda else "roofline",
         peak_flops_per_second=chip.peak_flops_per_second,
@@ -94,6 +99,25 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
         sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
     )
+    return machine if calibration is None else _measured(machine, calibration)
+
+
+def _measured(machine: Machine, calibration: Calibration) -> Machine:
+    """The machine with what was measured on such a device in the place of catalog and published runs.
+
+    The shape of products, attention and collectives stay the tables'.
+    """
+    peak = machine.peak_flops_per_second.get("bf16")
+    large = calibration.matmul_flops_per_second.get("bf16")
+    share = None if peak is None or large is None else large / peak
+    return replace(
+        machine,
+        memory_bytes_per_second=calibration.memory_bytes_per_second,
+        memory_efficiency=1.0,
+        launch_seconds=calibration.launch_seconds,
+        sustained_share=machine.sustained_share if share is None else share,
+        gemm_factor=machine.gemm_factor if share is None else 1.0,
+    )
 
 
 def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
@@ -104,7 +128,7 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
     if calibration is None:
         raise InputError(
             f"no rates are known for {fleet.name}: a CPU's are measured, not looked up",
-            hint="run the probe first: meshwright.measure.probe",
+            hint="measure them first: `meshwright probe`",
         )
     share = 1 / fleet.num_devices
     memory = calibration.memory_bytes_per_second * share

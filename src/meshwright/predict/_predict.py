@@ -35,7 +35,8 @@ def predict(
     Not counted: the host's dispatch and data loading, stragglers, checkpoints, compilation.
 
     Args:
-        calibration: of the host whose simulated devices the fleet is; other fleets need none.
+        calibration: of the host whose simulated devices the fleet is; of an accelerator, where one of its
+            kind was measured.
         attention_kernel: "cudnn", or "flash-2" to price the program as if that library attended.
 
     Raises:
@@ -116,6 +117,12 @@ def _interval(machine: Machine, walked: Walked, calibration: Calibration | None)
     scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
     if calibration is not None and machine.basis == "calibration":
         name, words = machine.basis, f"rates measured on {calibration.date} ({calibration.source})"
+    elif calibration is not None:
+        name = machine.basis
+        words = (
+            f"rates of large products, memory and launches measured on {calibration.date} "
+            f"({calibration.source}), the rest from tables ({provenance()})"
+        )
     elif machine.basis == "tables" and dominant.startswith("fp8"):
         name, words = "fp8", f"{machine.name} tables ({provenance()})"
     elif machine.sustained_share is not None:

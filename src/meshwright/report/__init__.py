@@ -4,6 +4,7 @@ No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 """
 
 from ._account_text import account_text as account_text
+from ._calibration_text import calibration_text as calibration_text
 from ._changes import changes_text as changes_text
 from ._hand_sum import HandRow as HandRow
 from ._hand_sum import HandSum as HandSum

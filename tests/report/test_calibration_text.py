@@ -1,0 +1,19 @@
+from meshwright.predict import Calibration
+from meshwright.report import calibration_text
+
+
+def test_what_predictions_use_stands_before_what_is_only_shown(plain):
+    made = Calibration(
+        matmul_flops_per_second={"fp32": 1e11},
+        memory_bytes_per_second=2e10,
+        launch_seconds=3e-6,
+        date="2026-11-21",
+        source="a test",
+        details={"matmul fp32 512, FLOP/s": 5e10, "copy of 64 MiB, bytes/s": 1e9},
+    )
+    lines = [" ".join(line.split()) for line in plain(calibration_text(made)).splitlines()]
+    assert lines[0] == "CPU: a test, 2026-11-21"
+    assert "large product in fp32 100 GFLOP/s" in lines
+    assert "launch of a kernel 3.00 us" in lines
+    assert lines.index("memory, of fused kernels 20.0 GB/s") < lines.index("matmul fp32 512 50.0 GFLOP/s")
+    assert lines[-1] == "copy of 64 MiB 1.00 GB/s"
