@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from meshwright.compiler import Compiled, TracedFlops
+from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
@@ -89,6 +89,19 @@ def made_memory(**changes: Any) -> MemoryLedger:
     return MemoryLedger(**{**fields, **changes})
 
 
+def made_argument(role: str, moment: str) -> Argument:
+    """8 G numbers in fp32, split over eight devices."""
+    return Argument(
+        path="",
+        role=role,
+        shape=(8, GIB),
+        dtype="float32",
+        device_bytes=4 * GIB,
+        replicated=False,
+        moment=moment,
+    )
+
+
 def made_compiled(**changes: Any) -> Compiled:
     fields: dict[str, Any] = {
         "schema": 1,
@@ -101,7 +114,10 @@ def made_compiled(**changes: Any) -> Compiled:
         "compiler": "XLA of jaxlib 0.10.2, jax-cuda13-pjrt 0.10.2",
         "versions": {"jax": "0.10.2"},
         "options": {},
-        "arguments": (),
+        "arguments": tuple(
+            made_argument(role, moment)
+            for role, moment in (("parameters", ""), ("optimizer_state", "mu"), ("optimizer_state", "nu"))
+        ),
         "traced_flops": TracedFlops(by_phase={}, unpriced=(), attention=30 * 10**15),
         "num_parameters": 8 * 10**9,
         "num_matmul_parameters": 75 * 10**8,

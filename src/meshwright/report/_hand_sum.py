@@ -9,9 +9,13 @@ loss, gathered copies, what layers keep beside their outputs, communication buff
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
     AdaGradOptimizer,
     AdamWOptimizer,
@@ -21,10 +25,11 @@ from meshwright.config import (
     LinearModel,
     RunConfig,
 )
-from meshwright.ledger import MemoryLedger
+from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
 
 BYTES = 4
+NONE_ALIVE = "none is alive at the peak"
 COUNTED = ("parameters", "optimizer_state", "gradients", "saved_activations")
 # Outputs of LeNet's layers for one image, but for the last: two convolutions and the hidden layer.
 LENET_ACTIVATIONS = 20 * 26 * 26 + 50 * 9 * 9 + 128
@@ -62,8 +67,11 @@ class HandSum:
         return {**dataclasses.asdict(self), "total_bytes": self.total_bytes}
 
 
-def hand_sum(config: RunConfig, layout: Layout, num_devices: int, memory: MemoryLedger) -> HandSum:
-    """The hand sum of a run, and its rows beside the compiled program's bytes of one device."""
+def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> HandSum:
+    """The hand sum of a run, and its rows beside the compiled program's bytes of one device.
+
+    Every reason is read off the arguments' shards, the ledger's buffers and timeline, or the configuration.
+    """
     parameters = config.model.num_parameters
     activations, rule = _activations(config)
     moments = parameters * _moments(config)
@@ -73,7 +81,7 @@ def hand_sum(config: RunConfig, layout: Layout, num_devices: int, memory: Memory
         "gradients": parameters,
         "optimizer_state": moments,
     }
-    rows = _Rows(config, layout, num_devices, memory)
+    rows = _Rows(config, compiled, memory)
     return HandSum(
         **counts,
         rule=rule,
@@ -113,51 +121,63 @@ def _moments(config: RunConfig) -> int:
 class _Rows:
     """The rows of one run."""
 
-    def __init__(self, config: RunConfig, layout: Layout, num_devices: int, memory: MemoryLedger) -> None:
-        self._config, self._layout, self._devices, self._memory = config, layout, num_devices, memory
+    def __init__(self, config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> None:
+        self._config, self._memory = config, memory
+        self._layout, self._devices = Layout(axes=compiled.mesh_axes), compiled.num_devices
+        self._arguments = compiled.arguments
 
-    def held(self, category: str, count: int) -> HandRow:
+    def held(self, role: str, count: int) -> HandRow:
         """What lies in arguments for the whole step: parameters, moments."""
-        compiled = self._memory.by_category.get(category, 0)
-        whole = BYTES * count
-        if not count:
-            why = "the optimizer keeps none" + (f", but {compiled} bytes of step counts" if compiled else "")
-        else:
-            times = compiled * self._devices / whole
-            splits = [f"{name}={size}" for name, size in self._layout.axes if name != "data" and size > 1]
-            why = f"{'split over ' + ' and '.join(splits) if splits else 'not split'}: each number lies on "
-            why += f"{max(round(times), 1)} of {self._devices} devices" if self._devices > 1 else "the device"
-            if times < 0.999 * max(round(times), 1):
-                why += "; at the peak a part of their place is used otherwise, or idle"
-        return self._row(category, whole, compiled, why)
+        compiled = self._memory.by_category.get(role, 0)
+        arrays = [a for a in self._arguments if a.role == role and a.shape]
+        step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
+        why = _where(arrays, self._layout) if count else "the optimizer keeps none"
+        if step_counts:
+            why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
+        if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:
+            why += f"; at the peak {format_bytes(lost)} of their place hold other values or none"
+        return self._row(role, BYTES * count, compiled, why)
 
     def gradients(self, count: int) -> HandRow:
-        compiled, whole = self._memory.by_category.get("gradients", 0), BYTES * count
-        here = self._memory.by_category.get("parameters", 0)  # what all gradients take, split as parameters
-        if compiled < here:
-            why = "at the peak the others are not made yet, or applied already"
-        elif compiled == here:
-            why = "all of them at the peak, split as the parameters are"
-        else:
-            times = compiled / max(here, 1)
-            why = f"{times:.3g} times one set, split as the parameters are: some have several forms"
-        return self._row("gradients", whole, compiled, why)
+        kept, compiled = self._alive("gradients")
+        arrays = [a for a in self._arguments if a.role == "parameters"]
+        words = [f"{_arrays(kept)}, for {len(arrays)} arrays of parameters" if kept else NONE_ALIVE]
+        parts = {a.device_bytes // BYTES for a in arrays}
+        wholes = {math.prod(a.shape) for a in arrays} - parts
+        if whole := sum(_num_elements(buffer) in wholes for buffer in kept):
+            words.append(f"{whole} as large as a whole parameter, of which a device holds a part")
+        # A set of them, split as the parameters are, in the narrowest format that they are made in.
+        narrowest = 2 if self._config.precision == "bf16" else BYTES
+        most = max(self._memory.timeline.by_category.get("gradients", (0,)))
+        if not most:
+            words = ["no value of the step is filed as a gradient"]
+        elif most < sum(a.device_bytes for a in arrays) * narrowest // BYTES:
+            words.append(f"never all at once: at most {format_bytes(most)} are filed so at any instant")
+        return self._row("gradients", BYTES * count, compiled, "; ".join(words))
 
     def activations(self, count: int) -> HandRow:
-        compiled = self._memory.by_category.get("saved_activations", 0)
-        kept = [b for b in self._memory.buffers if b.category == "saved_activations"]
-        formats = {buffer.format for buffer in kept if buffer.num_bytes > 0.01 * compiled}
-        words = [f"kept in {' and '.join(sorted(formats))}"] if formats else ["none is alive at the peak"]
-        batch = self._config.batch
+        kept, compiled = self._alive("saved_activations")
+        words = [_arrays(kept) if kept else NONE_ALIVE]
+        most = max(self._memory.timeline.by_category.get("saved_activations", (0,)))
+        if most > compiled:
+            words.append(f"up to {format_bytes(most)} at another instant")
+        batch, taken = self._config.batch, "sequences" if self._config.model.kind == "transformer" else "rows"
         replicas = self._layout.size("data") * self._layout.size("fsdp")
         share = batch.sequences // replicas
+        if replicas < self._devices:
+            words.append(f"{taken} are split {replicas} ways over {self._devices} devices")
         if batch.microbatch_sequences is not None and batch.microbatch_sequences < share:
-            words.append(f"{batch.microbatch_sequences} of {share} sequences at a time")
+            words.append(f"{batch.microbatch_sequences} of {share} {taken} at a time")
         if kept and self._config.remat != "none":
             words.append(f"rematerialisation {self._config.remat}")
-        if kept and count:
-            words.append("whatever else the backward pass needs counts too")
+        if compiled > BYTES * count / self._devices:
+            words.append("whatever the backward pass needs counts, not outputs of layers alone")
         return self._row("activations", BYTES * count, compiled, "; ".join(words))
+
+    def _alive(self, category: str) -> tuple[list[Buffer], int]:
+        """The buffers of a category at the peak, largest first, and their bytes."""
+        kept = [b for b in self._memory.buffers if b.category == category and b.num_bytes]
+        return kept, self._memory.by_category.get(category, 0)
 
     def rest(self) -> HandRow:
         """What the rule leaves out, by its largest parts."""
@@ -179,3 +199,38 @@ class _Rows:
             compiled_bytes=compiled,
             why=why,
         )
+
+
+def _where(arrays: Sequence[Argument], layout: Layout) -> str:
+    """On how many devices each number of the arrays lies; by share of their bytes where they differ."""
+    devices, bytes_by_ways = layout.num_devices, Counter[int]()
+    if devices == 1:
+        return "one device holds all of it"
+    for array in arrays:
+        whole = BYTES * math.prod(array.shape)
+        bytes_by_ways[whole // array.device_bytes] += whole
+    splitting = [(name, size) for name, size in layout.axes if name != "data" and size > 1]
+    found: list[str] = []
+    for ways, num_bytes in bytes_by_ways.most_common():
+        place = f"each number lies on {devices // ways} of {devices} devices"
+        how = f"split {ways} ways" if ways > 1 else "not split"
+        if ways > 1 and ways == math.prod(size for _, size in splitting):
+            how = f"split over {' and '.join(f'{name}={size}' for name, size in splitting)}"
+        share = f"{100 * num_bytes / bytes_by_ways.total():.1f} % " if len(bytes_by_ways) > 1 else ""
+        found.append(f"{share}{how}: {place}")
+    return ", ".join(found)
+
+
+def _arrays(buffers: Sequence[Buffer]) -> str:
+    """How many, the largest by its shape, and formats beside that one's."""
+    others = sorted({buffer.format for buffer in buffers} - {buffers[0].format})
+    if len(buffers) == 1:
+        return f"one array at the peak, {buffers[0].shape}"
+    largest = f"{len(buffers)} arrays at the peak, the largest {buffers[0].shape}"
+    return f"{largest}, some in {' and '.join(others)}" if others else largest
+
+
+def _num_elements(buffer: Buffer) -> int:
+    """Elements of "f32[64,64]"."""
+    inside = buffer.shape.partition("[")[2].partition("]")[0]
+    return math.prod(int(size) for size in inside.split(",") if size)

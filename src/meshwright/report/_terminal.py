@@ -83,7 +83,7 @@ def weighing_text(weighing: Weighed) -> RenderableType:
         parts += [*_what_would_shrink_it(weighing), Text()]
     parts += [heading("Memory of one device"), memory_table(ledger.memory), Text()]
     if weighing.config is not None:
-        found = hand_sum(weighing.config, weighing.layout, weighing.fleet.num_devices, ledger.memory)
+        found = hand_sum(weighing.config, compiled, ledger.memory)
         title = f"The sum by hand: 4 x (parameters + activations + gradients + optimizer state), {found.rule}"
         parts += [heading(title), hand_sum_table(found), Text()]
     parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
