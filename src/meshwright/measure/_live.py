@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import CellType, FrameType, FunctionType, ModuleType
@@ -16,9 +18,10 @@ from ._storages import buffers_of, format_name
 
 UNKNOWN, NOT_SOUGHT = "unknown", "not sought"
 MOST_OWNED = 200
-"""Of more arrays than these only the largest are asked for their owner: the search takes time."""
+"""The search starts from so many arrays, the largest: it takes time. Others are found on its way."""
 DEPTH = 8  # containers inside containers that the search climbs
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, CellType)
+_READING_LOCALS = threading.Lock()  # a thread must not empty what another one reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,24 +65,23 @@ def live(*, top: int | None = None) -> Live:
 
     An owner is who refers to an array: a module's global, an attribute of an object or class, a local
     variable of a running function, a function's closure, through lists, tuples, sets and dicts. Of several
-    the nearest is told; of all but the 200 largest arrays it is not sought. What lies in another array's
-    buffers (a shard that was looked at, say) is left out.
+    the nearest is told. The search starts from the 200 largest arrays; of the others those are found that it
+    meets in the same containers. What lies in another array's buffers (a shard that was looked at, say) is
+    left out.
 
     Args:
         top: at most so many rows.
     """
     import jax
 
-    arrays = _without_parts([array for array in jax.live_arrays() if not array.is_deleted()])
-    arrays.sort(key=_bytes, reverse=True)
-    owned = arrays[:MOST_OWNED]
-    owners = [*_owners(owned), *(NOT_SOUGHT for _ in arrays[MOST_OWNED:])]
+    arrays, sizes = _whole([array for array in jax.live_arrays() if not array.is_deleted()])
+    arrays.sort(key=lambda array: sizes[id(array)], reverse=True)
     count: Counter[tuple[Any, ...]] = Counter()
     size: Counter[tuple[Any, ...]] = Counter()
-    for array, owner in zip(arrays, owners, strict=True):
+    for array, owner in zip(arrays, _owners(arrays), strict=True):
         key = (array.shape, format_name(array.dtype), _sharding(array), owner)
         count[key] += 1
-        size[key] += _bytes(array)
+        size[key] += sizes[id(array)]
     groups = [
         LiveArray(
             shape=key[0], format=key[1], sharding=key[2], count=count[key], num_bytes=num_bytes, owner=key[3]
@@ -89,20 +91,19 @@ def live(*, top: int | None = None) -> Live:
     return Live(total_bytes=size.total(), arrays=tuple(groups))
 
 
-def _without_parts(arrays: list[Any]) -> list[Any]:
-    """The arrays, the most divided first, without those all of whose buffers are another's."""
+def _whole(arrays: list[Any]) -> tuple[list[Any], dict[int, int]]:
+    """The arrays without those all of whose buffers are another's, and by `id` the bytes of each."""
     seen: set[tuple[Any, int]] = set()
     kept: list[Any] = []
-    for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):
-        buffers = {(device, address) for device, address, num_bytes in buffers_of(array) if num_bytes}
+    sizes: dict[int, int] = {}
+    for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):  # the most divided first
+        found = buffers_of(array)
+        buffers = {(device, address) for device, address, num_bytes in found if num_bytes}
         if not buffers or not buffers <= seen:
             kept.append(array)
+            sizes[id(array)] = sum(num_bytes for _, _, num_bytes in found)
         seen |= buffers
-    return kept
-
-
-def _bytes(array: Any) -> int:
-    return sum(num_bytes for _, _, num_bytes in buffers_of(array))
+    return kept, sizes
 
 
 def _sharding(array: Any) -> str:
@@ -121,11 +122,15 @@ def _owners(arrays: list[Any]) -> list[str]:
     One pass over Python's objects for each level, for all arrays together: who refers to them, who refers
     to those containers, and so on.
     """
-    local = _locals()
+    with _READING_LOCALS:
+        local = _locals()
     found = {id(array): words for array in arrays if (words := local.get(id(array)))}
-    level: list[Any] = [array for array in arrays if id(array) not in found]
     # By container: the arrays that lie below it, each with the name of the entry that leads to it.
-    leads: dict[int, dict[int, str]] = {id(array): {id(array): ""} for array in level}
+    leads: dict[int, dict[int, str]] = {
+        id(array): {id(array): ""} for array in arrays if id(array) not in found
+    }
+    level: list[Any] = [array for array in arrays if id(array) in leads][:MOST_OWNED]
+    sought = {id(array) for array in level}
     own = {id(arrays), id(level)}
     climbed: dict[int, set[int]] = {}  # by container, the arrays that have come through it
     for _ in range(DEPTH):
@@ -133,24 +138,46 @@ def _owners(arrays: list[Any]) -> list[str]:
         above: list[Any] = []
         above_leads: dict[int, dict[int, str]] = {}
         for holder in holders:
-            below: dict[int, str] = {}
             before = climbed.setdefault(id(holder), set())
-            for held in {id(held): held for held in gc.get_referents(holder)}.values():
-                entry = _entry(holder, held)
-                for array, came_by in leads.get(id(held), {}).items():
-                    if array in found or array in before:
-                        continue
-                    if words := _named(holder, held, entry or came_by) or local.get(id(holder)):
-                        found[array] = words
-                    else:
-                        below[array] = entry or came_by
+            below: dict[int, str] = {}
+            for array, name, words in _reached(holder, leads):
+                if array in found or array in before:
+                    continue
+                if words := words or local.get(id(holder)):
+                    found[array] = words
+                else:
+                    below[array] = name
             if below and (isinstance(holder, _CONTAINERS) or hasattr(holder, "__dict__")):
                 above_leads[id(holder)] = below
                 above.append(holder)
                 before |= below.keys()
         level, leads = above[:MOST_OWNED], above_leads
         own |= {id(level), id(above), id(holders)}
-    return [found.get(id(array), UNKNOWN) for array in arrays]
+    return [found.get(id(array), UNKNOWN if id(array) in sought else NOT_SOUGHT) for array in arrays]
+
+
+def _reached(holder: Any, leads: dict[int, dict[int, str]]) -> Iterator[tuple[int, str, str]]:
+    """The arrays below what `holder` refers to: `id`, the name of the entry that leads there, words for it.
+
+    A module, a class or an object has words for its entry, a function for all of its own, a container none.
+    """
+    title, fields = _title(holder), getattr(holder, "__dict__", None)
+    entries: dict[int, str] | None = None
+    # An object refers to its attributes until somebody asks for its `__dict__`, thereafter to that.
+    attributes = _copied(fields).values() if isinstance(fields, dict) else ()
+    for held in {id(held): held for held in (*gc.get_referents(holder), *attributes)}.values():
+        arrays = leads.get(id(held))
+        if not arrays:
+            continue
+        entries = _entries(holder) if entries is None else entries  # few holders lead anywhere
+        entry = entries.get(id(held), "")
+        of_fields = held is fields or (isinstance(holder, type) and isinstance(held, dict))
+        for array, came_by in arrays.items():
+            name = entry or came_by
+            if isinstance(holder, FunctionType):
+                yield array, name, title
+            else:
+                yield array, name, f"{title}.{name}" if title and name and (entry or of_fields) else ""
 
 
 def _locals() -> dict[int, str]:
@@ -174,43 +201,48 @@ def _locals_of(frame: FrameType) -> dict[str, int]:
 
     Up to Python 3.12 a function's frame keeps the copy that `f_locals` makes, and thereby every array that
     the function deletes later. So the copy is emptied, unless somebody else (by `locals()`) has it too:
-    then there are more references than the frame's, this function's and the call's.
+    then there are more references than the frame's, this function's and the call's. Nor where a debugger or
+    the like watches: Python writes the copy back into the variables when a trace function returns.
     """
     copy = frame.f_locals
-    numbers = {name: id(value) for name, value in copy.items()}
-    if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) == 3:
+    numbers = {name: id(value) for name, value in _copied(copy).items()}
+    watched = sys.gettrace() or threading.gettrace() or frame.f_trace
+    optimised = frame.f_code.co_flags & CO_OPTIMIZED
+    if isinstance(copy, dict) and optimised and not watched and sys.getrefcount(copy) == 3:
         copy.clear()
     return numbers
 
 
-def _entry(holder: Any, held: Any) -> str:
-    """The name under which a dict or an object holds something; empty if it has none."""
+def _copied(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A copy made in one go: other threads change modules, attributes and dicts meanwhile."""
+    return dict.copy(mapping) if isinstance(mapping, dict) else dict(mapping)
+
+
+def _entries(holder: Any) -> dict[int, str]:
+    """By the `id` of what it holds, the name under which a dict or an object holds it."""
     if isinstance(holder, dict):
-        pairs = holder.items()
+        pairs = _copied(holder)
     elif isinstance(holder, type | ModuleType):
-        return ""
+        return {}
     else:
         slots = {name for kind in type(holder).__mro__ for name in _names(kind.__dict__.get("__slots__", ()))}
-        pairs = [(name, getattr(holder, name, None)) for name in slots if not name.startswith("__")]
+        pairs = {name: getattr(holder, name, None) for name in slots if not name.startswith("__")}
         fields = getattr(holder, "__dict__", None)
-        pairs += fields.items() if isinstance(fields, dict) else []
-    return next((name for name, value in list(pairs) if value is held and isinstance(name, str)), "")
+        pairs |= _copied(fields) if isinstance(fields, dict) else {}
+    return {id(value): name for name, value in reversed(pairs.items()) if isinstance(name, str)}
 
 
 def _names(slots: Any) -> list[str]:
     return [slots] if isinstance(slots, str) else list(slots)
 
 
-def _named(holder: Any, held: Any, entry: str) -> str:
-    """Words, if the holder is one to name: a module, a class, an object's attribute, a function."""
+def _title(holder: Any) -> str:
+    """The name of a holder that has one: a module (by its dict), a class, an object's class, a function."""
     if isinstance(holder, dict):
         module = sys.modules.get(name) if isinstance(name := holder.get("__name__"), str) else None
-        return f"{module.__name__}.{entry}" if module is not None and module.__dict__ is holder else ""
+        return module.__name__ if module is not None and module.__dict__ is holder else ""
     if isinstance(holder, FunctionType):
         return f"closure of {holder.__qualname__}"
     if isinstance(holder, type):
-        return f"{holder.__qualname__}.{entry}" if entry and isinstance(held, dict) else ""
-    if isinstance(holder, (ModuleType, *_CONTAINERS)):
-        return ""
-    is_attribute = _entry(holder, held) or getattr(holder, "__dict__", None) is held
-    return f"{type(holder).__qualname__}.{entry}" if entry and is_attribute else ""
+        return holder.__qualname__
+    return "" if isinstance(holder, (ModuleType, *_CONTAINERS)) else type(holder).__qualname__
