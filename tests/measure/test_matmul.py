@@ -34,6 +34,8 @@ def test_float64_is_timed_in_float64():
     [
         (dict(formats=("fp31",)), "no product is timed in format 'fp31'"),
         (dict(size=0), "a product of size 0"),
+        (dict(formats="fp32"), "formats = 'fp32' is one name"),
+        (dict(device="cpu"), "'cpu' is no device"),
     ],
 )
 def test_a_wrong_format_or_size_is_refused(arguments, words):
@@ -51,6 +53,23 @@ def test_the_estimate_is_cores_times_clock_times_flops_a_cycle(monkeypatch, tmp_
     # avx2: two units of eight float32 lanes, a multiply-add each: 32 a cycle
     assert _matmul._cpu_promise("fp32")[0] == 4 * 2.0e9 * 32
     assert _matmul._cpu_promise("fp64")[0] == 4 * 2.0e9 * 16
+
+
+@pytest.mark.parametrize(("siblings", "usable", "cores"), [(2, 4, 4), (4, 4, 2), (4, 1, 1)])
+def test_two_threads_of_one_core_share_its_units(monkeypatch, tmp_path, siblings, usable, cores):
+    (tmp_path / "cpuinfo").write_text(f"{CPUINFO}siblings\t: {siblings}\ncpu cores\t: 2\n")
+    monkeypatch.setattr(_matmul, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(_matmul, "usable_cores", lambda: usable)
+    assert _matmul._cpu_promise("fp32")[0] == cores * 2.0e9 * 32
+
+
+@pytest.mark.parametrize(("estimated", "mfu_is_told"), [(True, True), (False, False)])
+def test_more_than_a_data_sheet_promises_is_no_utilisation(monkeypatch, estimated, mfu_is_told):
+    monkeypatch.setattr(_matmul, "_promise", lambda device, name: (1.0, "a sheet", estimated))
+    (found,) = mw.matmul_mfu(16, formats=("fp32",))
+    assert found.achieved_flops_per_second > 1
+    assert (found.mfu is not None) == mfu_is_told
+    assert ("so the clock or the catalog is wrong" in str(found)) != mfu_is_told
 
 
 @pytest.mark.parametrize("text", [None, "nothing of use\n"])

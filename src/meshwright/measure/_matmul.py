@@ -30,7 +30,8 @@ class MatmulMFU:
 
     `promised_flops_per_second`: the dense peak in this format, None where `promised_source` says why.
     `promise_is_estimate`: not from a data sheet, but from cores, clock and instruction set; `mfu` may then
-    pass 1. `mfu`: achieved over promised. It is the utilisation of one kernel; a model's is lower.
+    pass 1. `mfu`: achieved over promised, the utilisation of one kernel; a model's is lower. None without a
+    promise, and where a data sheet's peak was passed, which `promised_source` then says.
     """
 
     device: str
@@ -53,7 +54,8 @@ class MatmulMFU:
         if self.promised_flops_per_second is None:
             return f"{achieved}\n  promised: not known, {self.promised_source}"
         promised = format_rate(self.promised_flops_per_second, "FLOP/s")
-        return f"{achieved}\n  {self.mfu:.1%} of {promised}, {self.promised_source}"
+        share = "promised:" if self.mfu is None else f"{self.mfu:.1%} of"
+        return f"{achieved}\n  {share} {promised}, {self.promised_source}"
 
 
 def matmul_mfu(
@@ -67,11 +69,17 @@ def matmul_mfu(
         device: a `jax.Device`; the first unless told.
 
     Raises:
-        InputError: an unknown format, or a size below 1.
+        InputError: an unknown format, a size below 1, or no device.
     """
     import jax
 
     device = jax.local_devices()[0] if device is None else device
+    if not isinstance(device, jax.Device):
+        raise InputError(
+            f"{device!r} is no device", hint=f"known: jax.devices(), as {jax.local_devices()[0]!r}"
+        )
+    if isinstance(formats, str):
+        raise InputError(f"formats = {formats!r} is one name", hint=f"use formats = [{formats!r}]")
     if size is None:
         size = CPU_SIZE if device.platform == "cpu" else ACCELERATOR_SIZE
     if size < 1:
@@ -93,6 +101,7 @@ def _one(device: Any, name: str, size: int) -> MatmulMFU:
     num_flops = 2 * size**3
     achieved = num_flops / seconds.median
     promised, source, estimated = _promise(device, name)
+    passed = promised is not None and not estimated and achieved > promised
     return MatmulMFU(
         device=f"{device.platform}:{device.id} ({_kind(device)})",
         format=name,
@@ -101,9 +110,9 @@ def _one(device: Any, name: str, size: int) -> MatmulMFU:
         seconds=seconds,
         achieved_flops_per_second=achieved,
         promised_flops_per_second=promised,
-        promised_source=source,
+        promised_source=f"{source}; passed, so the clock or the catalog is wrong" if passed else source,
         promise_is_estimate=estimated,
-        mfu=None if promised is None else achieved / promised,
+        mfu=None if promised is None or passed else achieved / promised,
     )
 
 
@@ -139,6 +148,13 @@ def _cpu_promise(name: str) -> tuple[float | None, str, bool]:
         return None, "this system does not tell its clock and instruction sets", True
     flag, lanes = found
     per_cycle = _UNITS * _FLOPS_PER_MULTIPLY_ADD * (lanes if name == "fp32" else lanes // 2)
-    hertz, cores = max(clocks) * 1e6, usable_cores()
+    hertz, cores = max(clocks) * 1e6, _cores(text)
     words = f"estimate: {cores} cores x {hertz / 1e9:.2f} GHz x {per_cycle} FLOPs a cycle by {flag}"
     return cores * hertz * per_cycle, words, True
+
+
+def _cores(text: str) -> int:
+    """Cores that this process may use. Two threads of one core share its units."""
+    threads, cores = (re.search(rf"^{key}\s*:\s*(\d+)", text, re.M) for key in ("siblings", "cpu cores"))
+    per_core = int(threads[1]) // int(cores[1]) if threads and cores else 1
+    return max(1, usable_cores() // max(1, per_core))
