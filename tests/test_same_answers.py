@@ -135,7 +135,9 @@ def test_an_all_reduce_by_hand_is_what_the_compiler_makes_of_a_batch_over_eight_
 
 
 @pytest.mark.parametrize(
-    ("kind", "theirs"), [("sgd", SGDOfTheNotes), ("adagrad", AdaGradOfTheNotes)], ids=["SGD", "AdaGrad"]
+    ("kind", "theirs"),
+    [("sgd", SGDOfTheNotes), ("sgd", torch.optim.SGD), ("adagrad", AdaGradOfTheNotes)],
+    ids=["SGD", "torch.optim.SGD", "AdaGrad"],
 )
 def test_ten_steps_of_an_optimizer_end_where_the_notes_end(kind, theirs):
     config, parameters, batch = start("cruncher", f"optimizer.kind={kind}", "optimizer.learning_rate=0.01")
