@@ -1,10 +1,11 @@
+import ctypes
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from meshwright.errors import InputError
 from meshwright.measure._storages import buffers_of, facts_of, format_name
@@ -93,13 +94,41 @@ def test_a_class_that_is_no_pytree_yet_is_told_how_to_become_one():
     assert caught.value.hint == "make its class a pytree: jax.tree_util.register_dataclass(State)"
 
 
-def test_numbers_of_four_bits_take_what_the_runtime_gives_them():
-    """A byte each in jaxlib 0.10, two in a byte in 0.12."""
-    array = jnp.zeros(17, jnp.int4)
-    facts = facts_of(array, "a")
-    assert facts.format == "int4"
-    assert facts.storages[0].num_bytes == array.on_device_size_in_bytes()
-    assert facts.storages[0].num_bytes in (9, 17)
+@pytest.mark.parametrize(
+    ("dtype", "name", "num_bytes"),
+    [
+        ("int2", "int2", 251),
+        ("int4", "int4", 501),
+        ("uint4", "uint4", 501),
+        ("float4_e2m1fn", "fp4-e2m1", 501),
+    ],
+)
+def test_numbers_of_less_than_a_byte_take_what_the_compiler_gives_them(dtype, name, num_bytes):
+    """Jaxlib 0.10 itself says a byte each, `nbytes` too; its programs and its buffers pack them."""
+    made = jax.jit(lambda: jnp.zeros(1001, dtype)).lower().compile()
+    facts = facts_of(made(), "a")
+    assert facts.format == name
+    assert made.memory_analysis().output_size_in_bytes == num_bytes
+    assert facts.num_bytes == facts.storages[0].num_bytes == num_bytes
+    planned = facts_of(jax.ShapeDtypeStruct((1001,), dtype), "a")
+    assert planned.num_bytes == planned.storages[0].num_bytes == num_bytes
+
+
+def test_two_numbers_of_four_bits_lie_in_a_byte():
+    array = jnp.array([1, 2, 3, 4], jnp.int4)
+    first = ctypes.c_ubyte * 2
+    assert bytes(first.from_address(array.unsafe_buffer_pointer())) == b"\x21\x43"
+
+
+def test_numpy_gives_a_number_of_four_bits_a_byte():
+    assert facts_of(np.zeros(17, jnp.int4), "a").num_bytes == 17
+
+
+def test_an_odd_shard_of_four_bit_numbers_is_rounded_up_on_each_device(mesh):
+    split = NamedSharding(mesh(data=8), PartitionSpec("data"))
+    made = jax.jit(lambda: jnp.zeros((8, 3), jnp.int4), out_shardings=split).lower().compile()
+    assert made.memory_analysis().output_size_in_bytes == 2  # of one device
+    assert [storage.num_bytes for storage in facts_of(made(), "a").storages] == [2] * 8
 
 
 def test_keys_that_do_not_exist_yet_count_as_those_that_do():

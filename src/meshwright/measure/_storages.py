@@ -109,7 +109,7 @@ def _jax(array: Any, path: str) -> Facts:
         library="jax",
         shape=array.shape,
         format=format_name(array.dtype),
-        num_bytes=array.nbytes,
+        num_bytes=_stored_bytes(array.shape, array.dtype),
         storages=storages,
         strides=None,
         offset_elements=None,
@@ -122,11 +122,35 @@ def buffers_of(array: Any) -> list[tuple[Any, int, int]]:
     """Device, address and bytes of each shard in this process; none where another thread deleted it."""
     try:
         shards = [(shard.device, shard.data) for shard in array.addressable_shards]
-        return [(d, data.unsafe_buffer_pointer(), data.on_device_size_in_bytes()) for d, data in shards]
+        return [(d, data.unsafe_buffer_pointer(), _bytes_on(d, data)) for d, data in shards]
     except RuntimeError:
         if array.is_deleted():
             return []
         raise
+
+
+def _bytes_on(device: Any, data: Any) -> int:
+    """Bytes of one shard, by the runtime; that of jaxlib 0.10 calls a number of 4 bits a byte.
+
+    The programs of its compilers for CPUs and GPUs pack two into a byte, and so do its transfers.
+    """
+    if device.platform in ("cpu", "gpu") and _bits(data.dtype) < 8:
+        return _stored_bytes(data.shape, data.dtype)
+    return data.on_device_size_in_bytes()
+
+
+def _bits(dtype: Any) -> int:
+    """Bits of a number as XLA lays it out: those of 2 or 4 bits share bytes."""
+    import jax
+
+    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+        return 8 * dtype.itemsize
+    bits = jax.dtypes.itemsize_bits(dtype)
+    return bits if bits in (2, 4) else 8 * dtype.itemsize
+
+
+def _stored_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return -(-prod(shape) * _bits(dtype) // 8)
 
 
 def _abstract(array: Any) -> Facts:
@@ -134,12 +158,13 @@ def _abstract(array: Any) -> Facts:
     import jax
     import jax.numpy as jnp
 
-    itemsize, shape, dtype, sharding = array.dtype.itemsize, array.shape, array.dtype, array.sharding
+    shape, dtype, sharding = array.shape, array.dtype, array.sharding
     devices, shard = ["abstract"], shape
     if sharding is not None:
         devices = sorted({_jax_device(d, sharding.memory_kind) for d in sharding.device_set})
         shard = sharding.shard_shape(shape)
-    each = prod(shard) * itemsize
+    each = _stored_bytes(shard, dtype)
+    whole = _stored_bytes(shape, dtype)
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         shape, dtype = data.shape, data.dtype
@@ -147,7 +172,7 @@ def _abstract(array: Any) -> Facts:
         library="jax",
         shape=shape,
         format=format_name(dtype),
-        num_bytes=prod(array.shape) * itemsize,
+        num_bytes=whole,
         storages=tuple(Storage(device=d, address=None, num_bytes=each, host=False) for d in devices),
         strides=None,
         offset_elements=None,
