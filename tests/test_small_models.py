@@ -79,6 +79,14 @@ def test_lenet_learns_its_patterns():
     assert np.mean(losses[-5:]) < 0.5
 
 
+def test_lenet_is_given_the_bytes_that_were_weighed(tmp_path):
+    """Its peak lies where the images are not in use any more; they were given to the step all the same."""
+    run = mw.train("lenet", on="1xCPU", steps=1, folder=tmp_path / "run")
+    rows = {row.quantity: row for row in run.reconciliation.rows}
+    row = rows["argument bytes per device"]
+    assert row.predicted == row.measured > 4 * 129_068
+
+
 @pytest.mark.parametrize(
     ("on", "arguments"),
     [

@@ -46,6 +46,12 @@ def test_reserved_is_what_memory_analysis_adds_up_to_with_the_constants(samples,
     assert ledger.reserved_bytes == total + ledger.by_category.get("constants", 0)
 
 
+@pytest.mark.parametrize("name", [*GPU, "cruncher-8xCPU", "transformer-8xCPU"])
+def test_argument_bytes_are_the_compilers(samples, name):
+    ledger, _ = memory(samples, name)
+    assert ledger.argument_bytes == samples.compiled(name).reported_bytes["argument"]
+
+
 def test_categories_add_up_to_reserved_in_every_sample(samples):
     for name in samples.names:
         ledger, _ = memory(samples, name)

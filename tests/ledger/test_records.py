@@ -9,6 +9,7 @@ from meshwright.ledger import Ledger, MemoryLedger, Timeline
 def memory(reserved, usable):
     return MemoryLedger(
         reserved_bytes=reserved,
+        argument_bytes=0,
         peak_bytes=None,
         allowance={"context": 10, "libraries": 5},
         usable_bytes=usable,
@@ -40,8 +41,8 @@ def test_a_ledger_survives_its_json(samples):
     [
         ("nothing", "this is no ledger"),
         ("[]", "this is no ledger"),
-        ('{"schema": 2}', "this is no ledger"),
-        ('{"schema": 1}', "a ledger of schema 1; this version reads 2"),
+        ('{"schema": 3}', "this is no ledger"),
+        ('{"schema": 2}', "a ledger of schema 2; this version reads 3"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

@@ -48,6 +48,7 @@ def ledger_with():
     def make(model=0, executed=0, unpriced=()):
         memory = MemoryLedger(
             reserved_bytes=0,
+            argument_bytes=0,
             peak_bytes=0,
             allowance={},
             usable_bytes=None,

@@ -44,6 +44,7 @@ def ledger() -> Ledger:
     return Ledger(
         memory=MemoryLedger(
             reserved_bytes=3000,
+            argument_bytes=1100,
             peak_bytes=2900,
             allowance={},
             usable_bytes=10_000,

@@ -40,6 +40,7 @@ class MadeWeighing:
 def made_memory(**changes: Any) -> MemoryLedger:
     fields: dict[str, Any] = {
         "reserved_bytes": 48 * GIB,
+        "argument_bytes": 12 * GIB,
         "peak_bytes": 47 * GIB,
         "allowance": {"CUDA context and kernels": GIB // 2, "NCCL communicator of fsdp": GIB // 4},
         "usable_bytes": 80 * GIB,

@@ -14,6 +14,7 @@ from meshwright.report import hand_sum
 def memory(buffers=(), most=None, **by_category: int) -> MemoryLedger:
     return MemoryLedger(
         reserved_bytes=sum(by_category.values()),
+        argument_bytes=0,
         peak_bytes=None,
         allowance={},
         usable_bytes=None,

@@ -15,6 +15,7 @@ GIB = 2**30
 def memory(*, state: int, temporaries: int, usable: int = 80 * GIB) -> MemoryLedger:
     return MemoryLedger(
         reserved_bytes=state + temporaries,
+        argument_bytes=state,
         peak_bytes=None,
         allowance={"context": GIB},
         usable_bytes=usable,

@@ -79,6 +79,7 @@ def memory_of(
     by_category, buffers = filing.at(instant)
     ledger = MemoryLedger(
         reserved_bytes=sum(a.num_bytes for a in held),
+        argument_bytes=sum(a.num_bytes for a in held if a.parameter is not None),
         peak_bytes=peak,
         allowance=allowance(fleet, compiled.mesh_axes),
         usable_bytes=usable_bytes(fleet),

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from meshwright.errors import InputError
 
-SCHEMA = 2
+SCHEMA = 3
 """Of a ledger as JSON. 2: memory by owner at the peak, timeline; FLOPs by module; links; findings."""
 
 
@@ -85,7 +85,8 @@ class MemoryLedger:
     """Bytes of one device.
 
     `reserved_bytes`: what the program takes from the allocator; `by_category` sums to it: whose the bytes
-    are at the peak instant, and what of the allocations is idle then. `peak_bytes`: the most that lives at
+    are at the peak instant, and what of the allocations is idle then. `argument_bytes`: of the reserved,
+    what the program is given (a step: its state and batch). `peak_bytes`: the most that lives at
     one instant, by the compiler (None where it does not say). `buffers`: alive at the peak, largest first.
     `allowance`: what no compiler counts (context, libraries, NCCL), item by item, with sources in its
     function's docs. `usable_bytes`: what the chip's runtime gives.
@@ -94,6 +95,7 @@ class MemoryLedger:
     """
 
     reserved_bytes: int
+    argument_bytes: int
     peak_bytes: int | None
     allowance: dict[str, int]
     usable_bytes: int | None

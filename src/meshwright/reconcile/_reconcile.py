@@ -8,9 +8,6 @@ from meshwright.predict import Prediction
 from ._measurement import Measurement
 from ._records import Reconciliation, Row
 
-ARGUMENTS = ("parameters", "optimizer_state", "model_state", "keys", "step", "batch", "arguments")
-"""The ledger's memory categories that hold what a program is given."""
-
 
 def reconcile(
     fingerprint: str, ledger: Ledger, prediction: Prediction | None, measurement: Measurement
@@ -47,11 +44,10 @@ def _executed_flops(ledger: Ledger, measurement: Measurement) -> Row | tuple[str
 
 
 def _argument_bytes(ledger: Ledger, measurement: Measurement) -> Row:
-    held = ledger.memory.by_category
     return Row(
         quantity="argument bytes per device",
         unit="bytes",
-        predicted=sum(held.get(category, 0) for category in ARGUMENTS),
+        predicted=ledger.memory.argument_bytes,
         measured=measurement.argument_bytes_per_device,
         how="live arrays of state and batch on the first device, by the runtime",
     )
