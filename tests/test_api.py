@@ -98,6 +98,11 @@ def test_a_second_weighing_comes_from_the_cache_and_says_so(small):
     assert again.compiled == small.compiled
 
 
+def test_what_the_program_does_not_see_compiles_nothing_anew(small):
+    beside = ["checkpoint.every_steps=7", "faults.bad_step=skip", "evaluation.batches=3"]
+    assert mw.weigh("bytes-nano", on="8xH100", layout="data=2,fsdp=2,tensor=2", overrides=beside).cached
+
+
 def test_a_config_record_weighs_as_its_preset_does(small):
     config = load_config("bytes-nano", ["layout=data=2,fsdp=2,tensor=2"])
     assert mw.weigh(config, on="8xH100").compiled.fingerprint == small.compiled.fingerprint

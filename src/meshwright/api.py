@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .training import Event
 
 SCHEMA = 2
+BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
 # What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
@@ -204,7 +205,7 @@ def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bo
         num_devices=fleet.num_devices,
         mesh_axes=layout.axes,
         options=compiler_options(platform, fleet.num_devices),
-        config=config.model_dump(mode="json") if ours else None,
+        config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
     )

@@ -2,6 +2,10 @@
 Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
 """
 
+from ._data import LineData as LineData
+from ._data import StdlibData as StdlibData
+from ._data import SyntheticData as SyntheticData
+from ._data import TokenFileData as TokenFileData
 from ._divide import check_layout as check_layout
 from ._layout import AXES as AXES
 from ._layout import RESERVED_AXES as RESERVED_AXES
@@ -14,15 +18,13 @@ from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
 from ._models import TransformerModel as TransformerModel
-from ._run import AdaGradOptimizer as AdaGradOptimizer
-from ._run import AdamWOptimizer as AdamWOptimizer
+from ._optimizers import AdaGradOptimizer as AdaGradOptimizer
+from ._optimizers import AdamWOptimizer as AdamWOptimizer
+from ._optimizers import ConstantSchedule as ConstantSchedule
+from ._optimizers import CosineSchedule as CosineSchedule
+from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._run import BatchConfig as BatchConfig
-from ._run import ConstantSchedule as ConstantSchedule
-from ._run import CosineSchedule as CosineSchedule
+from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
-from ._run import LineData as LineData
+from ._run import FaultConfig as FaultConfig
 from ._run import RunConfig as RunConfig
-from ._run import SGDOptimizer as SGDOptimizer
-from ._run import StdlibData as StdlibData
-from ._run import SyntheticData as SyntheticData
-from ._run import TokenFileData as TokenFileData

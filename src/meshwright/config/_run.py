@@ -9,75 +9,18 @@ from pydantic import Field, field_validator, model_validator
 from meshwright.errors import InputError
 
 from ._base import (
-    Finite,
-    Fraction,
-    NotNegative,
-    NotNegativeFloat,
     OptionalPositive,
     OptionalPositiveFloat,
     Positive,
     PositiveFloat,
     Problem,
     Section,
-    Share,
     raise_problems,
 )
+from ._data import Data, LineData
 from ._layout import Layout
 from ._models import LinearModel, Model, TransformerModel
-
-
-class AdamWOptimizer(Section):
-    """Adam with decoupled weight decay; two moments per parameter.
-
-    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
-    """
-
-    kind: Literal["adamw"]
-    learning_rate: PositiveFloat
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: NotNegativeFloat = 0.1
-    clip_norm: OptionalPositiveFloat = None
-
-
-class SGDOptimizer(Section):
-    """Stochastic gradient descent; one accumulator per parameter if `momentum` > 0, else none.
-
-    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
-    """
-
-    kind: Literal["sgd"]
-    learning_rate: PositiveFloat
-    momentum: Fraction = 0.0
-    clip_norm: OptionalPositiveFloat = None
-
-
-class AdaGradOptimizer(Section):
-    """AdaGrad: each gradient divided by the root of the sum of its squares so far; one accumulator each.
-
-    The accumulator starts from zero, and `epsilon` is added to it under the root.
-    `clip_norm`: the global gradient norm above which gradients are scaled down; None never does.
-    """
-
-    kind: Literal["adagrad"]
-    learning_rate: PositiveFloat
-    epsilon: PositiveFloat = 1e-5
-    clip_norm: OptionalPositiveFloat = None
-
-
-class ConstantSchedule(Section):
-    """The optimizer's learning rate at every step."""
-
-    kind: Literal["constant"]
-
-
-class CosineSchedule(Section):
-    """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` at `RunConfig.steps`."""
-
-    kind: Literal["cosine"]
-    warmup_steps: NotNegative
-    final_fraction: Share = 0.1
+from ._optimizers import CosineSchedule, Optimizer, Schedule
 
 
 class BatchConfig(Section):
@@ -98,43 +41,6 @@ class BatchConfig(Section):
         return self.sequences * self.sequence_length
 
 
-class SyntheticData(Section):
-    """Random tokens, regression rows or images made from the seed; nothing is read."""
-
-    source: Literal["synthetic"]
-
-
-class LineData(Section):
-    """Points about a line, for a linear model of one input: slope x + intercept + noise x a normal number.
-
-    x is standard normal too; every step has new points, made from the seed.
-    """
-
-    source: Literal["line"]
-    slope: Finite
-    intercept: Finite
-    noise: NotNegativeFloat
-
-
-class StdlibData(Section):
-    """Bytes of the Python standard library's own sources; every n-th file is held out."""
-
-    source: Literal["python-stdlib"]
-    held_out_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-
-
-class TokenFileData(Section):
-    """A raw file of token ids, little-endian, nothing else in it; its tail is held out.
-
-    `path`: as the config file's folder sees it; the loader makes it absolute.
-    """
-
-    source: Literal["tokens"]
-    path: Annotated[str, Field(min_length=1)]
-    dtype: Literal["int32", "uint16", "uint32"]
-    held_out_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-
-
 class EvaluationConfig(Section):
     """Held-out loss: every how many steps, over how many batches."""
 
@@ -142,9 +48,36 @@ class EvaluationConfig(Section):
     batches: Positive = 8
 
 
-Optimizer = Annotated[AdamWOptimizer | SGDOptimizer | AdaGradOptimizer, Field(discriminator="kind")]
-Schedule = Annotated[ConstantSchedule | CosineSchedule, Field(discriminator="kind")]
-Data = Annotated[SyntheticData | LineData | StdlibData | TokenFileData, Field(discriminator="source")]
+class CheckpointConfig(Section):
+    """What of a run is saved, so that it can be resumed.
+
+    `every_steps`: a checkpoint every so many steps and after the last; None saves nothing.
+    `keep_last`: how many of the newest are kept. `keep_every`: checkpoints of steps that are multiples of
+    this are kept as well, for good.
+    """
+
+    every_steps: OptionalPositive = 1000
+    keep_last: Positive = 3
+    keep_every: OptionalPositive = None
+
+
+class FaultConfig(Section):
+    """What happens when something goes wrong.
+
+    `bad_step`: after a step whose loss or gradient is not finite (its update is never applied): `stop` saves
+    and ends the run, `skip` goes on with the next batch, `rollback` goes back to the last checkpoint and
+    leaves the batches since then out. `most_bad_steps`: of these in a row, after which the run ends anyway.
+    `spike_sigmas`: a loss this many standard deviations above those before it is flagged.
+    `startup_deadline_seconds`, `step_deadline_seconds`: after which a run that does not go on hangs.
+    """
+
+    bad_step: Literal["stop", "skip", "rollback"] = "stop"
+    most_bad_steps: Positive = 10
+    spike_sigmas: PositiveFloat = 6.0
+    startup_deadline_seconds: OptionalPositiveFloat = 3600.0
+    step_deadline_seconds: OptionalPositiveFloat = 1800.0
+
+
 Remat = Literal["none", "dots", "dots-attention", "full"]
 
 
@@ -168,6 +101,8 @@ class RunConfig(Section):
     steps: Positive
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    faults: FaultConfig = FaultConfig()
 
     @field_validator("layout")
     @classmethod
