@@ -15,6 +15,13 @@ def test_a_folder_gives_back_what_was_saved(compiled, tmp_path):
     assert {name: read_text(tmp_path / "new", name) for name in TEXTS} == PROGRAMS
 
 
+def test_the_places_of_tpus_are_kept_and_older_folders_have_none(compiled, tmp_path):
+    placed = dataclasses.replace(compiled, coordinates=((0, 0, 0, 0), (1, 0, 0, 0)))
+    placed.save(tmp_path, PROGRAMS)
+    assert Compiled.load(tmp_path) == placed
+    assert compiled.coordinates == ()
+
+
 def test_saving_twice_gives_the_same_bytes(compiled, tmp_path):
     for name in ("one", "two"):
         compiled.save(tmp_path / name, PROGRAMS)

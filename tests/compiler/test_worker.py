@@ -5,10 +5,13 @@ The program: 4 layers of width 256 (4 heads of 64, MLP of 512), 1024 tokens, 16 
 
 import dataclasses
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from meshwright.compiler import compile_program, compiler_options
+from meshwright.compiler._worker import _coordinates
 from meshwright.errors import CompileError
 
 OVERRIDES = (
@@ -163,3 +166,10 @@ def test_a_program_that_the_compiler_refuses_brings_the_compilers_words(request_
         CompileError, match=r"could not compile unknown_call:train_step for 1xCPU: .*somebodys_kernel"
     ):
         compile_program(request)
+
+
+def test_tpus_say_where_they_lie_and_others_do_not():
+    tpus = [SimpleNamespace(coords=[x, y, 0], core_on_chip=0) for y in (0, 1) for x in (0, 1)]
+    mesh = SimpleNamespace(devices=np.array(tpus).reshape(2, 2))
+    assert _coordinates(mesh) == ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0))
+    assert _coordinates(SimpleNamespace(devices=np.array([object()]))) == ()

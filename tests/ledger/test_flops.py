@@ -147,6 +147,53 @@ def test_a_conditional_costs_its_dearest_branch(module):
     executed = executed_flops(program)
     assert executed.total == 5 * 2 * 4**3
     assert sum(executed.unpriced.values()) == 6
+    assert executed.assumptions == {"conditional at %c: counted by its dearest branch, 2 of 3": 1}
+
+
+TWO_WAYS = """%cheap (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%x)
+}
+
+%dear (y: f32[8]) -> f32[8] {
+  %y = f32[8]{0} parameter(0)
+  %e = f32[8]{0} exponential(%y)
+  ROOT %t = f32[8]{0} tanh(%e)
+}
+"""
+
+
+def test_among_branches_without_products_the_one_with_more_elementwise_work_counts(module):
+    program = module(
+        "%i = pred[] parameter(0)",
+        "%a = f32[8]{0} parameter(1)",
+        "ROOT %c = f32[8]{0} conditional(%i, %a, %a), true_computation=%cheap, false_computation=%dear,"
+        ' metadata={op_name="jit(f)/cond" source_file="model.py" source_line=12}',
+        before=TWO_WAYS,
+    )
+    executed = executed_flops(program)
+    assert executed.elementwise == {"transcendental": 16}
+    assert executed.assumptions == {"conditional at model.py:12: counted by its dearest branch, 2 of 2": 1}
+
+
+def test_sorts_and_fourier_transforms_are_named_with_their_shapes(module):
+    program = module(
+        "%a = f32[8]{0} parameter(0)",
+        "%s = f32[8]{0} sort(%a), dimensions={0}, to_apply=%before",
+        "ROOT %f = c64[5]{0} fft(%s), fft_type=RFFT, fft_length={8}",
+        before="""%before (a: f32[], b: f32[]) -> pred[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = pred[] compare(%a, %b), direction=LT
+}
+""",
+    )
+    executed = executed_flops(program)
+    assert list(executed.unpriced) == [
+        "sort(f32[8]) -> f32[8], from an unnamed operation",
+        "fft(f32[8]) -> c64[5], from an unnamed operation",
+    ]
+    assert not executed.elementwise
 
 
 def test_a_fusions_work_is_the_work_of_what_it_holds(samples):

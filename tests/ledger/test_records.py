@@ -41,8 +41,8 @@ def test_a_ledger_survives_its_json(samples):
     [
         ("nothing", "this is no ledger"),
         ("[]", "this is no ledger"),
-        ('{"schema": 3}', "this is no ledger"),
-        ('{"schema": 2}', "a ledger of schema 2; this version reads 3"),
+        ('{"schema": 4}', "this is no ledger"),
+        ('{"schema": 2}', "a ledger of schema 2; this version reads 4"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

@@ -219,12 +219,21 @@ def test_a_factorisation_is_named_and_an_addition_is_not(module):
     assert texts == [None, None, "cholesky(f32[5,5]) -> f32[5,5], from an unnamed operation"]
 
 
-@pytest.mark.parametrize("target", ["Sharding", "TopK", "__cublas$gemm", "__cudnn$fmhaSoftmax"])
+@pytest.mark.parametrize("target", ["Sharding", "cu_threefry2x32", "__cublas$gemm", "__cudnn$fmhaSoftmax"])
 def test_calls_that_have_a_rule_or_multiply_nothing_are_not_unpriced(module, target):
     program = module(
         "%a = f32[5]{0} parameter(0)", f'ROOT %c = f32[5]{{0}} custom-call(%a), custom_call_target="{target}"'
     )
     assert unpriced_work(program.entry, program.entry.root) is None
+
+
+@pytest.mark.parametrize("target", ["TopK", "__gpu$TopK", "__cub$DeviceRadixSort"])
+def test_sorting_calls_are_unpriced(module, target):
+    program = module(
+        "%a = f32[5]{0} parameter(0)", f'ROOT %c = f32[5]{{0}} custom-call(%a), custom_call_target="{target}"'
+    )
+    text = unpriced_work(program.entry, program.entry.root)
+    assert text == f"{target}(f32[5]) -> f32[5], from an unnamed operation"
 
 
 def test_every_kind_of_work_in_the_samples_is_known(samples):

@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 
 from meshwright.hardware import Fleet
+from meshwright.ledger._groups import dimensions_of
 from meshwright.ledger._traffic import is_overlapped, message_of, traffic_of
 
 MESH = (("fsdp", 4), ("tensor", 2))
@@ -256,3 +259,55 @@ def test_an_axis_that_leaves_the_host_is_carried_between_hosts(samples, fleet, l
     assert found == links
     names = {"inside": "NVLink4 18x25", "between": "network"}
     assert all(c.link_name == names[c.link] for c in collectives)
+
+
+# The 16 devices of a v5p slice of 2 x 2 x 4 as libtpu lists them: hosts of 2 x 2 chips, one above the other.
+V5P_32 = tuple((n % 2, n // 2 % 2, n // 4, 0) for n in range(16))
+# Of a v5e slice of 4 x 4: four hosts of 2 x 2, side by side and then above.
+V5E_16 = tuple((n // 4 % 2 * 2 + n % 2, n // 8 * 2 + n // 2 % 2, 0, 0) for n in range(16))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "coordinates", "groups", "dimensions"),
+    [
+        ("v5p-32", V5P_32, "[4,4]<=[16]", ("x", "y")),  # the four chips of a host
+        ("v5p-32", V5P_32, "[4,4]<=[4,4]T(1,0)", ("z",)),  # the same chip of each host
+        ("v5p-32", V5P_32, "{{0,1},{2,3},{4,5},{6,7},{8,9},{10,11},{12,13},{14,15}}", ("x",)),
+        ("v5p-32", V5P_32, "{}", ("x", "y", "z")),
+        ("v5e-16", V5E_16, "[4,4]<=[4,4]T(1,0)", ("x", "y")),  # hosts lie in a square
+        ("v5e-16", (), "[4,4]<=[16]", ()),  # not known
+    ],
+)
+def test_a_tpus_collective_names_the_dimensions_of_the_torus_along_which_its_groups_lie(
+    module, fleet, coordinates, groups, dimensions
+):
+    program = module(
+        "%p = f32[8]{0} parameter(0)",
+        f"ROOT %r = f32[8]{{0}} all-reduce(%p), replica_groups={groups}, to_apply=%add",
+        before=ADD,
+    )
+    mesh = (("fsdp", 4), ("tensor", 2), ("expert", 2))
+    (only,), unpriced = traffic_of(program, mesh, Fleet.parse(fleet), coordinates)
+    assert (only.dimensions, only.link, unpriced) == (dimensions, "inside", ())
+
+
+def test_between_slices_the_data_centre_network_carries_it_too(module):
+    """Two slices of 2 x 2 v5e: the sum over all eight crosses both dimensions of each, and the network."""
+    slices = dataclasses.replace(Fleet.parse("v5e-8"), chips_per_domain=4)
+    program = module(
+        "%p = f32[8]{0} parameter(0)",
+        "%q = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add",
+        "ROOT %r = f32[8]{0} all-reduce(%q), replica_groups=[4,2]<=[8], to_apply=%add",
+        before=ADD,
+    )
+    coordinates = tuple((n % 2, n // 2 % 2, 0, 0) for n in range(8))
+    collectives, _ = traffic_of(program, MESH, slices, coordinates)
+    found = {c.axes: (c.link_name, c.dimensions) for c in collectives}
+    assert found[("fsdp", "tensor")] == ("DCN", ("x", "y"))
+    assert found[("tensor",)] == ("ICI 2D torus 4x50", ("x",))
+
+
+def test_the_two_cores_of_a_chip_are_a_dimension_of_their_own():
+    coordinates = ((0, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 0), (1, 0, 0, 1))
+    assert dimensions_of(((0, 1), (2, 3)), coordinates) == ("core",)
+    assert dimensions_of(((0, 2), (1, 3)), coordinates) == ("x",)

@@ -81,6 +81,8 @@ class Compiled:
     ]  # the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
     compile_seconds: float  # by the clock, trace to executable
     fingerprint: str  # of the optimised program, source positions left out
+    # Of TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
+    coordinates: tuple[tuple[int, ...], ...] = ()
 
     def save(self, folder: Path, texts: dict[str, str]) -> None:
         """Write the folder; `texts` holds the raw content of each name in `TEXTS`. Manifest last."""
@@ -111,6 +113,7 @@ class Compiled:
                 Argument(**{**a, "shape": tuple(a["shape"])}) for a in fields["arguments"]
             )
             fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
+            fields["coordinates"] = tuple(tuple(place) for place in fields.get("coordinates", ()))
             traced = fields["traced_flops"]
             fields["traced_flops"] = TracedFlops(**{**traced, "unpriced": tuple(traced["unpriced"])})
             return Compiled(**fields)

@@ -1,7 +1,8 @@
 """FLOPs that the optimised program executes: each instruction's, times how often it runs.
 
-Counted and not counted: see `_rules`. A `while` runs as often as the compiler knows; one of unknown length
-is counted once and named among the unpriced. A `conditional` costs as much as its dearest branch.
+Counted and not counted: see `_rules`; beside them elementwise work by class, see `_elementwise`. A `while`
+runs as often as the compiler knows; one of unknown length is counted once and named among the unpriced. A
+`conditional` costs as much as its dearest branch, and is named among the assumptions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from meshwright.compiler import module_of
 
+from ._elementwise import elementwise_of
 from ._loops import trips_of
 from ._phases import Phases, has_path
 from ._rules import Work, unpriced_work, work_of
@@ -22,14 +24,19 @@ RUNNING = ("fusion", "call", "async-start", "custom-call")
 
 @dataclass(slots=True)
 class ExecutedFlops:
-    """Sums over one device's program; `unpriced` counts how often each entry runs."""
+    """Sums over one device's program; `unpriced` counts how often each entry runs.
+
+    `elementwise`: operations by class, none of them in the other sums. `assumptions`: conditionals.
+    """
 
     by_phase: Counter[str] = field(default_factory=Counter[str])
     by_format: Counter[str] = field(default_factory=Counter[str])
     by_kind: Counter[str] = field(default_factory=Counter[str])
     by_module: Counter[str] = field(default_factory=Counter[str])
     first_by_module: Counter[str] = field(default_factory=Counter[str])  # recomputation left out
+    elementwise: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
+    assumptions: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def total(self) -> int:
@@ -43,7 +50,9 @@ class ExecutedFlops:
         self.by_kind.update(other.by_kind)
         self.by_module.update(other.by_module)
         self.first_by_module.update(other.first_by_module)
+        self.elementwise.update(other.elementwise)
         self.unpriced.update(other.unpriced)
+        self.assumptions.update(other.assumptions)
 
 
 def executed_flops(program: Program) -> ExecutedFlops:
@@ -84,6 +93,8 @@ class _Walk:
                 place = caller  # the nameless inside of a fusion is part of what the fusion is
             if found := work_of(computation, instruction):
                 self._count(total, found, place, times)
+            elif done := elementwise_of(self._program, computation, instruction):
+                total.elementwise[done[0]] += times * done[1]
             elif unpriced := unpriced_work(computation, instruction):
                 total.unpriced[unpriced] += times
             if instruction.opcode == "while":
@@ -122,11 +133,17 @@ class _Walk:
         return total
 
     def _dearest(self, instruction: Instruction, times: int) -> ExecutedFlops:
+        """The branch with most multiply-adds; among equals, with most elementwise work."""
         branches = [
             self.computation(self._program.computations[n], times, None) for n in instruction.all_called
         ]
-        dearest = max(branches, key=lambda branch: branch.total)
+        dearest = max(branches, key=lambda branch: (branch.total, branch.elementwise.total()))
+        number = branches.index(dearest) + 1
         for branch in branches:
             if branch is not dearest:
                 dearest.unpriced |= branch.unpriced
+                dearest.assumptions |= branch.assumptions
+        place = self._program.source_line(instruction) or instruction.op_name or f"%{instruction.name}"
+        text = f"conditional at {place}: counted by its dearest branch, {number} of {len(branches)}"
+        dearest.assumptions[text] += times
         return dearest

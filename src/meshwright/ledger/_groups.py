@@ -14,6 +14,8 @@ import re
 
 Axes = tuple[tuple[str, int], ...]
 Groups = tuple[tuple[int, ...], ...]
+Coordinates = tuple[tuple[int, ...], ...]  # of each device, in the mesh's order
+DIMENSIONS = ("x", "y", "z", "core")  # of a TPU's coordinates as jax gives them, and the core on the chip
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\((.*)\))? \{([^}]*)\}$")
@@ -76,6 +78,18 @@ def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
         there, here = _position(source, mesh_axes), _position(target, mesh_axes)
         spanned |= {name for (name, _), a, b in zip(mesh_axes, there, here, strict=True) if a != b}
     return tuple(name for name, _ in mesh_axes if name in spanned)
+
+
+@functools.lru_cache(maxsize=10_000)
+def dimensions_of(groups: Groups, coordinates: Coordinates) -> tuple[str, ...]:
+    """The dimensions of a torus along which the members of any group differ; empty without coordinates."""
+    if not coordinates:
+        return ()
+    along: set[int] = set()
+    for group in groups:
+        places = [coordinates[device] for device in group]
+        along |= {d for d, values in enumerate(zip(*places, strict=True)) if len(set(values)) > 1}
+    return tuple(DIMENSIONS[d] for d in sorted(along))
 
 
 def _position(device: int, mesh_axes: Axes) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
     """
     program = parse_program(read_text(folder, "program.hlo.txt"))
     executed = executed_flops(program)
-    traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes, fleet)
+    traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes, fleet, compiled.coordinates)
     memory, unexplained = memory_of(
         program,
         read_text(folder, "buffer-assignment.txt"),
@@ -32,15 +32,24 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
         compiled,
         fleet,
     )
-    counted = (f"{entry}, {n} times" if n > 1 else entry for entry, n in executed.unpriced.items())
     flops = _flop_ledger(compiled, executed)
     return Ledger(
         memory=memory,
         flops=flops,
         traffic=traffic,
-        unpriced=(*compiled.traced_flops.unpriced, *counted, *unpriced_traffic, *unexplained),
+        unpriced=(
+            *compiled.traced_flops.unpriced,
+            *_counted(executed.unpriced),
+            *unpriced_traffic,
+            *unexplained,
+        ),
         findings=findings_of(program, compiled, fleet, memory, flops, traffic),
+        assumptions=_counted(executed.assumptions),
     )
+
+
+def _counted(entries: Counter[str]) -> tuple[str, ...]:
+    return tuple(f"{entry}, {n} times" if n > 1 else entry for entry, n in entries.items())
 
 
 def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
@@ -60,6 +69,7 @@ def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         model_by_module=model,
         waste_by_module=_waste(model, {m: devices * n for m, n in executed.first_by_module.items()}),
         rule_6nd=rule_6nd,
+        elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
     )
 
 

@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 
 from meshwright.errors import InputError
 
-SCHEMA = 3
-"""Of a ledger as JSON. 2: memory by owner at the peak, timeline; FLOPs by module; links; findings."""
+SCHEMA = 4
+"""Of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module; links;
+findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,10 @@ class FlopLedger:
     `waste_by_module`: executed and not recomputed beyond `model`, by the scope around a module: work that
     several devices do alike, or on padding, or masked blocks of causal attention computed all the same.
     `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known.
-    Not counted: elementwise arithmetic, reductions, sorts.
+    `elementwise_by_class`: operations of the optimised program that are no multiply-adds of a product, times
+    trip counts, summed over devices, in none of the other counts: arithmetic | transcendental | comparison |
+    reduction | conversion | integer, one for each element (`_elementwise` has the rules). Sorts and
+    Fourier transforms are listed as unpriced.
     """
 
     model: int
@@ -40,6 +44,7 @@ class FlopLedger:
     model_by_module: dict[str, int]
     waste_by_module: dict[str, int]
     rule_6nd: int | None
+    elementwise_by_class: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,10 @@ class Collective:
 
     `link`: which class carries it: "inside" the fast domain (a host, a rack, a TPU slice) or "between" such;
     `link_name`: as the catalog calls that link, "" where it does not know it.
+    `dimensions`: of a TPU slice's torus, those along which the members of a group lie ("x", "y", "z"; "core"
+    between the two of one chip); empty where the devices' coordinates are not known, and on other chips. A
+    group along several may use them at once, so bytes are not shared out among them. Where `link` is
+    "between", the network between slices carries it too.
     `payload_bytes`: the result's bytes. `wire_bytes`: what one device sends: (N-1)/N of the full
     array for all-gather and reduce-scatter, 2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of
     it for collective-permute. `overlapped_count`: how many of `count` may run beside computation.
@@ -148,6 +157,7 @@ class Collective:
     in_loop: bool
     link: str
     link_name: str
+    dimensions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +172,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Memory, FLOPs and traffic of one compiled step, what has no rule, and what could be mended."""
+    """Memory, FLOPs and traffic of one compiled step, what has no rule, and what could be mended.
+
+    `assumptions`: what was taken for granted in the counts: which branch of a conditional is counted.
+    """
 
     memory: MemoryLedger
     flops: FlopLedger
     traffic: tuple[Collective, ...]
     unpriced: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types, with what is derived: the `ledger` part of what `weigh --json` prints."""

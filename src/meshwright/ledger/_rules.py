@@ -2,8 +2,8 @@
 
 Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's GPU backend
 replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two.
-Not counted: elementwise arithmetic, reductions, sorts. What could do arithmetic and has no rule here is
-named by `unpriced_work`.
+Not counted here: elementwise work and reductions (see `_elementwise`). What could do arithmetic and has no
+rule is named by `unpriced_work`; sorts and Fourier transforms are.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ FORMATS = {
     "f8e4m3fnuz": "fp8-e4m3", "f8e5m2": "fp8-e5m2", "f8e5m2fnuz": "fp8-e5m2", "f4e2m1fn": "fp4",
     "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
 }  # fmt: skip
-# Custom calls that move, mark, sort or draw random bits: no multiply-adds in them.
+# Custom calls that move, mark or draw random bits: no multiply-adds in them.
 WITHOUT_MATMULS = frozenset((
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "AllocateBuffer",
     "MoveToHost", "MoveToDevice", "PinToDevice", "PinToDeviceSram", "annotate_device_placement",
-    "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "TopK", "__gpu$TopK",
-    "__cub$DeviceRadixSort", "__cub$DeviceRadixSortUnassignedScratchSize", "cu_threefry2x32",
+    "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "cu_threefry2x32",
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked",
 ))  # fmt: skip
-OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft"))
+OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft", "sort", "topk"))
 
 
 def work_of(computation: Computation, instruction: Instruction) -> Work | None:

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from meshwright.hardware import Fleet
 
 from ._flops import RUNNING
-from ._groups import Axes, axes_of, axes_of_pairs, leaves_the_domain, parse_groups
+from ._groups import (
+    Axes,
+    Coordinates,
+    axes_of,
+    axes_of_pairs,
+    dimensions_of,
+    leaves_the_domain,
+    parse_groups,
+)
 from ._loops import trips_of
 from ._records import Collective
 from .hlo import Array, Computation, Instruction, Program, leaves_of
@@ -101,14 +109,16 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
 
 
 def traffic_of(
-    program: Program, mesh_axes: Axes, fleet: Fleet
+    program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
     """The collectives of one step on `fleet`, most wire bytes first, and what has no rule.
+
+    `coordinates`: of each device in its TPU slice, in the mesh's order; none where they are not known.
 
     Raises:
         ValueError: replica groups of an unknown form.
     """
-    walk = _Walk(program, mesh_axes, fleet)
+    walk = _Walk(program, mesh_axes, fleet, coordinates)
     total = walk.computation(program.entry, 1, False, False)
     collectives = sorted(total.by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
     return tuple(collectives), tuple(
@@ -132,7 +142,7 @@ def _results(computation: Computation, instruction: Instruction) -> tuple[Array,
 
 @dataclass(slots=True)
 class _Traffic:
-    by_key: dict[tuple[str, tuple[str, ...], int, bool, str], Collective]
+    by_key: dict[tuple[str, tuple[str, ...], int, bool, str, tuple[str, ...]], Collective]
     unpriced: Counter[str]
 
     def add(self, other: _Traffic) -> None:
@@ -141,7 +151,7 @@ class _Traffic:
         self.unpriced.update(other.unpriced)
 
     def add_one(self, new: Collective) -> None:
-        key = (new.kind, new.axes, new.group_size, new.in_loop, new.link)
+        key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
         if old := self.by_key.get(key):
             new = dataclasses.replace(
                 new,
@@ -154,10 +164,11 @@ class _Traffic:
 
 
 class _Walk:
-    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet) -> None:
+    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates) -> None:
         self._program = program
         self._mesh_axes = mesh_axes
         self._fleet = fleet
+        self._coordinates = coordinates
         fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
         self._channels = Counter(
             i.attributes.get("channel_id", "")
@@ -231,6 +242,9 @@ class _Walk:
                 in_loop=in_loop,
                 link=link,
                 link_name=link_name,
+                dimensions=dimensions_of(
+                    parse_groups(message.groups, self._fleet.num_devices), self._coordinates
+                ),
             )
         )
 
