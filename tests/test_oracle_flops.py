@@ -1,0 +1,234 @@
+"""FLOPs against counts that are none of ours: PyTorch's counter on the same architectures, and closed forms
+by hand for every preset."""
+
+import importlib
+from math import prod
+from pathlib import Path
+
+import jax
+import pytest
+
+import meshwright as mw
+from meshwright.compiler import TracedFlops
+from meshwright.compiler._traced import count_traced
+from meshwright.config import RunConfig, load_config, preset_names
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+
+ROOT = Path(__file__).parents[1]
+
+
+def traced(config: RunConfig) -> TracedFlops:
+    """FLOPs of the step as JAX traces it: what `weigh` calls model FLOPs, without a compiler."""
+    built = build_step(config, mesh_of((("data", 1),), jax.devices()[:1]))
+    return count_traced(built.step.trace(built.state, built.batch).jaxpr.jaxpr)
+
+
+def passes(flops: TracedFlops) -> tuple[int, int]:
+    return flops.by_phase["forward"], flops.by_phase["backward"]
+
+
+# Closed forms, forward and backward; every multiply-add is two FLOPs.
+
+
+def transformer(config: RunConfig) -> tuple[int, int]:
+    """T tokens in sequences of S; width E, H heads and K key-value heads of D, an MLP of M, V tokens.
+
+    A token meets, in each layer, E (H D) for its query, twice E (K D) for key and value, (H D) E on the way
+    out, and two matrices of E by M in the MLP, three where it is gated; at the end V by E. Position i of a
+    sequence needs i + 1 scores of D multiply-adds in each head, and as many for the weighted sum: over a
+    sequence S (S + 1) / 2 each, of which the convention keeps S^2 / 2.
+    Every product has two gradients, each as dear as the product.
+    """
+    m, batch = config.model, config.batch
+    heads, kv_heads = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
+    layer = m.embed_dim * (2 * heads + 2 * kv_heads + {"plain": 2, "gated": 3}[m.mlp] * m.mlp_dim)
+    tokens = batch.sequences * batch.sequence_length
+    scores_and_sum = 2 * batch.sequences * batch.sequence_length**2 // 2 * heads
+    forward = 2 * (
+        tokens * (m.num_layers * layer + m.vocab_size * m.embed_dim) + m.num_layers * scores_and_sum
+    )
+    return forward, 2 * forward
+
+
+def lenet(config: RunConfig) -> tuple[int, int]:
+    """28 x 28 pixels by 3 x 3 leave 26 x 26, halved 13 x 13; by 5 x 5 they leave 9 x 9, halved 4 x 4.
+
+    The first convolution has one gradient only: nobody asks for the images'.
+    """
+    first = 26 * 26 * 20 * 3 * 3
+    others = 9 * 9 * 50 * 20 * 5 * 5 + 50 * 4 * 4 * 128 + 128 * 10
+    rows = config.batch.sequences
+    return 2 * rows * (first + others), 2 * rows * (first + 2 * others)
+
+
+def cruncher(config: RunConfig) -> tuple[int, int]:
+    """L matrices of D by D and a column of D; the first matrix's input has no gradient."""
+    rows, width, layers = config.batch.sequences, config.model.width, config.model.num_layers
+    return 2 * rows * (layers * width**2 + width), 2 * rows * ((2 * layers - 1) * width**2 + 2 * width)
+
+
+def linear(config: RunConfig) -> tuple[int, int]:
+    """One column of D, whose input has no gradient."""
+    once = 2 * config.batch.sequences * config.model.input_dim
+    return once, once
+
+
+CLOSED_FORMS = {"transformer": transformer, "lenet": lenet, "cruncher": cruncher, "linear": linear}
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_presets_model_flops_are_a_closed_form(preset):
+    config = load_config(preset, ["layout=data=-1"])
+    found = traced(config)
+    assert config.model.kind in CLOSED_FORMS, f"write the closed form of {config.model.kind}"
+    assert passes(found) == CLOSED_FORMS[config.model.kind](config)
+    assert found.unpriced == ()
+
+
+# PyTorch's counter: it counts matmuls and convolutions where torch dispatches them, attention whole.
+
+
+@pytest.fixture(scope="module")
+def torch():
+    found = pytest.importorskip("torch", reason="PyTorch is not installed")
+    importlib.import_module("torch.utils.flop_counter")
+    return found
+
+
+@pytest.fixture(scope="module")
+def transformers(torch):
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def counted(torch, loss) -> tuple[int, int]:
+    """FLOPs of `loss()` and of its backward pass, on torch's meta device."""
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter, torch.device("meta"):
+        value = loss()
+        forward = counter.get_total_flops()
+        value.backward()
+    return forward, counter.get_total_flops() - forward
+
+
+def of_hugging_face(torch, transformers, config: RunConfig) -> tuple[int, int]:
+    """Hugging Face's model of the same sizes: eager attention, so that its matmuls are seen."""
+    m, length = config.model, config.batch.sequence_length
+    if m.position == "learned":
+        described = transformers.GPT2Config(
+            n_embd=m.embed_dim,
+            n_layer=m.num_layers,
+            n_head=m.num_heads,
+            n_inner=m.mlp_dim,
+            n_positions=m.max_positions,
+            vocab_size=m.vocab_size,
+            attn_implementation="eager",
+        )
+    else:
+        described = transformers.LlamaConfig(
+            hidden_size=m.embed_dim,
+            num_hidden_layers=m.num_layers,
+            num_attention_heads=m.num_heads,
+            num_key_value_heads=m.num_kv_heads,
+            head_dim=m.head_dim,
+            intermediate_size=m.mlp_dim,
+            max_position_embeddings=length,
+            vocab_size=m.vocab_size,
+            attn_implementation="eager",
+        )
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(described)
+        ids = torch.zeros((1, length), dtype=torch.int64)
+    return tuple(
+        config.batch.sequences * flops
+        for flops in counted(torch, lambda: model(input_ids=ids, labels=ids).loss)
+    )
+
+
+def acausal_half(config: RunConfig) -> int:
+    """What a forward pass computes beyond S^2 / 2 scores a head, and beyond their weighted sum: as much."""
+    m, batch = config.model, config.batch
+    return 2 * batch.sequences * batch.sequence_length**2 * m.num_heads * m.head_dim * m.num_layers
+
+
+@pytest.mark.parametrize("preset", ["bytes-nano", "gpt2-124m", "llama3-8b"])
+def test_transformers_count_as_hugging_faces_do_but_for_the_acausal_half(torch, transformers, preset):
+    config = load_config(preset, ["layout=data=-1"])
+    forward, backward = passes(traced(config))
+    half = acausal_half(config)
+    assert of_hugging_face(torch, transformers, config) == (forward + half, backward + 2 * half)
+
+
+def test_a_weighed_transformer_counts_as_hugging_faces(torch, transformers):
+    weighed = mw.weigh("bytes-nano", on="8xH100", layout="data=2,fsdp=2,tensor=2")
+    theirs = sum(of_hugging_face(torch, transformers, weighed.config))
+    assert weighed.ledger.flops.model == theirs - 3 * acausal_half(weighed.config)
+
+
+def test_lenet_counts_as_torchs(torch):
+    config, nn = load_config("lenet"), torch.nn
+    with torch.device("meta"):
+        model = nn.Sequential(
+            *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()),
+            *(nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10)),
+        )
+        images = torch.zeros(config.batch.sequences, 1, 28, 28)
+    assert passes(traced(config)) == counted(torch, lambda: model(images).sum())
+
+
+def residual_network(torch, example):
+    """examples/residual.py in torch: the same kernels, strides and shortcuts."""
+
+    def normalised(x):
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+    def convolved(x, kernel, stride):
+        return torch.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+
+    def loss(params, images):
+        x = torch.relu(normalised(convolved(images, params["stem"], 1)))
+        for block in (f"stage{s}/block{b}" for s in range(3) for b in range(example.BLOCKS)):
+            shrinks = block in ("stage1/block0", "stage2/block0")
+            y = torch.relu(normalised(convolved(x, params[f"{block}/first"], 1 + shrinks)))
+            y = normalised(convolved(y, params[f"{block}/second"], 1))
+            if shrinks:
+                x = normalised(convolved(x, params[f"{block}/shortcut"], 2))
+            x = torch.relu(x + y)
+        return (x.mean((2, 3)) @ params["head"]).sum()
+
+    with torch.device("meta"):
+        params = {name: torch.zeros(shape, requires_grad=True) for name, shape in example.shapes().items()}
+        images = torch.zeros(example.BATCH, 3, example.SIDE, example.SIDE)
+    return lambda: loss(params, images)
+
+
+# side of the output, side of the output times 3 without what falls on the padding, kernels of that kind.
+# A stride of 1 meets the padding on both sides, a stride of 2 on the near side alone.
+CONVOLUTIONS = (
+    (32, 3 * 32 - 2, [(16, 16)] * 4),
+    (16, 3 * 16 - 1, [(32, 16)]),
+    (16, 3 * 16 - 2, [(32, 32)] * 3),
+    (8, 3 * 8 - 1, [(64, 32)]),
+    (8, 3 * 8 - 2, [(64, 64)] * 3),
+)
+
+
+def test_a_residual_network_counts_as_torchs_but_for_products_with_the_padding(torch, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT)
+    example = importlib.import_module("examples.residual")
+    weighed = mw.weigh("examples.residual:train_step", on="8xH100")
+    forward, backward = counted(torch, residual_network(torch, example))
+
+    def on_padding(side, meets, kernels):
+        return sum(2 * example.BATCH * prod(kernel) * ((3 * side) ** 2 - meets**2) for kernel in kernels)
+
+    stem = on_padding(32, 3 * 32 - 2, [(16, 3)])
+    others = sum(on_padding(*kind) for kind in CONVOLUTIONS)
+    assert passes(weighed.compiled.traced_flops) == (
+        forward - stem - others,
+        backward - stem - 2 * others,  # the images have no gradient
+    )
+    assert weighed.ledger.flops.model == weighed.ledger.flops.executed
+    assert weighed.ledger.unpriced == ()
+    assert weighed.compiled.traced_flops.by_phase["recompute"] == 0
