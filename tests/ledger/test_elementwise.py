@@ -26,7 +26,9 @@ def counted(function, *arguments):
         options = {"xla_dump_to": dump, "xla_dump_hlo_pass_re": "NONE", "xla_dump_hlo_as_text": True}
         compiled = jax.jit(function).lower(*arguments).compile(compiler_options=options)
         text = next(Path(dump).glob("*after_optimizations.txt")).read_text()
-    return executed_flops(parse_program(text)), compiled.cost_analysis()
+    analysis = compiled.cost_analysis()
+    assert analysis is not None
+    return executed_flops(parse_program(text)), analysis
 
 
 def root_mean_square(x):

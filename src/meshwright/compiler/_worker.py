@@ -96,7 +96,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         reported_bytes=_reported(executable.memory_analysis()),
         compile_seconds=seconds,
         fingerprint=fingerprint_of(executable.as_text()),
-        coordinates=_coordinates(mesh),
+        coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
         **facts,
     )
     record.save(made, texts)
@@ -123,11 +123,8 @@ def _devices(request: Request) -> list[Any]:
 
 
 def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    """Where each device lies in its TPU slice, with the core on its chip; other devices do not say."""
-    devices = list(mesh.devices.flat)
-    if not all(hasattr(device, "coords") for device in devices):
-        return ()
-    return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in devices)
+    """Where each TPU of the mesh lies in its slice: x, y, z, and the core on its chip."""
+    return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
 
 
 def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
