@@ -1,13 +1,16 @@
 """Each finding, on a program that has the fault and on one that has it not."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from meshwright import weigh
 from meshwright.hardware import Fleet
 from meshwright.ledger._lint import findings_of
 from meshwright.ledger._traffic import traffic_of
 
+FIXTURES = Path(__file__).parent / "fixtures"
 HOST = Fleet.parse("8xH100")
 MESH = (("fsdp", 4), ("tensor", 2))
 
@@ -31,6 +34,17 @@ def lint(samples):
             dataclasses.replace(ledger.flops, **(flops or {})),
             traffic_of(text, mesh_axes, fleet)[0],
         )
+
+    return run
+
+
+@pytest.fixture
+def weighed(monkeypatch):
+    """The ledger of a step in fixtures/activations.py on eight H100."""
+    monkeypatch.chdir(FIXTURES)
+
+    def run(name, layout):
+        return weigh(f"activations:{name}", on="8xH100", layout=layout).ledger
 
     return run
 
@@ -59,6 +73,39 @@ def test_without_an_axis_that_splits_parameters_replicas_are_meant(lint, samples
     first, *_ = samples.compiled("transformer-8xH100").arguments
     whole = dataclasses.replace(first, replicated=True, device_bytes=2**31)
     assert "replicated argument" not in kinds(lint(arguments=(whole,), mesh_axes=(("data", 8),)))
+
+
+def test_a_saved_activation_that_a_constraint_gathers_is_found_with_its_lines(weighed):
+    rows, width = 2**20, 1024
+    ledger = weighed("gathered", "data=8")
+    found = [f for f in ledger.findings if f.kind == "replicated activation"]
+    lines = (FIXTURES / "activations.py").read_text().splitlines()
+    names = {
+        lines[int(f.source_line.partition(":")[2]) - 1].split("=")[0].split("(")[0].strip() for f in found
+    }
+    assert names == {"hidden", "return jnp.mean"}  # tanh's output, and the product that uses it
+    for finding in found:
+        assert finding.what == (
+            f"bf16[{rows},{width}], saved for the backward pass, is the same on every device along data, "
+            "2.00 GiB each"
+        )
+        assert finding.mend == "pin its batch dimension to data there, or drop the constraint that gathers it"
+    # the mend helps: an eighth of the bytes
+    mended = weighed("split", "data=8").memory.by_category["saved_activations"]
+    assert 7.9 < ledger.memory.by_category["saved_activations"] / mended < 8.1
+
+
+def test_an_activation_that_is_split_as_the_batch_is_no_finding(weighed):
+    assert "replicated activation" not in kinds(weighed("split", "data=8").findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "axis"), [("whole", "data=8", "data"), ("split", "data=2,tensor=4", "tensor")]
+)
+def test_an_axis_along_which_the_whole_forward_pass_is_alike_is_found_once(weighed, name, layout, axis):
+    (found,) = [f for f in weighed(name, layout).findings if f.kind == "replicated activation"]
+    assert f"is the same on every device along {axis}" in found.what
+    assert found.mend == f"split the batch over {axis}, which divides nothing in the forward pass"
 
 
 def test_work_that_several_devices_do_alike_is_found(lint):

@@ -190,6 +190,14 @@ def test_a_permutation_onto_itself_sends_nothing(module):
     assert traffic_of(program, MESH, HOST) == ((), ())
 
 
+def test_a_permutation_without_pairs_sends_nothing(module):
+    program = module(
+        "%p = f32[8]{0} parameter(0)",
+        "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={}",
+    )
+    assert traffic_of(program, MESH, HOST) == ((), ())
+
+
 def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
     program = module(
         "%p = f32[8]{0} parameter(0)",

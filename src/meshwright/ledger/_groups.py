@@ -32,7 +32,7 @@ def parse_groups(text: str, num_devices: int) -> Groups:
         ValueError: the text has none of the known forms, or names a device beyond `num_devices`.
     """
     if match := _IOTA.match(text):
-        numbers = _iota(_numbers(match[2]), _numbers(match[3] or ""))
+        numbers = iota_of(_numbers(match[2]), _numbers(match[3] or ""))
         num_groups, size = _numbers(match[1])
         groups = tuple(tuple(numbers[g * size : (g + 1) * size]) for g in range(num_groups))
     elif match := _MESH.match(text):
@@ -104,7 +104,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", text))
 
 
-def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
+def iota_of(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
     """0, 1, 2, ... in the shape `dims`, its dimensions transposed by `order`, flattened."""
     order = order or tuple(range(len(dims)))
     strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
@@ -119,7 +119,7 @@ def _mesh_groups(axes_text: str, devices_text: str | None, used_text: str) -> Gr
         devices = list(range(math.prod(sizes.values())))
     elif "[" in devices_text:
         dims, order = _matched(_REORDERED, devices_text)
-        devices = _iota(_numbers(dims), _numbers(order))
+        devices = iota_of(_numbers(dims), _numbers(order))
     else:
         devices = list(_numbers(devices_text))
     # Each axis as (before, used, after): only the used part varies within a group.
@@ -134,7 +134,7 @@ def _mesh_groups(axes_text: str, devices_text: str | None, used_text: str) -> Gr
     within = [d for d in range(len(shape)) if d % 3 == 1]
     between = [d for d in range(len(shape)) if d % 3 != 1]
     size = math.prod(shape[d] for d in within)
-    places = _iota(tuple(shape), (*between, *within))
+    places = iota_of(tuple(shape), (*between, *within))
     return tuple(tuple(devices[p] for p in places[at : at + size]) for at in range(0, len(places), size))
 
 

@@ -1,6 +1,7 @@
 """What in a sharded program costs more than it need, each finding with its line and a mend.
 
-Looked for: a large argument that every device holds whole though an axis could split it; work that several
+Looked for: a large argument that every device holds whole though an axis could split it; a saved
+activation that is the same on several devices though the batch could be divided among them; work that several
 devices do alike; a gather whose result is cut up again; gradients reduced in every microbatch; matmuls in
 float32 among those in a narrower format; an argument meant for host memory that the compiler keeps on the
 device; an axis that would fit in a host and leaves it. Small ones are left out: below 1 % of the device's
@@ -15,9 +16,10 @@ from meshwright.compiler import Argument, Compiled, module_of
 from meshwright.hardware import Fleet
 from meshwright.units import format_bytes, format_rate
 
+from ._alike import Alike
 from ._flops import RUNNING
 from ._loops import trips_of
-from ._records import Collective, Finding, FlopLedger, MemoryLedger
+from ._records import Buffer, Collective, Finding, FlopLedger, MemoryLedger
 from ._rules import work_of
 from ._traffic import Message, message_of
 from .hlo import Computation, Instruction, Program
@@ -25,6 +27,7 @@ from .hlo import Computation, Instruction, Program
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
+KEPT = ("saved_activations", "logits_and_loss")
 _Placed = tuple[Computation, Instruction, int]  # and how often it runs
 
 
@@ -40,6 +43,7 @@ def findings_of(
     placed = list(_running(program, program.entry, 1))
     return (
         *_replicated_arguments(compiled, memory),
+        *_replicated_activations(program, compiled, memory),
         *_alike(flops),
         *_kept_on_the_device(compiled.arguments, memory),
         *_undone_gathers(program, compiled, placed, traffic),
@@ -73,6 +77,53 @@ def _replicated_arguments(compiled: Compiled, memory: MemoryLedger) -> Iterator[
                 source_line="",
                 mend=f"split one of its dimensions over {' or '.join(splitting)}",
             )
+
+
+def _replicated_activations(program: Program, compiled: Compiled, memory: MemoryLedger) -> Iterator[Finding]:
+    """What is kept for the backward pass and is the same on all devices along an axis of the batch.
+
+    An axis of the batch is one over which an argument of the batch is split, or one along which the whole
+    forward pass is the same. Along others (tensor, where whole activations between blocks are meant) nothing
+    is found. Only what is alive at the peak is looked at.
+    """
+    least = SMALL_SHARE * (memory.usable_bytes or memory.reserved_bytes)
+    kept = [b for b in memory.buffers if b.category in KEPT]
+    if compiled.num_devices == 1 or sum(b.num_bytes for b in kept) <= least:
+        return
+    alike = Alike(program, compiled)
+    found: dict[tuple[tuple[str, ...], str], list[Buffer]] = {}
+    for buffer in kept:
+        same = alike.along(*_place(buffer.name)) or ()
+        gathered = tuple(name for name in same if name in alike.batch_axes)
+        idle = tuple(name for name in same if name not in (*alike.batch_axes, *alike.forward_axes))
+        if gathered or idle:  # where the batch is not split at all, every line would say the same
+            found.setdefault((gathered or idle, buffer.source_line if gathered else ""), []).append(buffer)
+    for (axes, line), buffers in sorted(found.items(), key=lambda item: -_bytes(item[1])):
+        if _bytes(buffers) <= least:
+            continue
+        split = all(name in alike.batch_axes for name in axes)
+        others = sum(2 * b.num_bytes >= buffers[0].num_bytes for b in buffers) - 1  # scalars are not named
+        more = f" and {others} more" if others else ""
+        over = " and ".join(axes)
+        yield Finding(
+            kind="replicated activation",
+            what=f"{buffers[0].shape}{more}, saved for the backward pass, is the same on every device along "
+            f"{over}, {format_bytes(_bytes(buffers))} each",
+            source_line=line or buffers[0].source_line,
+            mend=f"pin its batch dimension to {over} there, or drop the constraint that gathers it"
+            if split
+            else f"split the batch over {over}, which divides nothing in the forward pass",
+        )
+
+
+def _bytes(buffers: list[Buffer]) -> int:
+    return sum(buffer.num_bytes for buffer in buffers)
+
+
+def _place(name: str) -> tuple[str, tuple[int, ...]]:
+    """Of a buffer's name ("while.5{3}") the instruction's, and the place in its tuple."""
+    instruction, _, index = name.partition("{")
+    return instruction, tuple(int(n) for n in index.rstrip("}").split(",") if n)
 
 
 def _alike(flops: FlopLedger) -> Iterator[Finding]:

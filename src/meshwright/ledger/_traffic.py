@@ -51,7 +51,7 @@ class Message:
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
-    """The collective that `instruction` is or starts; None where it is none, or its groups hold one device.
+    """The collective that `instruction` is or starts; None where it is none, or sends nothing.
 
     Raises:
         ValueError: its replica groups have no known form.
@@ -64,6 +64,8 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         num_devices *= size
     if kind == "collective-permute":
         text = instruction.attributes["source_target_pairs"]
+        if text == "{}":  # no pair: XLA leaves such ones, which send nothing
+            return None
         pairs = parse_groups(text, num_devices)
         axes = axes_of_pairs(pairs, mesh_axes)
         group_size = 1
