@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.reconcile import Reconciliation, Row
-from meshwright.report._rows import comparison_rows, program_line
+from meshwright.report._rows import comparison_rows, elementwise_words, link_words, program_line
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,15 @@ def test_an_interval_stands_beside_its_expected_value():
 def test_a_program_that_is_not_the_weighed_one_is_said_loudly():
     assert "NOT THE PROGRAM" in program_line(Reconciliation(same_program=False, rows=(), not_compared={}))
     assert "equal" in program_line(Reconciliation(same_program=True, rows=(), not_compared={}))
+
+
+def test_elementwise_work_reads_as_people_count():
+    assert elementwise_words({"arithmetic": 12 * 10**11, "comparison": 34 * 10**9}) == (
+        "arithmetic 1.2T, comparison 34B"
+    )
+    assert elementwise_words({}) == ""
+
+
+def test_a_links_dimensions_follow_its_name():
+    assert link_words("inside", ("x", "y")) == "inside x+y"
+    assert link_words("inside", ()) == "inside"

@@ -10,6 +10,7 @@ from rich.console import Console
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
 from meshwright.report import verdict, weighing_text
+from meshwright.report._rows import FLOP_CONVENTION
 from meshwright.report._terminal import _rule_differences
 
 GIB = 2**30
@@ -125,3 +126,27 @@ def test_flops_by_module_and_what_goes_beyond_the_model_around_one(weighing, pla
     text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, flops=flops))))
     line = next(" ".join(line.split()) for line in text.splitlines() if "layers/up" in line)
     assert line == "layers/up 110 PFLOP 50.0 % of executed, 1.00 PFLOP beyond the model's around it"
+
+
+def test_the_convention_and_the_elementwise_work_stand_below_the_flops(weighing, plain):
+    made = weighing()
+    flops = dataclasses.replace(made.ledger.flops, elementwise_by_class={"arithmetic": 12 * 10**11})
+    text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, flops=flops))))
+    words = " ".join(text.split())
+    assert f"{FLOP_CONVENTION} Elementwise operations: arithmetic 1.2T." in words
+
+
+def test_what_is_taken_for_granted_in_the_counts_is_said(weighing, plain):
+    made = weighing()
+    ledger = dataclasses.replace(
+        made.ledger, assumptions=("conditional at a.py:1: counted by its dearest branch, 2 of 2",)
+    )
+    text = plain(weighing_text(weighing(ledger=ledger)))
+    assert "Taken for granted\n  conditional at a.py:1: counted by its dearest branch, 2 of 2" in text
+
+
+def test_a_torus_dimensions_stand_beside_the_link(weighing, plain):
+    made = weighing()
+    placed = dataclasses.replace(made.ledger.traffic[0], dimensions=("x", "y"))
+    text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, traffic=(placed,)))))
+    assert "inside x+y" in text

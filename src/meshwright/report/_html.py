@@ -5,7 +5,6 @@ Everything that comes from a file is escaped. No script, no link, no font from e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.reconcile import Reconciliation
-from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+from meshwright.units import format_bytes, format_count, format_seconds
 
+from ._html_counts import findings_section, flops_section, traffic_section
+from ._html_parts import paragraph, section, table
 from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
 
@@ -66,9 +67,9 @@ def _page(run: RunFiles) -> str:
         _reconciliation(run),
         _memory(run),
         _hand_sum(run),
-        _flops(run),
-        _traffic(run),
-        _findings(run),
+        flops_section(run.weighing),
+        traffic_section(run.weighing),
+        findings_section(run.weighing),
         _time(run),
         _sample(run),
         _environment(run),
@@ -78,28 +79,6 @@ def _page(run: RunFiles) -> str:
         f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright</title>\n'
         f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
-
-
-def _section(title: str, *parts: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n{''.join(parts)}</section>\n"
-
-
-def _paragraph(text: str, kind: str = "") -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return f"<p{attribute}>{escape(text)}</p>\n"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    """A table of escaped text; columns in `numbers` are aligned right."""
-
-    def cells(tag: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if place in numbers else ''}>{escape(cell)}</{tag}>"
-            for place, cell in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
-    return f"<table>\n<thead><tr>{cells('th', head)}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
 
 
 def _head(run: RunFiles) -> str:
@@ -115,7 +94,7 @@ def _head(run: RunFiles) -> str:
         facts.append(f"{measured.steps} steps{', interrupted' if measured.interrupted else ''}")
         facts.append(f"{measured.date[:16].replace('T', ' ')} UTC")
     return (
-        f"<header>\n<h1>{escape(weighing['config'])}</h1>\n{_paragraph(', '.join(facts), 'facts')}"
+        f"<header>\n<h1>{escape(weighing['config'])}</h1>\n{paragraph(', '.join(facts), 'facts')}"
         f"{_verdict(weighing)}</header>\n"
     )
 
@@ -135,8 +114,8 @@ def _verdict(weighing: dict[str, Any]) -> str:
         kind = "fits" if spare >= 0 else "lacks"
         words = f"Fits, {format_bytes(spare)} ({share}) to spare" if spare >= 0 else ""
         words = words or f"Does not fit, {format_bytes(-spare)} ({share}) too much"
-    marked = "" if weighing["source"] == "target compiler" else _paragraph(weighing["source"], "verdict open")
-    return _paragraph(words, f"verdict {kind}") + marked
+    marked = "" if weighing["source"] == "target compiler" else paragraph(weighing["source"], "verdict open")
+    return paragraph(words, f"verdict {kind}") + marked
 
 
 def _notes(run: RunFiles) -> str:
@@ -179,22 +158,22 @@ def _loss(run: RunFiles) -> str:
     if not training[0]:
         return ""
     entropy = run.measurement.unigram_entropy_nats if run.measurement else None
-    return _section("Loss", f"<figure>{loss_svg(training, held_out, entropy)}</figure>\n")
+    return section("Loss", f"<figure>{loss_svg(training, held_out, entropy)}</figure>\n")
 
 
 def _reconciliation(run: RunFiles) -> str:
     if run.reconciliation is None:
         return ""
-    return _section("Predicted beside measured", _compared(run.reconciliation))
+    return section("Predicted beside measured", _compared(run.reconciliation))
 
 
 def _compared(reconciliation: Reconciliation) -> str:
     rows = comparison_rows(reconciliation)
     head = ("quantity", "predicted", "measured", "error", "how it was measured")
-    parts = [_table(head, rows, numbers=(1, 2, 3))] if rows else []
+    parts = [table(head, rows, numbers=(1, 2, 3))] if rows else []
     if reconciliation.not_compared:
-        parts.append(_table(("not compared", "why"), list(reconciliation.not_compared.items())))
-    return "".join([_paragraph(program_line(reconciliation)), *parts])
+        parts.append(table(("not compared", "why"), list(reconciliation.not_compared.items())))
+    return "".join([paragraph(program_line(reconciliation)), *parts])
 
 
 def _memory(run: RunFiles) -> str:
@@ -214,10 +193,10 @@ def _memory(run: RunFiles) -> str:
     rows.append(("reserved", format_bytes(memory["reserved_bytes"]), f"{memory['reserved_bytes']:,}"))
     if memory["usable_bytes"] is not None:
         rows.append(("usable", format_bytes(memory["usable_bytes"]), f"{memory['usable_bytes']:,}"))
-    return _section(
+    return section(
         "Memory of one device, predicted",
         f"<figure>{memory_svg(seen, memory['usable_bytes'])}</figure>\n",
-        _table(("category", "size", "bytes"), rows, numbers=(1, 2)),
+        table(("category", "size", "bytes"), rows, numbers=(1, 2)),
         _timeline(memory["timeline"]),
         _buffers(memory["buffers"]),
     )
@@ -240,7 +219,7 @@ def _hand_sum(run: RunFiles) -> str:
     ]
     rule = f"4 x (parameters + activations + gradients + optimizer state); activations: {found['rule']}"
     head = ("quantity", "by hand", "/ devices", "compiled", "why")
-    return _section("The sum by hand", _paragraph(rule), _table(head, rows, numbers=(1, 2, 3)))
+    return section("The sum by hand", paragraph(rule), table(head, rows, numbers=(1, 2, 3)))
 
 
 def _timeline(line: dict[str, Any]) -> str:
@@ -268,69 +247,11 @@ def _buffers(buffers: list[dict[str, Any]]) -> str:
         for buffer in buffers[:NUM_BUFFERS]
     ]
     head = ("size", "shape", "what", "of", "line", "filed by")
-    return f"<h3>Largest at the peak</h3>\n{_table(head, rows, numbers=(0,))}"
+    return f"<h3>Largest at the peak</h3>\n{table(head, rows, numbers=(0,))}"
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _flops(run: RunFiles) -> str:
-    from ._plots import flops_svg
-
-    if run.weighing is None:
-        return ""
-    flops = run.weighing["ledger"]["flops"]
-    rows = [(name, format_rate(flops[name], "FLOP")) for name in ("model", "executed", "recomputed")]
-    if flops["rule_6nd"] is not None:
-        rows.append(("6 x parameters x tokens", format_rate(flops["rule_6nd"], "FLOP")))
-    modules = _flops_by_module(flops)
-    picture = f"<figure>{flops_svg(flops['by_phase'])}</figure>\n" if flops["by_phase"] else ""
-    counts = _table(("count", "FLOPs"), rows, numbers=(1,))
-    return _section("FLOPs of one step, all devices", picture, counts, modules)
-
-
-def _flops_by_module(flops: dict[str, Any]) -> str:
-    names = sorted(
-        {*flops["by_module"], *flops["model_by_module"]}, key=lambda n: -flops["by_module"].get(n, 0)
-    )
-    rows = [
-        (
-            name or "outside any scope",
-            format_rate(flops["by_module"].get(name, 0), "FLOP"),
-            format_rate(flops["model_by_module"].get(name, 0), "FLOP"),
-        )
-        for name in names
-    ]
-    return _table(("module", "executed", "model"), rows, numbers=(1, 2)) if rows else ""
-
-
-def _traffic(run: RunFiles) -> str:
-    if run.weighing is None or not run.weighing["ledger"]["traffic"]:
-        return ""
-    rows = [
-        (
-            item["kind"],
-            f"{'+'.join(item['axes'])} ({item['group_size']})",
-            str(item["count"]),
-            format_rate(item["payload_bytes"], "B"),
-            format_rate(item["wire_bytes"], "B"),
-            item["link_name"] or item["link"],
-            f"{item['overlapped_count']} of {item['count']}",
-        )
-        for item in run.weighing["ledger"]["traffic"]
-    ]
-    head = ("collective", "axes", "count", "payload", "wire", "link", "may overlap")
-    return _section("Traffic of one device and step", _table(head, rows, numbers=(2, 3, 4)))
-
-
-def _findings(run: RunFiles) -> str:
-    if run.weighing is None or not run.weighing["ledger"]["findings"]:
-        return ""
-    rows = [
-        (found["what"], found["source_line"], found["mend"]) for found in run.weighing["ledger"]["findings"]
-    ]
-    return _section("What could be mended", _table(("found", "line", "mend"), rows))
 
 
 def _time(run: RunFiles) -> str:
@@ -338,7 +259,7 @@ def _time(run: RunFiles) -> str:
         return ""
     prediction = run.weighing["prediction"]
     if prediction is None:
-        return _section("Predicted time of one step", _paragraph(f"None: {run.weighing['no_prediction']}"))
+        return section("Predicted time of one step", paragraph(f"None: {run.weighing['no_prediction']}"))
     seconds = prediction["step_seconds"]
     line = (
         f"{format_seconds(seconds['expected'])}, between {format_seconds(seconds['low'])} and "
@@ -354,9 +275,9 @@ def _time(run: RunFiles) -> str:
         )
         for part in prediction["slices"][:NUM_SLICES]
     ]
-    table = _table(("where it goes", "busy", "waited for", "of the step"), rows, numbers=(1, 2, 3))
-    return _section(
-        "Predicted time of one step", _paragraph(line), table, _paragraph(prediction["basis"], "facts")
+    slices = table(("where it goes", "busy", "waited for", "of the step"), rows, numbers=(1, 2, 3))
+    return section(
+        "Predicted time of one step", paragraph(line), slices, paragraph(prediction["basis"], "facts")
     )
 
 
@@ -365,7 +286,7 @@ def _sample(run: RunFiles) -> str:
     if measured is None or not measured.sample:
         return ""
     text = f"<pre><b>{escape(measured.sample_prompt)}</b>{escape(measured.sample)}</pre>\n"
-    return _section("What it writes after training", text)
+    return section("What it writes after training", text)
 
 
 def _environment(run: RunFiles) -> str:
@@ -383,4 +304,4 @@ def _environment(run: RunFiles) -> str:
         rows += [("program weighed", compiled["fingerprint"]), ("compiler", compiled["compiler"])]
     if measured is not None:
         rows += list(measured.versions.items())
-    return _section("Environment", _table(("", ""), rows)) if rows else ""
+    return section("Environment", table(("", ""), rows)) if rows else ""

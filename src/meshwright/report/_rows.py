@@ -1,9 +1,27 @@
-"""A reconciliation's rows as text, the same on the terminal and on the page."""
+"""What reads the same on the terminal and on the page: a reconciliation's rows, how FLOPs are counted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
+
+FLOP_CONVENTION = (
+    "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
+    "recomputed, causal attention by the half that is needed. Executed: those of the compiled program, as "
+    "often as they run. Elementwise work is in neither."
+)
+
+
+def elementwise_words(by_class: dict[str, int]) -> str:
+    """ "arithmetic 1.2T, comparison 34B": operations by class, as they come."""
+    return ", ".join(f"{name} {format_count(count)}" for name, count in by_class.items())
+
+
+def link_words(link: str, dimensions: Sequence[str]) -> str:
+    """The link that carries a message, and along which dimensions of a torus where that is known."""
+    return f"{link} {'+'.join(dimensions)}" if dimensions else link
 
 
 def comparison_rows(reconciliation: Reconciliation) -> list[tuple[str, str, str, str, str]]:

@@ -22,6 +22,7 @@ from ._hand_sum import hand_sum
 from ._hand_sum_text import hand_sum_table
 from ._layout import add_row, heading, indented, plain_table, spaced
 from ._memory_text import buffer_table, memory_table
+from ._rows import FLOP_CONVENTION, elementwise_words, link_words
 from ._shrink import suggestions
 
 NUM_SLICES = 8
@@ -87,7 +88,7 @@ def weighing_text(weighing: Weighed) -> RenderableType:
         title = f"The sum by hand: 4 x (parameters + activations + gradients + optimizer state), {found.rule}"
         parts += [heading(title), hand_sum_table(found), Text()]
     parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
-    parts += [heading("FLOPs of one step, all devices"), _flop_table(ledger.flops, compiled), Text()]
+    parts += [heading("FLOPs of one step, all devices"), *_flop_parts(ledger.flops, compiled), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
     parts += [heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
     parts += [*_finding_parts(ledger.findings), *_unpriced_parts(weighing), _source_line(weighing)]
@@ -124,6 +125,13 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
             add_row(table, suggestion.arguments, suggestion.effect)
         parts.append(indented(table))
     return parts
+
+
+def _flop_parts(flops: FlopLedger, compiled: Compiled) -> list[RenderableType]:
+    """The counts, how they are counted, and the elementwise work that is in none of them."""
+    words = elementwise_words(flops.elementwise_by_class)
+    beside = f" Elementwise operations: {words}." if words else ""
+    return [_flop_table(flops, compiled), indented(Text(FLOP_CONVENTION + beside, style="dim"))]
 
 
 def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
@@ -193,7 +201,8 @@ def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
     table = plain_table("collective", "axes", "link", *numbers, right=numbers)
     merged: dict[tuple[str, tuple[str, ...], int, str], list[int]] = {}
     for item in traffic:
-        row = merged.setdefault((item.kind, item.axes, item.group_size, item.link), [0, 0, 0, 0])
+        link = link_words(item.link, item.dimensions)
+        row = merged.setdefault((item.kind, item.axes, item.group_size, link), [0, 0, 0, 0])
         counts = (item.count, item.payload_bytes, item.wire_bytes, item.overlapped_count)
         for place, number in enumerate(counts):
             row[place] += number
@@ -241,14 +250,16 @@ def _or_zero(seconds: float) -> str:
 
 
 def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
-    """Each thing without a rule once; the prediction repeats the ledger's."""
+    """Each thing without a rule once (the prediction repeats the ledger's), and what is assumed."""
     found = list(weighing.ledger.unpriced)
     if weighing.prediction is not None:
         found += [item for item in weighing.prediction.unpriced if item not in found]
-    if not found:
-        return []
-    lines = Text("\n".join(found))
-    return [Text("Unpriced: no rule counts these", style="bold yellow"), indented(lines), Text()]
+    taken = weighing.ledger.assumptions
+    parts: list[RenderableType] = []
+    for title, lines in (("Unpriced: no rule counts these", found), ("Taken for granted", taken)):
+        if lines:
+            parts += [Text(title, style="bold yellow"), indented(Text("\n".join(lines))), Text()]
+    return parts
 
 
 def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
