@@ -125,6 +125,15 @@ def test_a_transformers_bytes_at_a_peak_of_logits_on_one_of_eight_cpus_are_those
     assert_hardly_a_byte_is_without_an_owner(found)
 
 
+def test_no_gathered_matrix_is_kept_for_the_backward_pass():
+    """Kept, the layers' matrices would lie whole on every device: what FSDP is there to avoid."""
+    overrides = ("batch.sequences=64", "remat=none", "precision=bf16", "layout=fsdp=8")
+    buffers = memory("bytes-nano", "8xH100", *overrides).buffers
+    saved = {b.shape.split("[")[1] for b in buffers if b.category == "saved_activations"}
+    assert f"2,8,{LENGTH},{M}]" in saved  # of the MLP, two layers
+    assert not saved & {f"2,{E},{M}]", f"2,{M},{E}]", f"2,{E},4,16]", f"2,4,16,{E}]"}
+
+
 FLEETS = {"llama3-405b": "512xH100", "llama3-70b": "64xH100", "gpt3-175b": "64xH100", "gpt2-124m": "1xH100"}
 
 
