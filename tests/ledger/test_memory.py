@@ -230,3 +230,15 @@ def test_live_bytes_are_those_of_a_grid_of_bytes_and_instants(made):
     assert all(found[instant] == by_hand[instant] for instant in found)
     # Bytes only rise where a value is made, so no instant between has more.
     assert max(found.values()) == by_hand.max()
+
+
+def test_a_constant_without_a_live_range_stays(samples):
+    """As XLA leaves one in the computation of a sort: a place of its own, and no range."""
+    name = "cruncher-8xH100"
+    compiled, plain = samples.compiled(name), memory(samples, name)[0]
+    text = samples.text(name, "buffer-assignment.txt")
+    text += "allocation 99: size 4, constant:\n value: <999 constant_4_0 @0> (size=4,offset=0): f32[]\n"
+    ranges = samples.text(name, "live-range.txt")
+    ledger, _ = memory_of(samples.program(name), text, ranges, compiled, Fleet.parse("8xH100"))
+    assert ledger.reserved_bytes == plain.reserved_bytes + 4
+    assert ledger.by_category["constants"] == plain.by_category.get("constants", 0) + 4

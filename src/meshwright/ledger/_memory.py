@@ -56,7 +56,7 @@ def memory_of(
         ValueError: text that is not understood, or a value without a live range.
     """
     allocations = [a for a in parse_assignment(assignment) if a.kind != "thread-local"]
-    ranges = parse_live_ranges(live_ranges)
+    ranges = _with_constants(parse_live_ranges(live_ranges), allocations)
     host_color = HOST_COLORS.get(compiled.platform)
     # A TPU's other colors are on-chip memories; a GPU's (NCCL's buffers) are all its main memory.
     held = [a for a in allocations if (a.color == 0 if compiled.platform == "tpu" else a.color != host_color)]
@@ -131,6 +131,15 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
             alive = _alive(alive, ranges, instant)
             totals[instant] += sum(piece.num_bytes for piece in _pieces(alive))
     return totals
+
+
+def _with_constants(
+    ranges: dict[tuple[str, str], LiveRange], allocations: list[Allocation]
+) -> dict[tuple[str, str], LiveRange]:
+    """XLA gives the constants of a sort's or reduction's computation a place and no live range: they stay."""
+    whole = LiveRange(first=0, last=max((when.last for when in ranges.values()), default=0))
+    constants = [v for a in allocations if a.kind == "constant" for v in a.values]
+    return {**{(value.name, value.index): whole for value in constants}, **ranges}
 
 
 def _range(value: Value, ranges: _Ranges) -> LiveRange:
