@@ -115,7 +115,7 @@ def test_the_arguments_are_the_sharded_state_and_the_batch(on_fsdp_and_tensor):
         by_role[argument.role] += argument.device_bytes
     assert by_role == {
         "parameters": matrices + norms,
-        "optimizer_state": 2 * (matrices + norms) + 2 * 4,  # two counts of steps
+        "optimizer_state": 2 * (matrices + norms) + 4,  # a count of steps
         "keys": 8,
         "step": 4,
         "batch": 4 * 4 * 129,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.config import RunConfig, config_schema, load_config, preset_names
+from meshwright.config import RunConfig, config_schema, load_config, overridden, preset_names
 from meshwright.errors import InputError
 
 PRESETS = "bytes-10m bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b lenet line linear llama2-7b"
@@ -47,9 +47,13 @@ def test_another_kind_of_a_section_drops_the_keys_that_only_the_old_kind_had():
         "kind": "sgd",
         "learning_rate": 1e-3,
         "momentum": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "weight_decay_on": "matrices",
         "clip_norm": 1.0,
     }
     assert config.schedule.kind == "constant"
+    assert overridden(load_config("bytes-10m"), ["optimizer.kind=sgd", "schedule.kind=constant"]) == config
 
 
 def test_a_file_may_start_from_a_preset(tmp_path: Path):

@@ -224,8 +224,8 @@ def test_beside_a_real_program_of_the_cruncher_rows_and_reasons_are_those_by_han
     where = "split over fsdp=8: each number lies on 1 of 8 devices"
     assert by_quantity["parameters"].compiled_bytes == 4 * parameters / 8
     assert by_quantity["parameters"].why == where
-    counts = by_quantity["optimizer state"].compiled_bytes - 2 * 4 * parameters / 8
-    assert by_quantity["optimizer state"].why == f"{where}, and {counts:.0f} bytes of step counts"
+    assert by_quantity["optimizer state"].compiled_bytes == pytest.approx(2 * 4 * parameters / 8, abs=4)
+    assert by_quantity["optimizer state"].why.startswith(f"{where}, and 4 bytes of step counts")
     whole = [b for b in memory.buffers if b.category == "gradients" and b.num_bytes in (4 * 64 * 64, 4 * 64)]
     assert f"{len(whole)} as large as a whole parameter" in by_quantity["gradients"].why
     assert sum(r.compiled_bytes for r in found.rows[:-1]) == memory.reserved_bytes
@@ -238,7 +238,7 @@ def test_beside_a_real_program_of_a_linear_model_there_is_nothing_to_split_or_ke
     parameters, state = found.rows[:2]
     assert (parameters.whole_bytes, parameters.compiled_bytes) == (64, 64)
     assert parameters.why == "one device holds all of it"
-    assert (state.compiled_bytes, state.why) == (4, "the optimizer keeps none, but 4 bytes of step counts")
+    assert (state.compiled_bytes, state.why) == (0, "the optimizer keeps none")
 
 
 def test_of_lenet_over_fsdp_the_convolutions_lie_whole_on_every_device():

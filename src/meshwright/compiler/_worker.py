@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -213,8 +214,12 @@ def _role(path: str, ours: bool) -> str:
 
 
 def _moment(path: str) -> str:
-    fields = [part.split("[")[0] for part in path.split(".")[1:]]
-    return fields[0] if path.startswith("state['optimizer']") and fields else ""
+    """The name that Optax gives it ("mu"), after its part's where parameters are parted ("muon.mu")."""
+    if not path.startswith("state['optimizer']"):
+        return ""
+    part = re.search(r"\.inner_states\['(\w+)'\]", path)
+    fields = [name for name in re.findall(r"\.([A-Za-z_]\w*)", path) if not name.startswith("inner_state")]
+    return ".".join([*([part[1]] if part else []), *fields[:1]])
 
 
 def _reported(analysis: Any) -> dict[str, int]:

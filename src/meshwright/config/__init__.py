@@ -3,6 +3,7 @@ Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs
 """
 
 from ._data import LineData as LineData
+from ._data import Order as Order
 from ._data import StdlibData as StdlibData
 from ._data import SyntheticData as SyntheticData
 from ._data import TokenFileData as TokenFileData
@@ -18,11 +19,19 @@ from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
 from ._models import TransformerModel as TransformerModel
+from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
 from ._optimizers import AdaGradOptimizer as AdaGradOptimizer
+from ._optimizers import AdamOptimizer as AdamOptimizer
 from ._optimizers import AdamWOptimizer as AdamWOptimizer
 from ._optimizers import ConstantSchedule as ConstantSchedule
 from ._optimizers import CosineSchedule as CosineSchedule
+from ._optimizers import InverseRootSchedule as InverseRootSchedule
+from ._optimizers import LinearSchedule as LinearSchedule
+from ._optimizers import LionOptimizer as LionOptimizer
+from ._optimizers import MuonOptimizer as MuonOptimizer
+from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
+from ._optimizers import StableSchedule as StableSchedule
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig

@@ -62,7 +62,7 @@ def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     Raises:
         InputError: an unknown section or key, or values that are wrong, all at once.
     """
-    tree = config.model_dump(mode="json", exclude={"name"})
+    tree = config.model_dump(mode="json", exclude={"name"}, exclude_unset=True)  # a kind has its own defaults
     return _checked(config.name, _merged(tree, _override_tree(overrides)))
 
 

@@ -20,7 +20,7 @@ from ._base import (
 from ._data import Data, LineData
 from ._layout import Layout
 from ._models import LinearModel, Model, TransformerModel
-from ._optimizers import CosineSchedule, Optimizer, Schedule
+from ._optimizers import Optimizer, Schedule, schedule_problems
 
 
 class BatchConfig(Section):
@@ -131,14 +131,7 @@ class RunConfig(Section):
                     f"use batch.sequences = {near}",
                 )
             )
-        if isinstance(self.schedule, CosineSchedule) and self.schedule.warmup_steps >= self.steps:
-            problems.append(
-                (
-                    "schedule.warmup_steps",
-                    f"= {self.schedule.warmup_steps} leaves nothing of steps = {self.steps}",
-                    f"use at most schedule.warmup_steps = {self.steps - 1}",
-                )
-            )
+        problems += schedule_problems(self.schedule, self.steps)
         raise_problems(problems)
         return self
 

@@ -17,13 +17,19 @@ from typing import Any
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
+    AdafactorOptimizer,
     AdaGradOptimizer,
+    AdamOptimizer,
     AdamWOptimizer,
     CruncherModel,
     Layout,
     LeNetModel,
     LinearModel,
+    LionOptimizer,
+    MuonOptimizer,
+    RMSPropOptimizer,
     RunConfig,
+    SGDOptimizer,
 )
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
@@ -74,7 +80,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     """
     parameters = config.model.num_parameters
     activations, rule = _activations(config)
-    moments = parameters * _moments(config)
+    moments = _moments(config, compiled.arguments)
     counts = {
         "parameters": parameters,
         "activations": activations,
@@ -108,14 +114,22 @@ def _activations(config: RunConfig) -> tuple[int, str]:
     return tokens * model.embed_dim * model.num_layers, "tokens x width x layers: one output of each block"
 
 
-def _moments(config: RunConfig) -> int:
+def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
+    """Numbers of optimizer state: so many for each parameter; of optimizers that treat matrices in another
+    way, those that the step takes, for no rule of thumb gives them."""
     match config.optimizer:
-        case AdamWOptimizer():
-            return 2
-        case AdaGradOptimizer():
-            return 1
-        case sgd:
-            return int(sgd.momentum > 0)
+        case AdamOptimizer() | AdamWOptimizer():
+            each = 2
+        case AdaGradOptimizer() | LionOptimizer():
+            each = 1
+        case SGDOptimizer(momentum=momentum):
+            each = int(momentum > 0)
+        case RMSPropOptimizer(momentum=momentum, centered=centered):
+            each = 1 + int(momentum > 0) + int(centered)
+        case AdafactorOptimizer() | MuonOptimizer():
+            held = [a for a in arguments if a.role == "optimizer_state" and a.dtype == "float32"]
+            return sum(math.prod(argument.shape) for argument in held)
+    return each * config.model.num_parameters
 
 
 class _Rows:

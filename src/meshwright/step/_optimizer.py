@@ -2,54 +2,163 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from ..config import AdaGradOptimizer, AdamWOptimizer, CosineSchedule, RunConfig
+from ..config import (
+    AdafactorOptimizer,
+    AdaGradOptimizer,
+    AdamOptimizer,
+    AdamWOptimizer,
+    ConstantSchedule,
+    CosineSchedule,
+    InverseRootSchedule,
+    LinearSchedule,
+    LionOptimizer,
+    MuonOptimizer,
+    RMSPropOptimizer,
+    RunConfig,
+    SGDOptimizer,
+    StableSchedule,
+)
 from ..models import Parameter
+from ._matrices import by_matrix, is_hidden_matrix, is_matrix, is_parameter, matrix_dims, muon_dims
+
+Tree = Any
 
 
 def schedule_of(config: RunConfig) -> optax.Schedule:
-    """Learning rate by step: constant, or linear warm-up and cosine decay over the run's steps."""
-    peak = config.optimizer.learning_rate
-    match config.schedule:
-        case CosineSchedule() as cosine:
-            return optax.warmup_cosine_decay_schedule(
-                init_value=0.0,
-                peak_value=peak,
-                warmup_steps=cosine.warmup_steps,
-                decay_steps=max(config.steps, cosine.warmup_steps + 1),
-                end_value=peak * cosine.final_fraction,
-            )
-        case _:
-            return optax.constant_schedule(peak)
+    """Learning rate by step, which counts from 0: a linear rise, then what the schedule's kind says."""
+    peak, schedule, steps = config.optimizer.learning_rate, config.schedule, config.steps
+    warmup = schedule.warmup_steps
+    left = max(steps - warmup, 1)
+    after: optax.Schedule
+    match schedule:
+        case ConstantSchedule():
+            after = optax.constant_schedule(peak)
+        case CosineSchedule():
+            after = optax.cosine_decay_schedule(peak, left, alpha=schedule.final_fraction)
+        case LinearSchedule():
+            after = optax.linear_schedule(peak, peak * schedule.final_fraction, left)
+        case StableSchedule():
+            stable = steps - warmup - schedule.decay_steps
+            end = peak * schedule.final_fraction
+            after = optax.linear_schedule(peak, end, schedule.decay_steps, transition_begin=stable)
+        case InverseRootSchedule():  # Vaswani et al. 2017: sqrt(warmup / step) of the peak
+            after = lambda step: peak * jnp.sqrt(warmup / (step + warmup))  # noqa: E731
+
+    rise = optax.linear_schedule(0.0, peak, warmup)
+    return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def optimizer_of(config: RunConfig, declared: Any) -> optax.GradientTransformation:
-    """The update rule; `declared` is the model's table of parameters.
+def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformation:
+    """The update rule for a learning rate of one, by which the step scales what it gives.
 
-    Weight decay falls on matrices and tables, not on norms and biases. (What is drawn is a matrix: a
-    bias may have two dimensions too, heads and their width.)
+    `declared` is the model's table of parameters. Weight decay falls on matrices and tables, not on norms
+    and biases, unless told to fall on all.
     """
-    matrices = jax.tree.map(
-        lambda p: p.initial == "fan_in", declared, is_leaf=lambda p: isinstance(p, Parameter)
-    )
-    rate = schedule_of(config)
-    match config.optimizer:
-        case AdamWOptimizer() as adamw:
-            update = optax.adamw(
-                rate,
-                b1=adamw.beta1,
-                b2=adamw.beta2,
-                eps=adamw.epsilon,
-                weight_decay=adamw.weight_decay,
-                mask=matrices,
+    chosen = config.optimizer
+    on_all = getattr(chosen, "weight_decay_on", "matrices") == "all"
+    decayed = jax.tree.map(lambda p: on_all or is_matrix(p), declared, is_leaf=is_parameter)
+    match chosen:
+        case SGDOptimizer():
+            update = optax.chain(
+                optax.add_decayed_weights(chosen.weight_decay, decayed) if chosen.weight_decay else _NOTHING,
+                optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov),
             )
-        case AdaGradOptimizer() as adagrad:  # Optax too adds epsilon under the root
-            update = optax.adagrad(rate, initial_accumulator_value=0.0, eps=adagrad.epsilon)
-        case sgd:
-            update = optax.sgd(rate, momentum=sgd.momentum or None)
-    clip = config.optimizer.clip_norm
+        case AdaGradOptimizer():  # Optax too adds epsilon under the root
+            update = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
+        case RMSPropOptimizer():
+            update = optax.rmsprop(
+                1.0,
+                decay=chosen.decay,
+                eps=chosen.epsilon,
+                eps_in_sqrt=False,
+                centered=chosen.centered,
+                momentum=chosen.momentum or None,
+                nesterov=chosen.nesterov,
+            )
+        case AdamOptimizer():
+            update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
+        case AdamWOptimizer():
+            update = optax.adamw(
+                1.0,
+                b1=chosen.beta1,
+                b2=chosen.beta2,
+                eps=chosen.epsilon,
+                weight_decay=chosen.weight_decay,
+                mask=decayed,
+            )
+        case LionOptimizer():
+            update = optax.lion(
+                1.0, b1=chosen.beta1, b2=chosen.beta2, weight_decay=chosen.weight_decay, mask=decayed
+            )
+        case AdafactorOptimizer():
+            update = _adafactor(chosen, declared, decayed)
+        case MuonOptimizer():
+            update = _muon(chosen, declared, decayed)
+    clip = chosen.clip_norm
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
+
+
+_NOTHING = optax.identity()
+
+
+def _adafactor(chosen: AdafactorOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
+    """The parts that `optax.adafactor` is made of; what looks at a whole array is given single layers.
+
+    (Optax itself would factor the two longest dims, whichever those are, and take root mean squares over
+    all layers at once.)
+    """
+    parts = [
+        optax.scale_by_factored_rms(
+            decay_rate=chosen.decay_exponent, min_dim_size_to_factor=chosen.least_factored
+        )
+    ]
+    if chosen.clip_rms is not None:
+        parts.append(optax.clip_by_block_rms(chosen.clip_rms))
+    if chosen.scale_by_parameter:
+        parts.append(optax.scale_by_param_block_rms())
+    return optax.chain(
+        by_matrix(optax.chain(*parts), declared),
+        optax.ema(chosen.momentum, debias=False) if chosen.momentum else _NOTHING,
+        optax.add_decayed_weights(chosen.weight_decay, decayed),
+        optax.scale(-1.0),
+    )
+
+
+def _muon(chosen: MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
+    """The parts that `optax.contrib.muon` is made of; its AdamW would be given Muon's `nesterov` too."""
+    kinds = jax.tree.map(lambda p: "muon" if is_hidden_matrix(p) else "adamw", declared, is_leaf=is_parameter)
+    numbers = jax.tree.map(
+        lambda p: muon_dims(p) if is_hidden_matrix(p) else optax.MaskedNode(), declared, is_leaf=is_parameter
+    )
+
+    def scale(parameter: Parameter) -> Any:
+        if not is_hidden_matrix(parameter):
+            return optax.MaskedNode()
+        inputs, outputs = matrix_dims(parameter).inputs_outputs(parameter.shape)
+        if chosen.update_rms is None:  # Jordan 2024
+            return math.sqrt(max(1.0, outputs / inputs))
+        return chosen.update_rms * math.sqrt(max(inputs, outputs))
+
+    scales = jax.tree.map(scale, declared, is_leaf=is_parameter)
+    orthogonal = optax.chain(
+        optax.contrib.scale_by_muon(
+            ns_steps=chosen.newton_schulz_steps,
+            beta=chosen.momentum,
+            nesterov=chosen.nesterov,
+            weight_dimension_numbers=numbers,
+        ),
+        optax.stateless(lambda updates, _: jax.tree.map(jnp.multiply, updates, scales)),
+    )
+    adam = optax.scale_by_adam(b1=chosen.adamw_beta1, b2=chosen.adamw_beta2, eps=chosen.adamw_epsilon)
+    return optax.chain(
+        optax.partition({"muon": orthogonal, "adamw": adam}, kinds),
+        optax.add_decayed_weights(chosen.weight_decay, decayed),
+        optax.scale(-1.0),
+    )

@@ -1,0 +1,54 @@
+"""The step's abstract arguments: shapes, formats and shardings of the state and of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..config import LeNetModel, LinearModel, RunConfig, TokenFileData, TransformerModel
+from ..sharding import activation_spec, parameter_spec
+from ._matrices import is_parameter
+from ._moments import moment_shardings
+
+Tree = Any
+
+
+def abstract_state(init: Any, declared: Tree, mesh: Mesh) -> Tree:
+    """The state's shapes with their shardings; each moment lies where its parameter lies."""
+    shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda _: replicated, shapes)
+    shardings["parameters"] = jax.tree.map(
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh)), declared, is_leaf=is_parameter
+    )
+    shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh)
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
+    """The batch's shapes with their shardings: [microbatches, rows, ...], rows split over the replicas."""
+    replicas = mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
+    rows = config.batch.sequences
+    if config.batch.microbatch_sequences is not None:
+        rows = config.batch.microbatch_sequences * replicas
+    num_microbatches = config.batch.sequences // rows
+
+    def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
+        return jax.ShapeDtypeStruct((num_microbatches, rows, *rest), dtype, sharding=sharding)
+
+    if isinstance(config.model, TransformerModel):
+        tokens = array(jnp.int32, config.batch.sequence_length + 1)
+        packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
+        return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
+    if isinstance(config.model, LeNetModel):
+        return {"images": array(jnp.float32, 1, 28, 28), "labels": array(jnp.int32)}
+    width = config.model.input_dim if isinstance(config.model, LinearModel) else config.model.width
+    return {"inputs": array(jnp.float32, width), "targets": array(jnp.float32)}
