@@ -37,6 +37,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[
     Positive | None, BeforeValidator(_none_word, json_schema_input_type=Positive | None | Literal["none"])
 ]
+OptionalNotNegative = Annotated[
+    NotNegative | None,
+    BeforeValidator(_none_word, json_schema_input_type=NotNegative | None | Literal["none"]),
+]
 OptionalPositiveFloat = Annotated[
     PositiveFloat | None,
     BeforeValidator(_none_word, json_schema_input_type=PositiveFloat | None | Literal["none"]),

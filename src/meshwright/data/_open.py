@@ -61,4 +61,6 @@ def open_data(config: RunConfig) -> Dataset:
         sequences=batch.sequences,
         sequence_length=batch.sequence_length,
         vocab_size=model.vocab_size,
+        order=data.order,
+        end_of_document=data.end_of_document if isinstance(data, TokenFileData) else None,
     )

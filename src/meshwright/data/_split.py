@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 
 Split = Literal["train", "held-out"]
-_STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
+STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
 _FIXED = 2
 
 
 def generator(seed: int, step: int, split: Split) -> np.random.Generator:
     """Randomness that depends on these three alone, so that any step can be made again at any time."""
-    return np.random.default_rng([seed, _STREAMS[split], step])
+    return np.random.default_rng([seed, STREAMS[split], step])
 
 
 def fixed_generator(seed: int) -> np.random.Generator:

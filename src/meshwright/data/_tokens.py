@@ -1,4 +1,4 @@
-"""Windows of tokens: at random places of an array that exists, or random throughout."""
+"""Windows of tokens: from an array that exists, in one of two orders, or random throughout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from meshwright.config import TokenFileData
+from meshwright.config import Order, TokenFileData
 from meshwright.errors import InputError
 
+from ._documents import segments_of
+from ._order import windows_at
 from ._split import Split, generator
 
 _TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
@@ -43,13 +46,17 @@ class RandomTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWindows:
-    """Windows at random places of a long array of tokens; they may overlap.
+    """Windows of a long array of tokens.
 
     `name`: of the source, for errors. `parts`: one 1-D array of integers per split, perhaps a memory
-    map. `is_bytes`: whether the tokens are the bytes of UTF-8 text.
+    map. `is_bytes`: whether the tokens are the bytes of UTF-8 text. `order`: `random` windows start
+    anywhere and may overlap. For `epochs` window i begins at token i x `sequence_length`, so that every
+    token but the part's first is predicted once per epoch (what is left at the end, less than a window,
+    never is); epochs follow each other without a gap, also within a batch. `end_of_document`: the id that
+    ends a document, where a batch says which document each token belongs to.
 
     Raises:
-        InputError: a part is shorter than one window.
+        InputError: a part is shorter than one window, or `end_of_document` is outside the vocabulary.
     """
 
     name: str
@@ -59,6 +66,8 @@ class TokenWindows:
     sequences: int
     sequence_length: int
     vocab_size: int
+    order: Order = "random"
+    end_of_document: int | None = None
 
     def __post_init__(self) -> None:
         for split, part in self.parts.items():
@@ -68,18 +77,40 @@ class TokenWindows:
                     f"{self.sequence_length + 1} (sequence_length + 1)",
                     hint=self._what_is_enough(),
                 )
+        if self.end_of_document is not None and self.end_of_document >= self.vocab_size:
+            raise InputError(
+                f"data.end_of_document = {self.end_of_document} is outside model.vocab_size = "
+                f"{self.vocab_size}",
+                hint=f"use at least model.vocab_size = {self.end_of_document + 1}",
+            )
+
+    def num_windows(self, split: Split) -> int:
+        """Windows of one epoch of a part."""
+        return (len(self.parts[split]) - 1) // self.sequence_length
 
     def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
-        """`tokens` int32 [sequences, sequence_length + 1].
+        """`tokens` int32 [sequences, sequence_length + 1]; for documents `segments` too, int32, same shape.
 
         Raises:
             InputError: a token is outside the model's vocabulary.
         """
         part, window = self.parts[split], self.sequence_length + 1
-        starts = generator(self.seed, step, split).integers(len(part) - window + 1, size=self.sequences)
-        tokens = np.stack([part[start : start + window] for start in starts])
+        # A memory map's subclass would make each of these operations slower.
+        tokens = sliding_window_view(np.asarray(part), window)[self._starts(step, split)]
         self._check_vocabulary(tokens)
-        return {"tokens": tokens.astype(np.int32)}
+        batch = {"tokens": tokens.astype(np.int32)}
+        if self.end_of_document is not None:
+            batch["segments"] = segments_of(batch["tokens"], self.end_of_document)
+        return batch
+
+    def _starts(self, step: int, split: Split) -> np.ndarray:
+        """Where the windows of a step begin."""
+        if self.order == "random":
+            places = len(self.parts[split]) - self.sequence_length
+            return generator(self.seed, step, split).integers(places, size=self.sequences)
+        first, size = step * self.sequences, self.num_windows(split)
+        windows = windows_at(first, self.sequences, size=size, seed=self.seed, split=split)
+        return windows * self.sequence_length
 
     def unigram_entropy_nats(self, split: Split) -> float:
         """Entropy of the single tokens of a part, in nats per token: what counting alone predicts.

@@ -1,0 +1,75 @@
+"""The order of windows in an epoch: a permutation that is computed, not stored.
+
+A balanced Feistel network of six rounds permutes [0, 4^k); what falls outside [0, size) is permuted
+again until it falls inside ("cycle-walking"), which leaves a permutation of [0, size) (Black and Rogaway
+2002, https://doi.org/10.1007/3-540-45760-7_9). 4^k is below 4 x size, so fewer than four walks are expected
+for an index. Rounds mix with SplitMix64's finaliser (Steele et al. 2014): integer arithmetic of our own,
+so that the order outlives NumPy's generators. No cryptography.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from ._split import STREAMS, Split
+
+_ROUNDS = 6
+_AT_ONCE = 4096  # NumPy's cost per call is spread over this many places
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def windows_at(first: int, count: int, *, size: int, seed: int, split: Split) -> np.ndarray:
+    """Which of `size` windows stand at the places `first` .. `first + count - 1` of an endless run of epochs.
+
+    int64 [count]. Place p belongs to epoch p // size; an epoch holds each window once, in an order of its
+    own. Takes the same time at any place.
+    """
+    blocks = range(first // _AT_ONCE, (first + count - 1) // _AT_ONCE + 1)
+    found = np.concatenate([_block(block, size, seed, split) for block in blocks])
+    start = first - blocks.start * _AT_ONCE
+    return found[start : start + count]
+
+
+@functools.lru_cache(maxsize=8)
+def _block(block: int, size: int, seed: int, split: Split) -> np.ndarray:
+    places = np.arange(block * _AT_ONCE, (block + 1) * _AT_ONCE, dtype=np.uint64)
+    epochs, indices = np.divmod(places, np.uint64(size))
+    found = _permuted(indices, _key(seed, split, epochs), size).astype(np.int64)
+    found.flags.writeable = False  # it is shared by all who ask
+    return found
+
+
+def _key(seed: int, split: Split, epochs: np.ndarray) -> np.ndarray:
+    """One key per place: places of an epoch share theirs."""
+    root = _mixed(np.array([seed], np.uint64) * np.uint64(len(STREAMS)) + np.uint64(STREAMS[split]))
+    return _mixed(root + epochs)
+
+
+def _permuted(indices: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
+    """Each of `indices` below `size` to another below it, one to one for equal keys."""
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    found = _rounds(indices, key, half_bits)
+    while (outside := found >= size).any():
+        found[outside] = _rounds(found[outside], key[outside], half_bits)
+    return found
+
+
+def _rounds(indices: np.ndarray, key: np.ndarray, half_bits: int) -> np.ndarray:
+    bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = indices >> bits, indices & mask
+    for number in range(_ROUNDS):
+        # Far apart for each round: were they neighbours, small halves would meet the same few numbers again.
+        mixed = _mixed(right ^ (key + np.uint64(number << 40)))
+        left, right = right, left ^ (mixed & mask)
+    return (left << bits) | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's output for the state `x`; arithmetic modulo 2^64."""
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
