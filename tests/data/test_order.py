@@ -19,7 +19,9 @@ def test_an_epoch_holds_each_window_once(size: int, seed: int, number: int):
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 5000), first=st.integers(0, 10**9), count=st.integers(1, 300))
 def test_any_place_can_be_asked_for_alone(size: int, first: int, count: int):
-    one_by_one = [windows_at(place, 1, size=size, seed=3, split="train")[0] for place in range(first, first + count)]
+    one_by_one = [
+        windows_at(place, 1, size=size, seed=3, split="train")[0] for place in range(first, first + count)
+    ]
     assert windows_at(first, count, size=size, seed=3, split="train").tolist() == one_by_one
 
 

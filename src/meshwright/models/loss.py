@@ -23,6 +23,7 @@ from ..sharding import batch_axes
 from ._base import Context
 
 Saved = tuple[Array, Array]  # d_hidden, d_head: of the sum, not yet of the mean
+LEFT_OUT = -1  # a target that is not predicted
 BACKWARD = "transpose(loss)"  # names work of the backward pass as JAX does, though it is done early
 
 
@@ -32,16 +33,22 @@ def mean_cross_entropy(
     targets: Int[Array, "batch sequence"],
     context: Context,
     most_positions: int,
+    *,
+    gaps: bool = False,
 ) -> Float[Array, ""]:
-    """Mean of -log softmax(hidden . head)[target] over all positions, in nats, float32.
+    """Mean of -log softmax(hidden . head)[target] over the positions that count, in nats, float32.
 
     Args:
         head: gathered over `fsdp`; its vocabulary may be split over `tensor`.
         most_positions: of the sequence, whose logits may exist at once; divides it, or exceeds it.
+        gaps: whether targets may be `LEFT_OUT`, and then do not count; without any that counts it is 0.
     """
     chunk = min(most_positions, hidden.shape[1])
-    total: Array = _summed(context, chunk, hidden, head, context.pin(targets, "batch", "sequence"))  # type: ignore[assignment]
-    return total / targets.size
+    targets = context.pin(targets, "batch", "sequence")
+    total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
+    if not gaps:
+        return total / targets.size
+    return total / jnp.maximum(jnp.sum(targets != LEFT_OUT), 1).astype(jnp.float32)
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
@@ -68,7 +75,9 @@ def _is_target(logits: Array, targets: Array, vocab_axis: str | None) -> Array:
     return (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
 
 
-def _chunk(x: Array, head: Array, targets: Array, vocab: str | None) -> tuple[Array, Array, Array, Array]:
+def _chunk(
+    x: Array, head: Array, targets: Array, vocab: str | None, gaps: bool
+) -> tuple[Array, Array, Array, Array]:
     """Summed loss of one chunk, and what its gradient needs: logits, log-sum-exp, which are targets."""
     logits = _logits(x, head)
     is_target = _is_target(logits, targets, vocab)
@@ -78,17 +87,20 @@ def _chunk(x: Array, head: Array, targets: Array, vocab: str | None) -> tuple[Ar
     mass = jnp.exp(logits - peak[:, :, None]).sum(axis=-1)
     mass, chosen = jax.lax.psum((mass, chosen), vocab) if vocab else (mass, chosen)
     log_sum_exp = peak + jnp.log(mass)
-    return jnp.sum(log_sum_exp - chosen), logits, log_sum_exp, is_target
+    losses = log_sum_exp - chosen
+    if gaps:
+        losses = jnp.where(targets != LEFT_OUT, losses, 0.0)
+    return jnp.sum(losses), logits, log_sum_exp, is_target
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(context: Context, chunk: int, hidden: Array, head: Array, targets: Array) -> Array:
-    batch, vocab = _axes(context)
+def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array) -> Array:
+    (chunk, gaps), (batch, vocab) = how, _axes(context)
 
     def local(hidden: Array, head: Array, targets: Array) -> Array:
         def one(total: Array, index: Array) -> tuple[Array, None]:
             x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
-            return total + _chunk(x, head, labels, vocab)[0], None
+            return total + _chunk(x, head, labels, vocab, gaps)[0], None
 
         total, _ = jax.lax.scan(one, jnp.float32(0), jnp.arange(hidden.shape[1] // chunk))
         return jax.lax.psum(total, batch) if batch else total
@@ -99,17 +111,21 @@ def _summed(context: Context, chunk: int, hidden: Array, head: Array, targets: A
         return each(hidden, head, targets)
 
 
-def _forward(context: Context, chunk: int, hidden: Array, head: Array, targets: Array) -> tuple[Array, Saved]:
-    batch, vocab = _axes(context)
+def _forward(
+    context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
+) -> tuple[Array, Saved]:
+    (chunk, gaps), (batch, vocab) = how, _axes(context)
     scattered = "fsdp" if "fsdp" in batch else None
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array, Array]:
         def one(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], None]:
             total, d_hidden, d_head = carry
-            x = _at(hidden, index, chunk)
-            loss, logits, log_sum_exp, is_target = _chunk(x, head, _at(targets, index, chunk), vocab)
+            x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
+            loss, logits, log_sum_exp, is_target = _chunk(x, head, labels, vocab, gaps)
             with jax.named_scope(BACKWARD):
                 d_logits = (jnp.exp(logits - log_sum_exp[:, :, None]) - is_target).astype(hidden.dtype)
+                if gaps:
+                    d_logits = jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0)
                 d_x = jnp.einsum("bsv,ve->bse", d_logits, head)
                 d_x = jax.lax.psum(d_x, vocab) if vocab else d_x
                 d_head += jnp.einsum("bsv,bse->ve", d_logits, x, preferred_element_type=jnp.float32)
@@ -133,7 +149,7 @@ def _forward(context: Context, chunk: int, hidden: Array, head: Array, targets: 
     return total, (d_hidden, d_head)
 
 
-def _backward(_: Context, __: int, saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
+def _backward(_: Context, __: tuple[int, bool], saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
     # In float32: 1 / targets.size in bfloat16 would make every gradient wrong by the same 0.4 % at most.
     d_hidden, d_head = ((x.astype(jnp.float32) * gradient).astype(x.dtype) for x in saved)
     return d_hidden, d_head, None

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float
 
 from ..config import TransformerModel
 from ..sharding import gather, look_up
-from ._base import Batch, Context, Parameter, Tree
+from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
-from .attention import causal_attention
-from .loss import mean_cross_entropy
+from .attention import Documents, causal_attention, documents_of
+from .loss import LEFT_OUT, mean_cross_entropy
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 RESIDUAL = ("batch", "residual_sequence", "embed")
@@ -101,20 +101,25 @@ class Transformer:
         return declared
 
     def hidden(
-        self, parameters: Tree, tokens: Array, context: Context
+        self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
     ) -> Float[Array, "batch sequence embed"]:
-        """Final hidden states of `tokens` [batch, sequence], before the head."""
+        """Final hidden states of `tokens` [batch, sequence], before the head.
+
+        Args:
+            segments: the number of each token's document in its window, same shape; None is one document.
+        """
         c = self.config
+        documents = None if segments is None else documents_of(segments, context, c.head_dim)
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             x = look_up(context.gather(parameters["embedding"], "vocab", "embed"), tokens, context.mesh)
             if c.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
-                x = x + table[: tokens.shape[1]][None]
+                x = x + (table[: tokens.shape[1]][None] if documents is None else table[documents.positions])
             x = context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
         def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, None]:
-            return self._block(x, layer[0], layer[1], context), None
+            return self._block(x, layer[0], layer[1], context, documents), None
 
         block = _rematerialised(block, context, scanned=not c.unroll)
         indices = jnp.arange(1, c.num_layers + 1)
@@ -132,14 +137,35 @@ class Transformer:
             parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed"
         )
 
-    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
-        """Mean cross entropy in nats of each token from those before; batch: tokens [rows, sequence + 1]."""
-        tokens = batch["tokens"]
-        hidden = self.hidden(parameters, tokens[:, :-1], context)
-        head = self.head(parameters, context)
-        return mean_cross_entropy(hidden, head, tokens[:, 1:], context, self.config.loss_chunk)
+    def state(self) -> Tree:
+        """Nothing."""
+        return {}
 
-    def _block(self, x: Array, layer: Tree, index: Array, context: Context) -> Array:
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
+        """Mean cross entropy in nats of each token from those before.
+
+        Args:
+            batch: `tokens` [rows, sequence + 1]; where windows hold several documents also `segments`, same
+                shape: a document's first token is not predicted, and left out of the mean.
+        """
+        tokens, segments = batch["tokens"], batch.get("segments")
+        targets = tokens[:, 1:]
+        if segments is None:
+            hidden = self.hidden(parameters, tokens[:, :-1], context)
+        else:
+            hidden = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
+            targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        head = self.head(parameters, context)
+        loss = mean_cross_entropy(
+            hidden, head, targets, context, self.config.loss_chunk, gaps=segments is not None
+        )
+        return loss, STATELESS
+
+    def _block(
+        self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
+    ) -> Array:
         c = self.config
         with jax.named_scope("attention_block"):
             h = self._norm(x, layer["attention_norm"], context)
@@ -147,8 +173,9 @@ class Transformer:
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
             if c.rope_theta is not None:
-                query, key = (_rotate(t, c.rope_theta) for t in (query, key))
-            out = causal_attention(query, key, value, context)
+                positions = None if documents is None else documents.positions
+                query, key = (_rotate(t, c.rope_theta, positions) for t in (query, key))
+            out = causal_attention(query, key, value, context, documents)
             out = self._project(out, layer, "attention", "output", context)
             x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
         with jax.named_scope("mlp_block"):
@@ -206,12 +233,18 @@ class Transformer:
         return jnp.where(context.pin(mask, *RESIDUAL), x / kept, 0).astype(x.dtype)
 
 
-def _rotate(x: Float[Array, "batch sequence heads head_dim"], theta: float) -> Array:
-    """Rotary position embedding, halves rotated against each other (Su et al. 2021, Llama's order)."""
+def _rotate(
+    x: Float[Array, "batch sequence heads head_dim"], theta: float, positions: Array | None = None
+) -> Array:
+    """Rotary position embedding, halves rotated against each other (Su et al. 2021, Llama's order).
+
+    `positions` [batch, sequence]: each token's place; None counts from the window's first.
+    """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequency[None]
-    cos, sin = (rearrange(f(angle), "s d -> 1 s 1 d") for f in (jnp.cos, jnp.sin))
+    places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
+    angle = places.astype(jnp.float32)[:, :, None] * frequency[None, None]
+    cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
@@ -221,9 +254,11 @@ def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
-def _saves_all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+def _saves_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
     # no arithmetic; every matmul is kept.
+    if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
+        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
     return primitive.name not in ("convert_element_type", "sharding_constraint")
 
 
