@@ -14,6 +14,7 @@ from meshwright.errors import MeshwrightError
 from ._account import account
 from ._catalog import fleets, formats
 from ._console import print_error
+from ._data import data
 from ._doctor import doctor
 from ._presets import presets
 from ._probe import probe
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 for command in (weigh, train, account, probe, presets, fleets, formats, doctor):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 @app.callback()

@@ -1,11 +1,16 @@
 """What a run reads: batches of the whole fleet as numpy arrays, a pure function of seed and step.
-Imports: `config`, `errors`, numpy. No jax. Imported by: `training`, `api`.
+`tokenize` makes the token files. Imports: `config`, `errors`, numpy, pydantic. No jax. Imported by:
+`training`, `api`, `cli`.
 """
 
+from ._facts import InputFacts as InputFacts
+from ._facts import TokenFileFacts as TokenFileFacts
+from ._facts import read_facts as read_facts
 from ._images import LabelledImages as LabelledImages
 from ._open import Dataset as Dataset
 from ._open import open_data as open_data
 from ._rows import LineRows as LineRows
 from ._rows import RegressionRows as RegressionRows
+from ._tokenize import tokenize as tokenize
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import TokenWindows as TokenWindows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from meshwright.config import (
     CruncherModel,
     LeNetModel,
@@ -12,9 +14,11 @@ from meshwright.config import (
     TokenFileData,
 )
 
+from ._facts import check_facts, read_facts
 from ._images import LabelledImages
 from ._rows import LineRows, RegressionRows
 from ._stdlib import stdlib_parts
+from ._tokenizers import BYTES
 from ._tokens import RandomTokens, TokenWindows, token_file_parts
 
 Dataset = RegressionRows | LineRows | LabelledImages | RandomTokens | TokenWindows
@@ -42,10 +46,15 @@ def open_data(config: RunConfig) -> Dataset:
         return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.input_dim, has_answer=True)
     if isinstance(model, CruncherModel):
         return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.width, has_answer=False)
+    is_bytes = isinstance(data, StdlibData)
     if isinstance(data, StdlibData):
         name, parts = data.source, stdlib_parts(data.held_out_fraction)
     elif isinstance(data, TokenFileData):
         name, parts = data.path, token_file_parts(data)
+        facts = read_facts(Path(data.path))
+        if facts is not None:
+            check_facts(data, facts, model.vocab_size)
+            is_bytes = facts.tokenizer == BYTES
     else:
         return RandomTokens(
             seed=config.seed,
@@ -56,7 +65,7 @@ def open_data(config: RunConfig) -> Dataset:
     return TokenWindows(
         name=name,
         parts=parts,
-        is_bytes=isinstance(data, StdlibData),
+        is_bytes=is_bytes,
         seed=config.seed,
         sequences=batch.sequences,
         sequence_length=batch.sequence_length,

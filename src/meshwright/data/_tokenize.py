@@ -1,0 +1,255 @@
+"""Token files from texts: in parallel, resumable, and only ever whole.
+
+Work goes to `FILE.partial`, a part for each piece (see `_parts`). When all are there they are joined, in the
+order of the inputs, and the facts, then the file, are moved to their places. Whatever kills the process, the
+same command goes on from the parts that are done; needs twice the bytes of the file on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.errors import InputError, MeshwrightError
+
+from ._facts import SCHEMA, InputFacts, TokenFileFacts, facts_path, read_facts
+from ._parts import (
+    Part,
+    Settings,
+    finished_part,
+    make_part,
+    part_path,
+    sha256_of,
+    start_worker,
+    work,
+    write_whole,
+    writing,
+)
+from ._texts import PIECE_BYTES, Piece, pieces_of
+from ._tokenizers import BYTES, Tokenizer, open_tokenizer
+
+OnProgress = Callable[[int, int], None]
+"""Bytes of text done, and of all texts."""
+DTYPES = ("uint16", "int32", "uint32")
+
+
+def tokenize(
+    inputs: Sequence[str],
+    to: str,
+    *,
+    tokenizer: str = BYTES,
+    dtype: str = "uint16",
+    end_of_document: str | None = None,
+    text_key: str = "text",
+    workers: int | None = None,
+    on_progress: OnProgress = lambda done, total: None,
+    piece_bytes: int = PIECE_BYTES,
+) -> TokenFileFacts:
+    """Write the tokens of texts to a file, and what is known of it beside it.
+
+    Args:
+        inputs: files; `.jsonl` and `.ndjson` hold a document per line, any other is one document.
+        to: the file to be made.
+        tokenizer: "bytes", or the path of a `tokenizer.json`.
+        dtype: uint16, int32 or uint32.
+        end_of_document: what to put behind each document: 256 for bytes, a token or its id for a file.
+        text_key: where a line's object has its text.
+        workers: processes; None is one for each core.
+        piece_bytes: the size in which long files of lines are shared out.
+
+    Raises:
+        InputError: something is wrong with the inputs, the tokenizer or the place; nothing done is lost.
+        MeshwrightError: the disk is full, or a worker died.
+    """
+    target = Path(to)
+    opened, settings = _settings(tokenizer, dtype, end_of_document, text_key)
+    pieces = pieces_of(inputs, piece_bytes)
+    if workers is not None and workers < 1:
+        raise InputError(
+            f"--workers {workers}: at least one is needed", hint="use --workers 1, or leave it out"
+        )
+    folder = target.with_name(f"{target.name}.partial")
+    if target.exists() and not folder.exists():
+        raise _is_there(target)
+    with _alone(folder):
+        if target.exists():  # killed after its last rename, or this folder is of another, older run
+            facts = read_facts(target)
+            shutil.rmtree(folder)
+            if facts is None or not _is_asked(facts, opened, settings, inputs):
+                raise InputError(
+                    f"{target} is there already", hint="remove it, or name another file with --to"
+                )
+            return facts
+        paths = [part_path(folder, piece, settings) for piece in pieces]
+        parts = _all_parts(list(zip(paths, pieces, strict=True)), settings, opened, workers, on_progress)
+        facts = _facts(pieces, parts, settings, opened)
+        _join(folder, paths, target, facts)
+    return facts
+
+
+def _is_there(target: Path) -> InputError:
+    return InputError(f"{target} is there already", hint="remove it, or name another file with --to")
+
+
+def _settings(
+    tokenizer: str, dtype: str, end_of_document: str | None, text_key: str
+) -> tuple[Tokenizer, Settings]:
+    if dtype not in DTYPES:
+        raise InputError(
+            f"--dtype {dtype!r}: no type of tokens", hint=f"use {', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+        )
+    opened = open_tokenizer(tokenizer)
+    end = None if end_of_document is None else opened.end_of_document(end_of_document)
+    most = int(np.iinfo(dtype).max)
+    largest = max(opened.num_ids - 1, end or 0)
+    if largest > most:
+        raise InputError(
+            f"{opened.name} has ids up to {largest}, and {dtype} holds at most {most}",
+            hint="use --dtype uint32",
+        )
+    settings = Settings(
+        tokenizer=tokenizer,
+        tokenizer_sha256=opened.sha256,
+        dtype=dtype,
+        end_of_document=end,
+        text_key=text_key,
+    )
+    return opened, settings
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder of parts, for this process alone; the lock goes with the process, however it ends."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            raise InputError(
+                f"another process is at work in {folder}", hint="wait for it, or name another file with --to"
+            ) from taken
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_asked(facts: TokenFileFacts, opened: Tokenizer, settings: Settings, inputs: Sequence[str]) -> bool:
+    made = (facts.tokenizer, facts.tokenizer_sha256, facts.dtype, facts.end_of_document)
+    asked = (opened.name, opened.sha256, settings.dtype, settings.end_of_document)
+    return made == asked and [each.path for each in facts.inputs] == list(inputs)
+
+
+def _all_parts(
+    work_to_do: list[tuple[Path, Piece]],
+    settings: Settings,
+    opened: Tokenizer,
+    workers: int | None,
+    on_progress: OnProgress,
+) -> list[Part]:
+    """Every piece's part, of this run or of one before."""
+    found = {path: finished_part(path, settings.dtype) for path, _ in work_to_do}
+    missing = [(path, piece) for path, piece in work_to_do if found[path] is None]
+    total = sum(piece.stop - piece.start for _, piece in work_to_do)
+    done = total - sum(piece.stop - piece.start for _, piece in missing)
+    on_progress(done, total)
+    count = min(workers or os.cpu_count() or 1, len(missing))
+    made = _made_here(missing, settings, opened) if count < 2 else _made_by(count, missing, settings)
+    for path, piece, part in made:
+        found[path] = part
+        done += piece.stop - piece.start
+        on_progress(done, total)
+    parts = [found[path] for path, _ in work_to_do]
+    assert None not in parts, "a piece was left out"
+    return [part for part in parts if part is not None]
+
+
+_Made = Iterator[tuple[Path, Piece, Part]]
+
+
+def _made_here(missing: Sequence[tuple[Path, Piece]], settings: Settings, opened: Tokenizer) -> _Made:
+    for path, piece in missing:
+        yield path, piece, make_part(path, piece, settings, opened)
+
+
+def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settings) -> _Made:
+    """By other processes, in the order in which they finish; the first error ends it."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of threads
+    pool = ProcessPoolExecutor(count, context, start_worker, (settings.tokenizer,))
+    try:
+        futures = {pool.submit(work, path, piece, settings): (path, piece) for path, piece in missing}
+        for future in as_completed(futures):
+            part = future.result()
+            if not isinstance(part, Part):
+                message, hint, is_input = part
+                raise (InputError if is_input else MeshwrightError)(message, hint=hint)
+            yield *futures[future], part
+    except BrokenProcessPool as died:
+        raise MeshwrightError(
+            "a worker process died, perhaps for lack of memory",
+            hint="run the same command again with fewer --workers: it goes on where it stopped",
+        ) from died
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _facts(
+    pieces: Sequence[Piece], parts: Sequence[Part], settings: Settings, opened: Tokenizer
+) -> TokenFileFacts:
+    inputs: dict[str, InputFacts] = {}
+    for piece, part in zip(pieces, parts, strict=True):
+        now = Path(piece.path).stat()
+        if (now.st_size, now.st_mtime_ns) != (piece.num_bytes, piece.modified_ns):
+            hint = "run the same command again once it rests"
+            raise InputError(f"{piece.path} changed while it was tokenized", hint=hint)
+        known = inputs.get(piece.path) or InputFacts(
+            path=piece.path,
+            num_bytes=piece.num_bytes,
+            sha256=sha256_of(piece.path),
+            num_documents=0,
+            num_tokens=0,
+        )
+        inputs[piece.path] = replace(
+            known,
+            num_documents=known.num_documents + part.num_documents,
+            num_tokens=known.num_tokens + part.num_tokens,
+        )
+    end = settings.end_of_document
+    return TokenFileFacts(
+        schema=SCHEMA,
+        tokenizer=opened.name,
+        tokenizer_sha256=opened.sha256,
+        dtype=settings.dtype,
+        vocab_size=opened.num_ids if end is None else max(opened.num_ids, end + 1),
+        end_of_document=end,
+        num_tokens=sum(part.num_tokens for part in parts),
+        num_documents=sum(part.num_documents for part in parts),
+        inputs=tuple(inputs.values()),
+    )
+
+
+def _join(folder: Path, paths: Sequence[Path], target: Path, facts: TokenFileFacts) -> None:
+    """All parts as one file, which appears whole, after its facts."""
+    joined = folder / "joined"
+    with writing(joined):
+        with joined.open("wb") as file:
+            for path in paths:
+                with path.open("rb") as part:
+                    shutil.copyfileobj(part, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+        write_whole(facts_path(target), facts.as_json().encode())
+        joined.replace(target)
+    shutil.rmtree(folder)
