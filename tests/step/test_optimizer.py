@@ -34,7 +34,8 @@ def updated(config, num_steps=3):
         state = optimizer.init(parameters)
         for gradient in gradients:
             updates, state = optimizer.update(gradient, state, parameters)
-            parameters = jax.tree.map(jnp.add, parameters, updates)
+            rate = config.optimizer.learning_rate  # by which the step scales
+            parameters = jax.tree.map(lambda p, u: p + rate * u, parameters, updates)
         return parameters
 
     return first, gradients, run(first, gradients)
@@ -138,3 +139,30 @@ def test_a_cosine_schedule_warms_up_and_falls_to_its_fraction():
 def test_a_cosine_schedule_may_do_without_warming_up():
     overrides = ("schedule.kind=cosine", "schedule.warmup_steps=0", "steps=10")
     assert float(schedule_of(load_config("linear", overrides))(0)) == pytest.approx(0.1)
+
+
+def rates(*overrides):
+    schedule = schedule_of(load_config("linear", ("steps=110", *(f"schedule.{o}" for o in overrides))))
+    return lambda *steps: [float(schedule(step)) / 0.1 for step in steps]
+
+
+def test_a_constant_schedule_may_warm_up():
+    found = rates("kind=constant", "warmup_steps=10")
+    assert found(0, 5, 10, 500) == pytest.approx([0, 0.5, 1, 1])
+
+
+def test_a_linear_schedule_warms_up_and_falls_in_a_line():
+    found = rates("kind=linear", "warmup_steps=10", "final_fraction=0.2")
+    assert found(0, 5, 10, 60, 110, 500) == pytest.approx([0, 0.5, 1, 0.6, 0.2, 0.2])
+
+
+def test_a_stable_schedule_decays_over_its_last_steps_alone():
+    found = rates("kind=stable-then-decay", "warmup_steps=10", "decay_steps=20")
+    assert found(0, 5, 10, 60, 90, 100, 110, 500) == pytest.approx([0, 0.5, 1, 1, 1, 0.5, 0, 0])
+    at_once = rates("kind=stable-then-decay", "warmup_steps=0", "decay_steps=110", "final_fraction=0.5")
+    assert at_once(0, 55, 110) == pytest.approx([1, 0.75, 0.5])
+
+
+def test_an_inverse_square_root_schedule_halves_at_four_times_its_warmup():
+    found = rates("kind=inverse-square-root", "warmup_steps=10")
+    assert found(0, 5, 10, 40, 90, 1000) == pytest.approx([0, 0.5, 1, 0.5, 1 / 3, 0.1])
