@@ -28,13 +28,13 @@ def updated(config, num_steps=3):
         for _ in range(num_steps)
     ]
     optimizer = optimizer_of(config, DECLARED)
+    rate = config.optimizer.learning_rate  # by which the step scales
 
     @jax.jit
     def run(parameters, gradients):
         state = optimizer.init(parameters)
         for gradient in gradients:
             updates, state = optimizer.update(gradient, state, parameters)
-            rate = config.optimizer.learning_rate  # by which the step scales
             parameters = jax.tree.map(lambda p, u: p + rate * u, parameters, updates)
         return parameters
 

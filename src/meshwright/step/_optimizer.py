@@ -49,7 +49,7 @@ def schedule_of(config: RunConfig) -> optax.Schedule:
             end = peak * schedule.final_fraction
             after = optax.linear_schedule(peak, end, schedule.decay_steps, transition_begin=stable)
         case InverseRootSchedule():  # Vaswani et al. 2017: sqrt(warmup / step) of the peak
-            after = lambda step: peak * jnp.sqrt(warmup / (step + warmup))  # noqa: E731
+            after = lambda step: peak * jnp.sqrt(warmup / (jnp.maximum(step, 0) + warmup))  # noqa: E731
 
     rise = optax.linear_schedule(0.0, peak, warmup)
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
