@@ -118,7 +118,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as refused:
-        free = shutil.disk_usage(path.parent).free
+        there = next(folder for folder in path.absolute().parents if folder.is_dir())
+        free = shutil.disk_usage(there).free
         raise MeshwrightError(
             f"cannot write {path}: {refused.strerror}; {free} bytes are free there",
             hint="make room and run the same command again: it goes on where it stopped",

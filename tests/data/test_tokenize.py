@@ -1,0 +1,244 @@
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshwright.data import TokenFileFacts, read_facts, tokenize
+from meshwright.errors import InputError, MeshwrightError
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[str]:
+    """Three files: 40 documents in lines, a text, 7 documents in lines."""
+    numbers = random.Random(0)
+    long = "".join(json.dumps({"text": "é" * numbers.randrange(30) + str(n)}) + "\n" for n in range(40))
+    (tmp_path / "long.jsonl").write_text(long)
+    (tmp_path / "text.txt").write_text("one\ntext\n")
+    (tmp_path / "short.ndjson").write_text("".join(json.dumps({"text": f"{n}\n"}) + "\n" for n in range(7)))
+    return [str(tmp_path / name) for name in ("long.jsonl", "text.txt", "short.ndjson")]
+
+
+def wanted_of(texts: list[str], end: int | None = 256) -> list[int]:
+    """Bytes of the documents in order, with an end behind each."""
+    ids: list[int] = []
+    for name in texts:
+        content = Path(name).read_text()
+        is_lines = not name.endswith(".txt")
+        for text in [json.loads(line)["text"] for line in content.splitlines()] if is_lines else [content]:
+            ids += [*text.encode(), *([] if end is None else [end])]
+    return ids
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_file_holds_every_document_once_in_order(tmp_path: Path, texts: list[str], workers: int):
+    seen: list[tuple[int, int]] = []
+    to = tmp_path / "new" / "out.bin"
+    facts = tokenize(
+        texts,
+        str(to),
+        end_of_document="256",
+        workers=workers,
+        piece_bytes=200,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert np.fromfile(to, "<u2").tolist() == wanted_of(texts)
+    assert facts == read_facts(to)
+    assert (facts.num_documents, facts.num_tokens) == (48, len(wanted_of(texts)))
+    assert [each.num_documents for each in facts.inputs] == [40, 1, 7]
+    assert [each.num_tokens for each in facts.inputs] == [len(wanted_of([name])) for name in texts]
+    total = sum(Path(name).stat().st_size for name in texts)
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+    assert sorted(path.name for path in to.parent.iterdir()) == ["out.bin", "out.bin.json"]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint32"])
+def test_each_type_and_no_end(tmp_path: Path, texts: list[str], dtype: str):
+    facts = tokenize(texts, str(tmp_path / "out.bin"), dtype=dtype, workers=1)
+    assert np.fromfile(tmp_path / "out.bin", dtype).tolist() == wanted_of(texts, None)
+    assert (facts.dtype, facts.end_of_document, facts.vocab_size) == (dtype, None, 256)
+
+
+def test_a_tokenizer_file_gives_its_ids(tmp_path: Path, texts: list[str]):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"one": 5, "[U]": 1, "</s>": 70_000}, unk_token="[U]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    name = str(tmp_path / "tokenizer.json")
+    made.save(name)
+    with pytest.raises(InputError, match="has ids up to 70000, and uint16 holds at most 65535") as caught:
+        tokenize(texts[1:], str(tmp_path / "out.bin"), tokenizer=name, end_of_document="</s>")
+    assert caught.value.hint == "use --dtype uint32"
+    facts = tokenize(
+        texts[1:],
+        str(tmp_path / "out.bin"),
+        tokenizer=name,
+        end_of_document="</s>",
+        dtype="uint32",
+        workers=2,
+    )
+    assert np.fromfile(tmp_path / "out.bin", "<u4").tolist() == [5, 1, 70_000, *([1, 70_000] * 7)]
+    assert (facts.tokenizer, facts.vocab_size, facts.end_of_document) == ("tokenizer.json", 70_001, 70_000)
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch):
+    good = Path(texts[2]).read_text()
+    Path(texts[2]).write_text(good + "{\n")
+    to = tmp_path / "out.bin"
+    with pytest.raises(InputError, match=r"short\.ndjson:8: no JSON"):
+        tokenize(texts, str(to), end_of_document="256", workers=1, piece_bytes=200)
+    assert not to.exists()
+    Path(texts[2]).write_text(good)
+    begun: list[str] = []
+    from meshwright.data import _tokenize
+
+    real = _tokenize.make_part
+    monkeypatch.setattr(_tokenize, "make_part", lambda *x: (begun.append(x[1].path), real(*x))[1])
+    tokenize(texts, str(to), end_of_document="256", workers=1, piece_bytes=200)
+    assert set(begun) == {texts[2]}
+    assert np.fromfile(to, "<u2").tolist() == wanted_of(texts)
+
+
+def test_an_error_of_a_worker_keeps_its_words(tmp_path: Path, texts: list[str]):
+    Path(texts[0]).write_text("{\n")
+    with pytest.raises(InputError, match=r"long\.jsonl:1: no JSON") as caught:
+        tokenize(texts, str(tmp_path / "out.bin"), workers=2)
+    assert caught.value.hint == "mend the line, or take it out"
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path, texts: list[str]):
+    to = tmp_path / "out.bin"
+    to.write_bytes(b"mine")
+    for leftovers in (False, True):
+        if leftovers:
+            (tmp_path / "out.bin.partial").mkdir()
+        with pytest.raises(InputError, match=r"out\.bin is there already"):
+            tokenize(texts, str(to), workers=1)
+        assert to.read_bytes() == b"mine"
+
+
+def test_killed_while_it_tidied_up_the_same_command_finds_its_work_done(tmp_path: Path, texts: list[str]):
+    to = tmp_path / "out.bin"
+    facts = tokenize(texts, str(to), workers=1)
+    (tmp_path / "out.bin.partial").mkdir()
+    assert tokenize(texts, str(to), workers=1) == facts
+    assert not (tmp_path / "out.bin.partial").exists()
+    (tmp_path / "out.bin.partial").mkdir()
+    with pytest.raises(InputError, match="is there already"):
+        tokenize(texts, str(to), end_of_document="256", workers=1)
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path, texts: list[str]):
+    def meanwhile(done: int, total: int) -> None:
+        with pytest.raises(InputError, match="another process is at work in"):
+            tokenize(texts, str(tmp_path / "out.bin"), workers=1)
+
+    tokenize(texts, str(tmp_path / "out.bin"), workers=1, on_progress=meanwhile)
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path, texts: list[str]):
+    def meanwhile(done: int, total: int) -> None:
+        Path(texts[1]).write_text("other")
+
+    with pytest.raises(InputError, match=r"text\.txt changed while it was tokenized"):
+        tokenize(texts, str(tmp_path / "out.bin"), workers=1, on_progress=meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        ({"dtype": "uint8"}, "--dtype 'uint8': no type of tokens", "use uint16, int32 or uint32"),
+        ({"workers": 0}, "--workers 0: at least one", "--workers 1"),
+        ({"end_of_document": "<end>"}, "--end-of-document '<end>': with bytes", "256"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, texts: list[str], said: dict, message: str, hint: str
+):
+    with pytest.raises(InputError) as caught:
+        tokenize(texts, str(tmp_path / "out.bin"), **said)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert not (tmp_path / "out.bin.partial").exists()
+
+
+def test_a_worker_that_dies_is_told(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch):
+    from meshwright.data import _tokenize
+
+    monkeypatch.setattr(_tokenize, "work", os._exit)  # its first argument is no status: the worker dies of it
+    monkeypatch.setattr(_tokenize, "start_worker", die)
+    with pytest.raises(MeshwrightError, match="a worker process died"):
+        tokenize(texts, str(tmp_path / "out.bin"), workers=2)
+
+
+def die(name: str) -> None:
+    os._exit(1)
+
+
+def command(texts: list[str], to: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "meshwright", "data", "tokenize", *texts, "--to", str(to), *more]
+
+
+def test_a_full_disk_is_told_and_the_work_goes_on_when_there_is_room(tmp_path: Path):
+    text = tmp_path / "a.txt"
+    text.write_text("x" * 100_000)
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # noqa: E731
+    said = command([str(text)], tmp_path / "out.bin", "--workers", "1")
+    done = subprocess.run(said, preexec_fn=full, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "error: cannot write" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.bin").exists()
+    subprocess.run(said, check=True, capture_output=True)
+    assert (tmp_path / "out.bin").stat().st_size == 200_000
+
+
+def killed_until_done(texts: list[str], to: Path, times: int, seed: int) -> TokenFileFacts:
+    """Kill the command `times` times, each at a random moment, then let it end."""
+    moments = random.Random(seed)
+    for _ in range(times):
+        process = subprocess.Popen(
+            command(texts, to, "--end-of-document", "256", "--workers", "2"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(moments.uniform(0.3, 1.0))
+        process.send_signal(signal.SIGKILL)
+        assert b"Traceback" not in process.communicate()[1]
+        if to.exists():
+            break
+    if not to.exists() or to.with_name(f"{to.name}.partial").exists():
+        subprocess.run(command(texts, to, "--end-of-document", "256"), check=True, capture_output=True)
+    facts = read_facts(to)
+    assert facts is not None
+    return facts
+
+
+def many_texts(folder: Path, count: int) -> list[str]:
+    for number in range(count):
+        lines = (json.dumps({"text": f"{number} {line} é"}) for line in range(3))
+        (folder / f"{number:04}.jsonl").write_text("\n".join(lines))
+    return sorted(map(str, folder.glob("*.jsonl")))
+
+
+@pytest.mark.parametrize(
+    ("times", "count"), [(3, 2000), pytest.param(25, 9000, marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_killed_at_any_moment_no_document_is_lost_or_doubled(tmp_path: Path, times: int, count: int):
+    (tmp_path / "texts").mkdir()
+    texts, to = many_texts(tmp_path / "texts", count), tmp_path / "out.bin"
+    facts = killed_until_done(texts, to, times, seed=count)
+    assert np.array_equal(np.fromfile(to, "<u2"), np.array(wanted_of(texts), np.uint16))
+    assert facts.num_documents == 3 * count
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.bin", "out.bin.json", "texts"]
