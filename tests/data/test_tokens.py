@@ -137,3 +137,63 @@ def test_random_tokens_fill_the_vocabulary_evenly():
     assert data.unigram_entropy_nats("train") == pytest.approx(math.log(16))
     assert data.decode(np.array([3, 1])) == "3 1"
     assert not np.array_equal(data.batch(0, "train")["tokens"], data.batch(0, "held-out")["tokens"])
+
+
+def windows_of(data: TokenWindows, steps: range) -> np.ndarray:
+    """Which window each row of each step is; the file counts upward."""
+    firsts = np.concatenate([data.batch(step, "train")["tokens"][:, 0] for step in steps])
+    assert not (firsts % 8).any()
+    return firsts // 8
+
+
+def test_an_epoch_holds_each_window_once_and_the_next_has_another_order(tmp_path: Path):
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    data = open_file(tmp_path / "tokens.bin", "uint16", "data.order=epochs", "model.vocab_size=20000")
+    assert data.num_windows("train") == (19_000 - 1) // 8
+    count = data.num_windows("train")
+    seen = windows_of(data, range(-(-3 * count // 4)))  # rows of one step may be of two epochs
+    for epoch in range(3):
+        assert np.array_equal(np.sort(seen[epoch * count : (epoch + 1) * count]), np.arange(count))
+    assert (seen[:count] == seen[count : 2 * count]).mean() < 0.01
+
+
+def test_the_place_in_an_epoch_is_a_function_of_the_step_whatever_the_rows_of_a_batch(tmp_path: Path):
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    overrides = ("data.order=epochs", "model.vocab_size=20000")
+    four = open_file(tmp_path / "tokens.bin", "uint16", *overrides)
+    eight = open_file(tmp_path / "tokens.bin", "uint16", *overrides, "batch.sequences=8")
+    assert np.array_equal(windows_of(four, range(1000, 1002)), windows_of(eight, range(500, 501)))
+    # Straight to a step a billion on: nothing before it is computed.
+    assert four.batch(10**9, "train")["tokens"].shape == (4, 9)
+
+
+def test_every_token_but_the_first_is_predicted_once_per_epoch(tmp_path: Path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    data = open_file(tmp_path / "tokens.bin", "uint16", "data.order=epochs", "batch.sequences=1")
+    steps = range(data.num_windows("train"))
+    targets = np.concatenate([data.batch(step, "train")["tokens"][0, 1:] for step in steps])
+    left_over = (950 - 1) % 8
+    assert np.array_equal(np.sort(targets), np.arange(1, 950 - left_over))
+
+
+@pytest.mark.parametrize("order", ["random", "epochs"])
+def test_packed_documents_come_with_their_segments(tmp_path: Path, order: str):
+    np.resize(np.array([5, 6, 7, 999, 8, 999], np.uint16), 1000).tofile(tmp_path / "tokens.bin")
+    packed = ("data.documents=packed", "data.end_of_document=999", f"data.order={order}")
+    batch = open_file(tmp_path / "tokens.bin", "uint16", *packed).batch(3, "train")
+    assert batch["segments"].dtype == np.int32
+    for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
+        number = 0
+        for token, segment in zip(tokens, segments, strict=True):
+            assert segment == number
+            number += token == 999
+
+
+def test_an_end_of_document_outside_the_vocabulary_is_refused(tmp_path: Path):
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    packed = ("data.documents=packed", "data.end_of_document=1000")
+    with pytest.raises(
+        InputError, match=r"end_of_document = 1000 is outside model\.vocab_size = 1000"
+    ) as caught:
+        open_file(tmp_path / "tokens.bin", "uint16", *packed)
+    assert "model.vocab_size = 1001" in caught.value.hint

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.models import attention
 from meshwright.models.attention import causal_attention, uses_cudnn
 
@@ -102,3 +103,49 @@ def test_nothing_is_seen_of_what_comes_later(context, small_blocks):
 )
 def test_cudnn_is_for_half_precision_on_nvidia_and_heads_that_fit(platform, dtype, head_dim, wanted, context):
     assert uses_cudnn(context(platform=platform, dtype=dtype), head_dim) is wanted
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "has_bias"), [("cuda", 8, True), ("cuda", 9, False), ("cpu", 8, False)]
+)
+def test_documents_say_where_each_token_stands(platform, length, has_bias, context):
+    run = context(platform=platform, dtype=jnp.bfloat16)
+    segments = np.array([[0, 0, 1, 2, 2, 2, 2, 2, 3], [0] * 9], np.int32)[:, :length]
+    found = jax.jit(lambda s: attention.documents_of(s, run, 64))(segments)
+    wanted = np.array([[0, 1, 0, 0, 1, 2, 3, 4, 0], list(range(9))])[:, :length]
+    np.testing.assert_array_equal(found.positions, wanted)
+    assert (found.bias is not None) is has_bias  # cuDNN takes none of odd length
+    if has_bias:
+        assert found.bias.shape == (2, 1, 8, 8)
+        same = segments[:, :, None] == segments[:, None, :]
+        np.testing.assert_array_equal(np.asarray(found.bias[:, 0], np.float32) == 0, same)
+        assert float(found.bias.min()) < -1e12
+
+
+def test_attention_stays_inside_documents_whatever_the_blocks(context, small_blocks):
+    run, (query, key, value) = context(), inputs(30, 4, 2)
+    lengths = (3, 14, 1, 12)
+    segments = jnp.array(np.repeat(np.arange(4, dtype=np.int32), lengths)[None].repeat(2, 0))
+    documents = attention.documents_of(segments, run, 8)
+    out = jax.jit(lambda *x: causal_attention(*x, run, documents))(query, key, value)
+    for start, length in zip((0, 3, 17, 18), lengths, strict=True):
+        part = slice(start, start + length)
+        wanted = plain(query[:, part], key[:, part], value[:, part])
+        np.testing.assert_allclose(out[:, part], wanted, atol=2e-6)
+
+
+def test_with_cudnn_packed_documents_compile_for_a_gpu_that_is_not_there_and_count_as_one_window():
+    sizes = ["model.num_layers=2", "precision=bf16", "batch.sequence_length=128", "batch.sequences=4"]
+    data = ["data.source=tokens", "data.path=absent.bin", "data.dtype=uint16"]
+    packed = ["data.documents=packed", "data.end_of_document=255"]
+    joined, apart = (
+        mw.weigh("bytes-nano", on="1xH100", overrides=[*sizes, *data, *more]) for more in ([], packed)
+    )
+    assert apart.ledger.flops.model == joined.ledger.flops.model
+    assert apart.ledger.flops.executed == joined.ledger.flops.executed
+    # By hand: 7 products (2 forward, 5 backward) in each of 2 layers, half of 2 x rows x heads x S^2 x width.
+    causal = 7 * 2 * (2 * 4 * 4 * 128 * 128 * 16) // 2
+    assert apart.ledger.flops.by_module["layers/attention_block/attention"] == causal
+    assert not apart.ledger.unpriced
+    more = apart.ledger.memory.reserved_bytes - joined.ledger.memory.reserved_bytes
+    assert 0 < more <= 1.25 * 2 * (4 * 128 * 128 * 2) + 64 * 1024  # a bias and its gradient in bf16

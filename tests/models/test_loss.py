@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from meshwright.models.loss import mean_cross_entropy
+from meshwright.models.loss import LEFT_OUT, mean_cross_entropy
 
 BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
 CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
@@ -90,3 +90,33 @@ def test_the_logits_of_the_whole_batch_are_never_held(arrays, context):
     text = loss.lower(hidden, head).as_text()
     assert f"tensor<{BATCH}x3x{VOCAB}xf32>" in text
     assert f"tensor<{BATCH}x{LENGTH}x{VOCAB}xf32>" not in text
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_targets_left_out_have_no_loss_and_no_gradient(layout, arrays, context):
+    run, (hidden, head, targets) = context(**layout), arrays
+    kept = np.random.default_rng(1).random(targets.shape) < 0.7
+
+    def ours(hidden, head):
+        return mean_cross_entropy(hidden, head, jnp.where(kept, targets, LEFT_OUT), run, 4, gaps=True)
+
+    def theirs(hidden, head):
+        logits = jnp.einsum("bse,ve->bsv", hidden, head)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return jnp.where(kept, losses, 0).sum() / kept.sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(hidden, head)
+    wanted, expected = jax.jit(jax.value_and_grad(theirs, argnums=(0, 1)))(hidden, head)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(ours)(hidden, head), wanted, rtol=1e-6)
+    for found, want in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-6)
+
+
+def test_without_any_target_the_loss_is_zero(arrays, context):
+    hidden, head, targets = arrays
+    none = jnp.full_like(targets, LEFT_OUT)
+    loss = jax.value_and_grad(lambda h: mean_cross_entropy(h, head, none, context(), 4, gaps=True))
+    value, gradient = jax.jit(loss)(hidden)
+    assert value == 0
+    assert not gradient.any()
