@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._explain import Change as Change
     from ._explain import explain as explain
+    from ._sweep import sweep as sweep
     from .api import Run as Run
     from .api import Weighing as Weighing
     from .api import train as train
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .report import Sweep as Sweep
+    from .report import SweepRun as SweepRun
 
 _HOMES = {
     "Change": "_explain",
     "explain": "_explain",
+    "sweep": "_sweep",
     "Run": "api",
     "Weighing": "api",
     "train": "api",
@@ -51,6 +55,8 @@ _HOMES = {
     "matmul_mfu": "measure",
     "memory": "measure",
     "probe": "measure",
+    "Sweep": "report",
+    "SweepRun": "report",
 }
 __all__ = [
     "Call",
@@ -61,6 +67,8 @@ __all__ = [
     "MeshwrightError",
     "Run",
     "RunConfig",
+    "Sweep",
+    "SweepRun",
     "Weighing",
     "Work",
     "account_torch",
@@ -72,6 +80,7 @@ __all__ = [
     "memory",
     "probe",
     "register_call",
+    "sweep",
     "train",
     "weigh",
 ]

@@ -295,7 +295,7 @@ def train(
     )  # absent ones: known before compiling
     weighing = weigh(run, on=fleet.name, on_phase=on_phase)
     if folder is None:
-        folder = _new_folder(f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+        folder = new_folder(f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     measurement = run_training(run, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event)
     reconciliation = reconcile(
         weighing.compiled.fingerprint, weighing.ledger, weighing.prediction, measurement
@@ -308,7 +308,7 @@ def train(
     return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
 
 
-def _new_folder(name: str) -> Path:
+def new_folder(name: str) -> Path:
     """A folder of that name below runs/ that is not there yet: two runs may begin in one second."""
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))
     return next(path for each in names if not (path := Path("runs") / each).exists())

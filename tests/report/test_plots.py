@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.report._plots import MOST_POINTS, _thinned, flops_svg, loss_svg, memory_svg, timeline_svg
+from meshwright.report._plots import MOST_POINTS, flops_svg, loss_svg, memory_svg, thinned, timeline_svg
 
 GIB = 2**30
 
@@ -83,7 +83,7 @@ def test_a_picture_is_the_same_bytes_each_time_and_names_nothing_outside():
 
 @pytest.mark.parametrize("count", [0, 1, 2, MOST_POINTS, MOST_POINTS + 1, 3 * MOST_POINTS + 7])
 def test_thinning_keeps_both_ends_and_a_bounded_number(count: int):
-    steps, values = _thinned(range(count), [float(n) for n in range(count)])
+    steps, values = thinned(range(count), [float(n) for n in range(count)])
     assert len(steps) <= MOST_POINTS + 1
     assert steps[:1] == list(range(count))[:1]
     assert steps[-1:] == list(range(count))[-1:]

@@ -27,7 +27,7 @@ def loss_svg(
     """Loss in nats by step, in training and on the held-out text; entropy of single tokens as a line."""
 
     def draw(axes: Any) -> None:
-        steps, losses = _thinned(*training)
+        steps, losses = thinned(*training)
         axes.plot(steps, losses, color=COLOURS[0], linewidth=1.1, label="training")
         if held_out[0]:
             axes.plot(*held_out, color=COLOURS[1], linewidth=1.6, marker="o", markersize=4, label="held out")
@@ -40,7 +40,7 @@ def loss_svg(
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
         axes.legend(frameon=False, loc="upper right")
 
-    return _svg(draw, 8.6, 3.4, "loss by step")
+    return svg_of(draw, 8.6, 3.4, "loss by step")
 
 
 def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:
@@ -68,7 +68,7 @@ def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:
         axes.spines["left"].set_visible(False)
         axes.legend(frameon=False, ncols=columns, loc="upper left", bbox_to_anchor=(0, -0.35), fontsize=8.5)
 
-    return _svg(draw, 8.6, 1.0, "memory of one device by category")
+    return svg_of(draw, 8.6, 1.0, "memory of one device by category")
 
 
 def flops_svg(by_phase: Mapping[str, int]) -> str:
@@ -86,10 +86,10 @@ def flops_svg(by_phase: Mapping[str, int]) -> str:
         axes.set_xticks([])
         axes.spines["bottom"].set_visible(False)
 
-    return _svg(draw, 8.6, 0.35 + 0.38 * len(by_phase), "executed FLOPs by phase")
+    return svg_of(draw, 8.6, 0.35 + 0.38 * len(by_phase), "executed FLOPs by phase")
 
 
-def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
     """Every n-th point, and the last, so that a long run's page stays small."""
     stride = max(1, math.ceil(len(steps) / MOST_POINTS))
     last = [] if not steps or (len(steps) - 1) % stride == 0 else [-1]
@@ -116,7 +116,7 @@ def timeline_svg(instants: Sequence[int], by_category: Mapping[str, Sequence[int
         _byte_axis(axes, "y")
         axes.legend(frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.2), fontsize=8.5)
 
-    return _svg(draw, 8.6, 3.0, "memory of one device through a step")
+    return svg_of(draw, 8.6, 3.0, "memory of one device through a step")
 
 
 def _byte_axis(axes: Any, which: str = "x") -> None:
@@ -132,7 +132,7 @@ def _byte_axis(axes: Any, which: str = "x") -> None:
     (axes.set_xticks if which == "x" else axes.set_yticks)(ticks, labels)
 
 
-def _svg(draw: Callable[[Any], None], width: float, height: float, label: str) -> str:
+def svg_of(draw: Callable[[Any], None], width: float, height: float, label: str) -> str:
     """What `draw` puts on a matplotlib axes, as an `<svg>` element that refers to nothing outside it."""
     import matplotlib
     from matplotlib.figure import Figure
