@@ -1,0 +1,129 @@
+"""The files of a checkpoint, written, hashed and synced in one pass."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._copy import HostArray
+from ._manifest import MANIFEST, MANIFEST_HASH, Manifest, Piece, StoredArray, StoredFile, hash_line
+
+FILE_BYTES = 1 << 27  # of a file, about: several are hashed, written and synced at once
+WRITE_BYTES = 1 << 22  # at a time
+ALIGNMENT = 64  # of each piece in its file, so that it can be mapped as an array of any format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """A piece of an array and its place."""
+
+    path: str
+    piece: Piece
+    data: np.ndarray
+
+
+def write_checkpoint(
+    folder: Path, step: int, arrays: Sequence[HostArray], about: Mapping[str, Any]
+) -> Manifest:
+    """Write all files of a checkpoint into an empty folder; the manifest and its hash come last.
+
+    When this returns, all is on the disk. Each array is read once: its hash is made as it is written.
+
+    Raises:
+        OSError: the disk is full, or gone.
+    """
+    plan = _plan(arrays)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        files = list(pool.map(lambda item: _write_file(folder / item[0], item[1]), plan.items()))
+    placed = [each for pieces in plan.values() for each in pieces]
+    stored = [
+        StoredArray(
+            path=array.path,
+            shape=array.shape,
+            dtype=array.dtype,
+            pieces=tuple(each.piece for each in placed if each.path == array.path),
+        )
+        for array in arrays
+    ]
+    manifest = Manifest(step=step, about=dict(about), arrays=tuple(stored), files=tuple(files))
+    text = manifest.to_json().encode()
+    _write_bytes(folder / MANIFEST, text)
+    _write_bytes(folder / MANIFEST_HASH, hash_line(text))
+    sync_folder(folder)
+    return manifest
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _plan(arrays: Sequence[HostArray]) -> dict[str, list[_Placed]]:
+    """Which pieces go into which file, in order. The first number is the process's; there is one so far."""
+    plan: dict[str, list[_Placed]] = {}
+    offset = FILE_BYTES
+    name = ""
+    for array in arrays:
+        for start, data in _parts(array):
+            if offset >= FILE_BYTES:
+                name, offset = f"arrays-0-{len(plan):05d}.bin", 0
+                plan[name] = []
+            piece = Piece(start=start, shape=data.shape, file=name, offset_bytes=offset)
+            plan[name].append(_Placed(path=array.path, piece=piece, data=data))
+            offset += -(-data.nbytes // ALIGNMENT) * ALIGNMENT
+    return plan
+
+
+def _parts(array: HostArray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """The array's pieces, large ones cut along their first dim into parts of about a file's size."""
+    for start, data in zip(array.starts, array.pieces, strict=True):
+        if not data.ndim or data.nbytes <= FILE_BYTES:
+            yield start, data
+            continue
+        rows = max(1, FILE_BYTES * len(data) // data.nbytes)
+        for row in range(0, len(data), rows):
+            yield (start[0] + row, *start[1:]), data[row : row + rows]
+
+
+def _write_file(path: Path, pieces: Sequence[_Placed]) -> StoredFile:
+    digest, position = hashlib.sha256(), 0
+    with path.open("xb", buffering=0) as file:
+        for each in pieces:
+            padding = bytes(each.piece.offset_bytes - position)
+            for data in (memoryview(padding), bytes_of(each.data)):
+                for begin in range(0, len(data), WRITE_BYTES):
+                    part = data[begin : begin + WRITE_BYTES]
+                    digest.update(part)
+                    write_all(file, part)
+            position = each.piece.offset_bytes + each.data.nbytes
+        os.fsync(file.fileno())
+    return StoredFile(name=path.name, num_bytes=position, sha256=digest.hexdigest())
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The array's bytes in C order, in place; numpy's own buffer does not know the formats of jax."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def _write_bytes(path: Path, text: bytes) -> None:
+    with path.open("xb", buffering=0) as file:
+        write_all(file, memoryview(text))
+        os.fsync(file.fileno())
+
+
+def write_all(file: Any, data: memoryview) -> None:
+    """An unbuffered write takes what fits: the rest is asked for again, and then refused with the reason."""
+    while len(data):
+        data = data[file.write(data) :]
