@@ -12,6 +12,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,6 +65,8 @@ def sweep(
     name = configs[0].name
     if folder is None:
         folder = new_folder(f"sweep-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     folders = _folders(folder, combinations)
     earlier = [
         _finished(values, chosen, at, steps, earlier=True)
@@ -250,12 +253,17 @@ def _failed(values: Values, folder: Path, why: str) -> SweepRun:
 
 def _write(made: Sweep) -> None:
     """sweep.json and report.html, in the sweep's folder."""
-    try:
-        made.folder.mkdir(parents=True, exist_ok=True)
+    with _writing(made.folder):
         (made.folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
         write_sweep(made)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as refused:
         raise InputError(
-            f"cannot write a sweep to {made.folder}: {refused.strerror}",
+            f"cannot write a sweep to {folder}: {refused.strerror}",
             hint="choose a folder that can be written",
         ) from refused

@@ -122,7 +122,7 @@ def cells(run: SweepRun) -> tuple[str, str, str, str]:
 def sweep_title(sweep: Sweep) -> str:
     """How many runs of what there were."""
     finished = sum(run.held_out_loss is not None for run in sweep.runs)
-    title = f"{finished} finished runs of {sweep.name} on {sweep.fleet}"
+    title = f"{finished} finished run{'s' if finished != 1 else ''} of {sweep.name} on {sweep.fleet}"
     failed = len(sweep.runs) - finished
     title += f", {failed} not finished" if failed else ""
     return title + (f", {sweep.not_run} not begun" if sweep.not_run else "")
