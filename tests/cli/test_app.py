@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-VERBS = ["weigh", "train", "account", "probe", "presets", "fleets", "formats", "doctor"]
+VERBS = ["weigh", "train", "sample", "export", "account", "probe", "presets", "fleets", "formats", "doctor"]
 HEAVY = ("jax", "jaxlib", "numpy", "matplotlib", "psutil", "pydantic", "optax")
 
 

@@ -2,6 +2,7 @@ import builtins
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshwright.data._tokenizers import open_tokenizer
@@ -34,6 +35,12 @@ def test_bytes_are_those_of_utf_8():
         [97, 10],
     ]
     assert (tokenizer.num_ids, tokenizer.sha256, tokenizer.end_of_document("256")) == (256, None, 256)
+
+
+def test_ids_become_text_again(words: str):
+    ids = np.array([0x61, 0xC3, 0xA9, 256, 0xFF], np.int32)
+    assert open_tokenizer("bytes").decode(ids) == "aé\N{REPLACEMENT CHARACTER}"
+    assert open_tokenizer(words).decode(np.array([2, 9, 0, 7])) == "a far <end>"
 
 
 def test_only_256_may_end_a_document_of_bytes():

@@ -16,8 +16,10 @@ from ._catalog import fleets, formats
 from ._console import print_error
 from ._data import data
 from ._doctor import doctor
+from ._export import export
 from ._presets import presets
 from ._probe import probe
+from ._sample import sample
 from ._sweep import sweep
 from ._train import train
 from ._weigh import weigh
@@ -30,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
 )
-for command in (weigh, train, sweep, account, probe, presets, fleets, formats, doctor):
+for command in (weigh, train, sample, export, sweep, account, probe, presets, fleets, formats, doctor):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -12,5 +12,7 @@ from ._open import open_data as open_data
 from ._rows import LineRows as LineRows
 from ._rows import RegressionRows as RegressionRows
 from ._tokenize import tokenize as tokenize
+from ._tokenizers import Tokenizer as Tokenizer
+from ._tokenizers import open_tokenizer as open_tokenizer
 from ._tokens import RandomTokens as RandomTokens
 from ._tokens import TokenWindows as TokenWindows

@@ -28,6 +28,10 @@ class ByteTokenizer:
         """The ids of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
+    def decode(self, ids: np.ndarray) -> str:
+        """The text; what is no UTF-8 shows as the replacement sign, and what is no byte is left out."""
+        return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
     def end_of_document(self, asked: str) -> int:
         """The id that ends a document.
 
@@ -55,6 +59,11 @@ class FileTokenizer:
         """The ids of each text."""
         encoded = self.inner.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.uint32) for one in encoded]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text; ids without a token are left out, special tokens are not."""
+        text: str = self.inner.decode(ids.tolist(), skip_special_tokens=False)
+        return text
 
     def end_of_document(self, asked: str) -> int:
         """The id of a token by its text, or a number that is one.

@@ -16,7 +16,7 @@ from meshwright.errors import InputError
 from ._documents import segments_of
 from ._order import windows_at
 from ._split import Split, generator
-from ._tokenizers import NUM_BYTES
+from ._tokenizers import ByteTokenizer
 
 _TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
 
@@ -133,8 +133,7 @@ class TokenWindows:
         """The text of byte tokens (what is no UTF-8 shows as the replacement sign); else the ids."""
         if not self.is_bytes:
             return _ids_as_text(tokens)
-        ids = np.asarray(tokens)  # beside bytes there may be ends of documents, which are no text
-        return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        return ByteTokenizer().decode(np.asarray(tokens))
 
     def _check_vocabulary(self, tokens: np.ndarray) -> None:
         largest, smallest = int(tokens.max()), int(tokens.min())

@@ -1,5 +1,6 @@
 """A training run on the attached or simulated devices: the step that was weighed, run and measured.
-Imports: `step`, `data`, `measure`, `reconcile` (for `Measurement`), jax. Prints nothing: it emits events.
+Imports: `checkpoint`, `step`, `data`, `measure`, `reconcile` (for `Measurement`), jax. Prints nothing: it
+emits events.
 Imported by: `api`, the command line.
 """
 
@@ -13,3 +14,5 @@ from ._events import Sampled as Sampled
 from ._events import Started as Started
 from ._events import StepDone as StepDone
 from ._run import run_training as run_training
+from ._sample_run import SampleOfRun as SampleOfRun
+from ._sample_run import sample_run as sample_run

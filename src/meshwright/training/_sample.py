@@ -22,12 +22,13 @@ _STREAM = 2  # of the run's key; the state's own keys are 0 and 1
 
 
 def sampler_of(
-    config: RunConfig, mesh: Mesh
+    config: RunConfig, mesh: Mesh, num_tokens: int = NUM_TOKENS, temperature: float = TEMPERATURE
 ) -> Callable[[dict[str, Any], Int[Array, " window"], Int[Array, ""], Key[Array, ""]], Int[Array, " new"]]:
     """A jitted function of parameters, window, how much of the window is filled, and key: new tokens.
 
     Each token is drawn from the model run on the whole window, whose unfilled end no position before
     it attends to; a full window slides. Nothing is cached from token to token: one shape, one program.
+    At temperature 0 the likeliest token is taken.
     """
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
@@ -40,7 +41,9 @@ def sampler_of(
         hidden = model.hidden(parameters, window[None], context)[0]
         head = model.head(parameters, context)
         logits = (head @ jax.lax.dynamic_index_in_dim(hidden, filled - 1, keepdims=False)).astype(jnp.float32)
-        return jax.random.categorical(key, logits / TEMPERATURE)
+        if temperature == 0:
+            return jnp.argmax(logits)
+        return jax.random.categorical(key, logits / temperature)
 
     def sample(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
         def one(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], Array]:
@@ -51,7 +54,7 @@ def sampler_of(
             filled = jnp.where(full, filled, filled + 1)
             return (moved.at[filled - 1].set(token), filled), token
 
-        return jax.lax.scan(one, (window, filled), jax.random.split(key, NUM_TOKENS))[1]
+        return jax.lax.scan(one, (window, filled), jax.random.split(key, num_tokens))[1]
 
     return jax.jit(sample)
 
