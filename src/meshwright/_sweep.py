@@ -68,10 +68,8 @@ def sweep(
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     folders = _folders(folder, combinations)
-    earlier = [
-        _finished(values, chosen, at, steps, earlier=True)
-        for values, chosen, at in zip(combinations, configs, folders, strict=True)
-    ]
+    plan = zip(combinations, configs, folders, strict=True)
+    earlier = [_finished(*each, steps, earlier=True) for each in plan]
     made = Sweep(name=name, fleet=on, folder=folder, keys=tuple(swept), runs=(), not_run=0, stopped=False)
     for number, values in enumerate(combinations):
         on_run(number + 1, len(combinations), values)
