@@ -5,6 +5,15 @@ import optax
 import pytest
 
 from meshwright.measure import _probe
+from meshwright.predict import Calibration
+
+MADE = Calibration(
+    matmul_flops_per_second={"fp32": 1e11},
+    memory_bytes_per_second=1e10,
+    launch_seconds=1e-6,
+    date="2026-11-21",
+    source="made up by a test",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +64,23 @@ def test_the_kernels_are_those_of_a_train_step():
     np.testing.assert_allclose(parameter, x + updates, rtol=1e-4)
     np.testing.assert_allclose(first, after[0].mu, rtol=1e-6)
     np.testing.assert_allclose(second, after[0].nu, rtol=1e-6)
+
+
+def test_in_detail_a_cpu_is_eight_simulated_devices(monkeypatch, tmp_path):
+    set_to = []
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: set_to.append((name, value)))
+    monkeypatch.setattr(_probe, "probe", lambda *, detailed: calls.append(detailed) or MADE)
+    calls: list[bool] = []
+    _probe.main([str(tmp_path / "made.json"), "--detailed"])
+    _probe.main([str(tmp_path / "made.json")])
+    assert set_to == [("jax_num_cpu_devices", 8)]
+    assert calls == [True, False]
+    assert Calibration.from_json((tmp_path / "made.json").read_text()) == MADE
+
+
+def test_devices_that_the_user_simulates_are_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setattr(_probe, "probe", lambda *, detailed: MADE)
+    monkeypatch.setattr(jax.config, "update", lambda *_: pytest.fail("set"))
+    _probe.main([str(tmp_path / "made.json"), "--detailed"])

@@ -14,8 +14,19 @@ FIELDS = {
 }
 
 
-def test_a_calibration_survives_its_json():
-    calibration = Calibration(**FIELDS)
+ATTENTION = {
+    "head_size": 64,
+    "length": 1024,
+    "forward_flops_per_second": 3e14,
+    "backward_flops_per_second": 2e14,
+}
+GATHER = {"kind": "all-gather", "group_size": 8, "bytes_per_second": 2e11, "latency_seconds": 2e-5}
+
+
+@pytest.mark.parametrize("parts", [{}, {"attention": [ATTENTION], "collectives": [GATHER]}])
+def test_a_calibration_survives_its_json(parts):
+    calibration = Calibration.from_json(json.dumps({**FIELDS, **parts}))
+    assert len(calibration.attention) == len(calibration.collectives) == len(parts) / 2
     assert Calibration.from_json(calibration.to_json()) == calibration
 
 
@@ -28,6 +39,9 @@ def test_a_calibration_survives_its_json():
         "{}",
         json.dumps({**FIELDS, "extra": 1}),
         json.dumps({**FIELDS, "memory_bytes_per_second": "fast"}),
+        json.dumps({**FIELDS, "attention": [{"head_size": 64}]}),
+        json.dumps({**FIELDS, "collectives": ["all-gather"]}),
+        json.dumps({**FIELDS, "collectives": [{**GATHER, "wire": 1}]}),
         json.dumps({**FIELDS, "matmul_flops_per_second": [1]}),
         json.dumps({name: value for name, value in FIELDS.items() if name != "date"}),
     ],
@@ -49,3 +63,15 @@ def test_an_unknown_format_and_no_format_are_refused():
         Calibration(**{**FIELDS, "matmul_flops_per_second": {"fp31": 1e9}})
     with pytest.raises(InputError, match="no format at all"):
         Calibration(**{**FIELDS, "matmul_flops_per_second": {}})
+
+
+def test_an_unknown_collective_and_a_rate_of_none_are_named():
+    with pytest.raises(InputError, match="no collective is called 'all-gathr'") as caught:
+        Calibration.from_json(json.dumps({**FIELDS, "collectives": [{**GATHER, "kind": "all-gathr"}]}))
+    assert caught.value.hint == "did you mean 'all-gather'?"
+    with pytest.raises(InputError, match=r"collectives\[0\].latency_seconds = 0.0 is no positive number"):
+        Calibration.from_json(json.dumps({**FIELDS, "collectives": [{**GATHER, "latency_seconds": 0}]}))
+    with pytest.raises(InputError, match=r"attention\[0\].forward_flops_per_second = -1.0 is no positive"):
+        Calibration.from_json(
+            json.dumps({**FIELDS, "attention": [{**ATTENTION, "forward_flops_per_second": -1}]})
+        )

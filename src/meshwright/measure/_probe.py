@@ -1,6 +1,6 @@
 """Measures the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
 
-Takes two to four seconds on a CPU, in detail half a minute.
+Takes two to four seconds on a CPU, in detail half a minute; in detail a CPU is eight simulated devices.
 
 Each rate is the best of several runs of a compiled program, waited for.
 * FLOP/s: a square product of 1536, in float32 and in bfloat16.
@@ -8,14 +8,15 @@ Each rate is the best of several runs of a compiled program, waited for.
   GELU and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. Read plus written,
   all bytes over all seconds. On a CPU such kernels are bound by their arithmetic: a plain copy is
   several times as fast, and says nothing about a step.
-* In detail, shown and not used: products over sizes, causal attention over sequence lengths, a copy, and
-  collectives where there are several devices.
+* In detail also: attention (`_probe_attention`), collectives (`_probe_collectives`), and products over
+  sizes and a copy, which are shown and not used.
 * Launch: a chain of products of 8 x 8, where arithmetic is nothing; 192 more links, so that the start of
   the program cancels.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,12 +31,15 @@ from ..hardware import chip_of_device_kind
 from ..predict import Calibration
 from ._best import best_seconds
 from ._host import describe_host
+from ._probe_attention import attention_rates
+from ._probe_collectives import collective_rates
 from ._probe_details import details
 
 SQUARE = 1536
 ACCELERATOR_SQUARE = 8192
 ROWS, COLUMNS = 2048, 1536
 SHORT_CHAIN, LONG_CHAIN = 64, 256
+SIMULATED_DEVICES = 8
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 Args = tuple[Any, ...]
 
@@ -56,6 +60,8 @@ def probe(*, detailed: bool = False) -> Calibration:
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         source=f"probe on {where}, jaxlib {installed_versions()['jaxlib']}",
         chip="CPU" if on_cpu else chip_of_device_kind(device.device_kind).name,
+        attention=attention_rates() if detailed else (),
+        collectives=collective_rates() if detailed else (),
         details=details() if detailed else {},
     )
 
@@ -120,5 +126,13 @@ def _launch_seconds() -> float:
     return max(chain(LONG_CHAIN) - chain(SHORT_CHAIN), 1e-9) / (LONG_CHAIN - SHORT_CHAIN)
 
 
+def main(arguments: list[str]) -> None:
+    """Measure and write; in detail with several simulated devices where the CPU is what there is."""
+    detailed = "--detailed" in arguments
+    if detailed and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", SIMULATED_DEVICES)
+    Path(arguments[0]).write_text(probe(detailed=detailed).to_json())
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(probe(detailed="--detailed" in sys.argv).to_json())
+    main(sys.argv[1:])

@@ -5,6 +5,8 @@ Used by: `reconcile`, `plan`, `report`, `api`. Coefficients: rates.toml, by benc
 """
 
 from ._calibration import Calibration as Calibration
+from ._calibration import MeasuredAttention as MeasuredAttention
+from ._calibration import MeasuredCollective as MeasuredCollective
 from ._predict import predict as predict
 from ._predict import predicted_trace as predicted_trace
 from ._records import Interval as Interval

@@ -8,10 +8,37 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, nearest_name
 from meshwright.formats import FORMATS
 
 _HINT = "measure again: `meshwright probe`"
+COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredAttention:
+    """Rates of the fused causal attention kernel at one size, FLOPs by the half of the scores that is needed.
+
+    `backward_flops_per_second`: of five products against the two of the forward kernel.
+    """
+
+    head_size: int
+    length: int
+    forward_flops_per_second: float
+    backward_flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """One kind of collective among so many devices: latency + wire bytes / `bytes_per_second`.
+
+    `bytes_per_second`: sent by one device; of simulated CPU devices by all of the host together.
+    """
+
+    kind: str  # as COLLECTIVE_KINDS
+    group_size: int
+    bytes_per_second: float
+    latency_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +47,11 @@ class Calibration:
 
     `matmul_flops_per_second`: of a large product, by format name. `memory_bytes_per_second`: read plus
     written. `launch_seconds`: of one instruction that does nothing. `source`: how it was measured.
+    `attention`, `collectives`: of those sizes and groups that were measured; tables stand in for others.
     `details`: what else was measured, by name with its unit; shown, and not used.
 
     Raises:
-        InputError: a rate is no positive number, or a format is unknown.
+        InputError: a rate is no positive number, or a format or a kind of collective is unknown.
     """
 
     matmul_flops_per_second: dict[str, float] = field(hash=False)
@@ -32,12 +60,21 @@ class Calibration:
     date: str  # YYYY-MM-DD
     source: str
     chip: str = "CPU"  # as the catalog names it
+    attention: tuple[MeasuredAttention, ...] = ()
+    collectives: tuple[MeasuredCollective, ...] = ()
     details: dict[str, float] = field(default_factory=dict[str, float], hash=False)
 
     def __post_init__(self) -> None:
         rates = {f"matmul_flops_per_second.{name}": r for name, r in self.matmul_flops_per_second.items()}
         rates["memory_bytes_per_second"] = self.memory_bytes_per_second
         rates["launch_seconds"] = self.launch_seconds
+        for name in ("attention", "collectives"):
+            for place, measured in enumerate(getattr(self, name)):
+                rates |= {
+                    f"{name}[{place}].{part}": value
+                    for part, value in dataclasses.asdict(measured).items()
+                    if part != "kind"
+                }
         for name, rate in rates.items():
             if not math.isfinite(rate) or rate <= 0:
                 raise InputError(f"calibration: {name} = {rate} is no positive number", hint=_HINT)
@@ -45,6 +82,12 @@ class Calibration:
         if unknown or not self.matmul_flops_per_second:
             what = f"unknown formats {unknown}" if unknown else "no format at all"
             raise InputError(f"calibration: matmul_flops_per_second names {what}", hint=_HINT)
+        for measured in self.collectives:
+            if measured.kind not in COLLECTIVE_KINDS:
+                raise InputError(
+                    f"calibration: no collective is called {measured.kind!r}",
+                    hint=nearest_name(measured.kind, COLLECTIVE_KINDS),
+                )
 
     def to_json(self) -> str:
         """As `from_json` reads it."""
@@ -65,6 +108,22 @@ class Calibration:
                 matmul_flops_per_second={str(name): float(rate) for name, rate in matmul.items()},
                 memory_bytes_per_second=float(fields.pop("memory_bytes_per_second")),
                 launch_seconds=float(fields.pop("launch_seconds")),
+                attention=tuple(
+                    MeasuredAttention(
+                        head_size=int(each.pop("head_size")),
+                        length=int(each.pop("length")),
+                        **{name: float(rate) for name, rate in each.items()},
+                    )
+                    for each in fields.pop("attention", ())
+                ),
+                collectives=tuple(
+                    MeasuredCollective(
+                        kind=str(each.pop("kind")),
+                        group_size=int(each.pop("group_size")),
+                        **{name: float(rate) for name, rate in each.items()},
+                    )
+                    for each in fields.pop("collectives", ())
+                ),
                 details={str(name): float(rate) for name, rate in details.items()},
                 **{name: str(value) for name, value in fields.items()},
             )

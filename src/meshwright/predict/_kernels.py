@@ -177,14 +177,14 @@ def _attention(
     config = instruction.backend_config["cudnn_fmha_backend_config"]
     query = computation.operand_shapes(instruction)[0]
     assert not isinstance(query, tuple), f"%{instruction.name} attends to a tuple"
+    length = int(config["intermediate_tensor_shape"]["dimensions"][-1])
     backward = "Backward" in instruction.custom_call_target
-    share = machine.shared.backward_attention_share if backward else 1.0
     return float(
         attention_seconds(
-            machine.rates.attention_for(query.dims[-1]),
+            machine.attention_rate(query.dims[-1], length, format_name, backward),
             flops=work.flops,
-            length=int(config["intermediate_tensor_shape"]["dimensions"][-1]),
-            flops_per_second=machine.peak_flops_per_second[format_name] * share,
+            length=length,
+            flops_per_second=machine.peak_flops_per_second[format_name],
         )
     )
 

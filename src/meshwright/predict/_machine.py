@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 
-from ._calibration import Calibration
+from ._calibration import COLLECTIVE_KINDS, Calibration, MeasuredAttention
+from ._measured import measured_attention, with_collectives
 from ._models import AttentionRate, CollectiveRate, GemmRate
 from ._rates import CUDNN, ChipRates, Shared, attention_of, rates_of, shared, sustained_share
 
@@ -40,6 +41,7 @@ class Machine:
     gemm_factor: float  # of formats of 16 bits or more
     sustained_share: float | None  # of the peak, in products of 16 bits or more; None where not known
     matmul_of_fp32: str  # the format in which a float32 product runs at default precision
+    measured_attention: tuple[MeasuredAttention, ...] = ()
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """The peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
@@ -47,6 +49,20 @@ class Machine:
         if peak is None or format_name.startswith(_NARROW):
             return peak
         return peak * self.gemm_factor
+
+    def attention_rate(self, head_size: int, length: int, format_name: str, backward: bool) -> AttentionRate:
+        """The attention kernel's rate as a share of the peak, forward or backward: measured, or from tables.
+
+        A measured rate is that of the whole kernel at this length, its start included.
+        """
+        table = self.rates.attention_for(head_size)
+        if self.measured_attention:
+            rate = measured_attention(self.measured_attention, table, head_size, length, backward)
+            share = rate / self.peak_flops_per_second[format_name]
+            return AttentionRate(efficiency=share, half_length=0.0, start_seconds=0.0)
+        return replace(
+            table, efficiency=table.efficiency * (self.shared.backward_attention_share if backward else 1.0)
+        )
 
     def sustained_flops_per_second(self, format_name: str) -> float | None:
         """What no product exceeds for long; None where that is not known."""
@@ -99,22 +115,35 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
         sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
     )
-    return machine if calibration is None else _measured(machine, calibration)
+    if calibration is None:
+        return machine
+    # Measured of cuDNN's kernel; another library's has its own rates.
+    return _measured(machine, calibration, calibration.attention if attention_kernel == CUDNN else ())
 
 
-def _measured(machine: Machine, calibration: Calibration) -> Machine:
+def _measured(
+    machine: Machine, calibration: Calibration, attention: tuple[MeasuredAttention, ...]
+) -> Machine:
     """The machine with what was measured on such a device in the place of catalog and published runs.
 
-    The shape of products, attention and collectives stay the tables'.
+    The shape of products stays the tables', as do the groups of devices that were not measured. A link inside
+    the domain of which the catalog knows nothing is as fast as the fastest collective over it.
     """
     peak = machine.peak_flops_per_second.get("bf16")
     large = calibration.matmul_flops_per_second.get("bf16")
     share = None if peak is None or large is None else large / peak
+    link, rates = machine.inside_bytes_per_second, machine.rates
+    if calibration.collectives:
+        link = link or max(each.bytes_per_second for each in calibration.collectives)
+        rates = with_collectives(rates, calibration, link)
     return replace(
         machine,
         memory_bytes_per_second=calibration.memory_bytes_per_second,
         memory_efficiency=1.0,
         launch_seconds=calibration.launch_seconds,
+        inside_bytes_per_second=link,
+        rates=rates,
+        measured_attention=attention,
         sustained_share=machine.sustained_share if share is None else share,
         gemm_factor=machine.gemm_factor if share is None else 1.0,
     )
@@ -123,7 +152,7 @@ def _measured(machine: Machine, calibration: Calibration) -> Machine:
 def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
     """N simulated devices share one host: each has an N-th of what was measured of it.
 
-    A collective is a copy through memory: each byte sent is read once and written once.
+    A collective that was not measured is a copy through memory: each byte sent is read and written once.
     """
     if calibration is None:
         raise InputError(
@@ -133,7 +162,6 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
     share = 1 / fleet.num_devices
     memory = calibration.memory_bytes_per_second * share
     whole = CollectiveRate(efficiency=1.0, alpha_seconds=calibration.launch_seconds, ramp_seconds=0.0)
-    kinds = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
     plain = GemmRate(
         efficiency=1.0,
         k_half=0.0,
@@ -141,6 +169,14 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         memory_efficiency=1.0,
         wave_share=0.0,
         small_tile_exponent=0.0,
+    )
+    # Groups beyond those measured are further from a copy than from the largest measured one.
+    sizes = (1,) if calibration.collectives else (1, fleet.num_devices)
+    rates = ChipRates(
+        gemm={"bf16": plain},
+        attention={128: AttentionRate(efficiency=1.0, half_length=0.0, start_seconds=0.0)},
+        collectives={kind: dict.fromkeys(sizes, whole) for kind in COLLECTIVE_KINDS},
+        measured=True,
     )
     return Machine(
         name=fleet.chip.name,
@@ -154,12 +190,7 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         between_bytes_per_second=None,
         host_bytes_per_second=None,
         devices_per_domain=fleet.num_devices,
-        rates=ChipRates(
-            gemm={"bf16": plain},
-            attention={128: AttentionRate(efficiency=1.0, half_length=0.0, start_seconds=0.0)},
-            collectives={kind: {1: whole, fleet.num_devices: whole} for kind in kinds},
-            measured=True,
-        ),
+        rates=with_collectives(rates, calibration, memory / 2, fleet.num_devices),
         shared=shared(),
         gemm_factor=1.0,
         sustained_share=None,

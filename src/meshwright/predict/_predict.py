@@ -13,6 +13,7 @@ from meshwright.ledger.hlo import Program
 
 from ._calibration import Calibration
 from ._machine import Machine, machine_of
+from ._measured import words_of
 from ._rates import CUDNN, Width, provenance, widths
 from ._records import Interval, Prediction, Slice
 from ._trace import trace_of
@@ -115,14 +116,9 @@ def _interval(machine: Machine, walked: Walked, calibration: Calibration | None)
     """The interval as shares of the step, and in words where rates and width come from."""
     dominant = max(walked.flops, key=lambda name: walked.flops[name], default="")
     scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
-    if calibration is not None and machine.basis == "calibration":
-        name, words = machine.basis, f"rates measured on {calibration.date} ({calibration.source})"
-    elif calibration is not None:
+    if calibration is not None:
         name = machine.basis
-        words = (
-            f"rates of large products, memory and launches measured on {calibration.date} "
-            f"({calibration.source}), the rest from tables ({provenance()})"
-        )
+        words = words_of(calibration, f"tables ({provenance()})", simulated=name == "calibration")
     elif machine.basis == "tables" and dominant.startswith("fp8"):
         name, words = "fp8", f"{machine.name} tables ({provenance()})"
     elif machine.sustained_share is not None:

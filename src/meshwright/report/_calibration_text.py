@@ -18,6 +18,14 @@ def calibration_text(calibration: Calibration) -> RenderableType:
         add_row(used, f"large product in {name}", format_rate(rate, "FLOP/s"))
     add_row(used, "memory, of fused kernels", format_rate(calibration.memory_bytes_per_second, "B/s"))
     add_row(used, "launch of a kernel", format_seconds(calibration.launch_seconds))
+    for each in calibration.attention:
+        rate = f"{format_rate(each.forward_flops_per_second, 'FLOP/s')}, "
+        rate += f"{format_rate(each.backward_flops_per_second, 'FLOP/s')} backward"
+        add_row(used, f"attention of {each.length}, heads of {each.head_size}", rate)
+    by_host = " by the whole host" if calibration.chip == "CPU" else ""
+    for each in calibration.collectives:
+        rate = f"{format_rate(each.bytes_per_second, 'B/s')} after {format_seconds(each.latency_seconds)}"
+        add_row(used, f"{each.kind} among {each.group_size}, sent{by_host}", rate)
     parts: list[RenderableType] = [
         heading(f"{calibration.chip}: {calibration.source}, {calibration.date}"),
         Text("Predictions use"),
