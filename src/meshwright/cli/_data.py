@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def tokenize(
             dtype=dtype,
             end_of_document=end_of_document,
             text_key=text_key,
-            workers=workers,
+            workers=os.cpu_count() or 1 if workers is None else workers,
             on_progress=on_progress,
         )
     if as_json:

@@ -50,7 +50,7 @@ def tokenize(
     dtype: str = "uint16",
     end_of_document: str | None = None,
     text_key: str = "text",
-    workers: int | None = None,
+    workers: int = 1,
     on_progress: OnProgress = lambda done, total: None,
     piece_bytes: int = PIECE_BYTES,
 ) -> TokenFileFacts:
@@ -63,7 +63,8 @@ def tokenize(
         dtype: uint16, int32 or uint32.
         end_of_document: what to put behind each document: 256 for bytes, a token or its id for a file.
         text_key: where a line's object has its text.
-        workers: processes; None is one for each core.
+        workers: processes. More than one start anew from your script, whose work must then stand below
+            `if __name__ == "__main__":`, as for any use of `multiprocessing`.
         piece_bytes: the size in which long files of lines are shared out.
 
     Raises:
@@ -73,7 +74,7 @@ def tokenize(
     target = Path(to)
     opened, settings = _settings(tokenizer, dtype, end_of_document, text_key)
     pieces = pieces_of(inputs, piece_bytes)
-    if workers is not None and workers < 1:
+    if workers < 1:
         raise InputError(
             f"--workers {workers}: at least one is needed", hint="use --workers 1, or leave it out"
         )
@@ -154,7 +155,7 @@ def _all_parts(
     work_to_do: list[tuple[Path, Piece]],
     settings: Settings,
     opened: Tokenizer,
-    workers: int | None,
+    workers: int,
     on_progress: OnProgress,
 ) -> list[Part]:
     """Every piece's part, of this run or of one before."""
@@ -163,7 +164,7 @@ def _all_parts(
     total = sum(piece.stop - piece.start for _, piece in work_to_do)
     done = total - sum(piece.stop - piece.start for _, piece in missing)
     on_progress(done, total)
-    count = min(workers or os.cpu_count() or 1, len(missing))
+    count = min(workers, len(missing))
     made = _made_here(missing, settings, opened) if count < 2 else _made_by(count, missing, settings)
     for path, piece, part in made:
         found[path] = part
