@@ -44,6 +44,12 @@ def test_a_launch_is_what_a_longer_chain_takes_more(monkeypatch):
     assert _probe._launch_seconds() == 4.0 / 8
 
 
+def test_launches_are_measured_on_several_simulated_devices_at_once():
+    found = _probe._launch_seconds_among()
+    assert list(found) == [2, 4, 8]
+    assert all(seconds > 0 for seconds in found.values())
+
+
 def test_noise_that_makes_the_longer_chain_shorter_gives_no_negative_time(monkeypatch):
     timed(monkeypatch, 1.0, 1.1)
     assert _probe._launch_seconds() == pytest.approx(1e-9 / 8)

@@ -6,6 +6,7 @@ from meshwright.errors import InputError
 from meshwright.predict import Calibration
 
 FIELDS = {
+    "launch_seconds_among": {2: 3e-6},
     "matmul_flops_per_second": {"fp32": 2.5e11},
     "memory_bytes_per_second": 2e10,
     "launch_seconds": 2e-6,
@@ -75,3 +76,8 @@ def test_an_unknown_collective_and_a_rate_of_none_are_named():
         Calibration.from_json(
             json.dumps({**FIELDS, "attention": [{**ATTENTION, "forward_flops_per_second": -1}]})
         )
+
+
+def test_a_launch_among_several_that_takes_no_time_is_named():
+    with pytest.raises(InputError, match=r"launch_seconds_among.8 = 0.0 is no positive number"):
+        Calibration(**{**FIELDS, "launch_seconds_among": {8: 0.0}})

@@ -189,3 +189,14 @@ TABLE = AttentionRate(efficiency=0.5, half_length=1000.0, start_seconds=1e-5)
 )
 def test_attention_is_read_between_and_beyond_the_measured_lengths(head_size, length, backward, expected):
     assert measured_attention(MEASURED, TABLE, head_size, length, backward) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(1, 2e-6), (2, 3e-6), (3, 3e-6), (8, 9e-6), (16, 18e-6)])
+def test_simulated_devices_wait_for_each_others_launches(devices, expected):
+    cpu = dataclasses.replace(CALIBRATION, chip="CPU", launch_seconds_among={2: 3e-6, 8: 9e-6})
+    assert machine_of(Fleet.parse(f"{devices}xCPU"), cpu).launch_seconds == pytest.approx(expected)
+
+
+def test_a_launch_of_one_device_stands_for_several_where_those_were_not_measured():
+    cpu = dataclasses.replace(CALIBRATION, chip="CPU")
+    assert machine_of(Fleet.parse("8xCPU"), cpu).launch_seconds == 2e-6

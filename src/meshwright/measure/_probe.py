@@ -11,7 +11,7 @@ Each rate is the best of several runs of a compiled program, waited for.
 * In detail also: attention (`_probe_attention`), collectives (`_probe_collectives`), and products over
   sizes and a copy, which are shown and not used.
 * Launch: a chain of products of 8 x 8, where arithmetic is nothing; 192 more links, so that the start of
-  the program cancels.
+  the program cancels. In detail also on several simulated devices at once, which share the cores.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..compiler import installed_versions
 from ..hardware import chip_of_device_kind
@@ -60,6 +61,7 @@ def probe(*, detailed: bool = False) -> Calibration:
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         source=f"probe on {where}, jaxlib {installed_versions()['jaxlib']}",
         chip="CPU" if on_cpu else chip_of_device_kind(device.device_kind).name,
+        launch_seconds_among=_launch_seconds_among() if detailed else {},
         attention=attention_rates() if detailed else (),
         collectives=collective_rates() if detailed else (),
         details=details() if detailed else {},
@@ -113,17 +115,30 @@ def _fused_bytes_per_second() -> float:
     return num_bytes * (sum(arrays for _, _, arrays in kernels) + 7) / seconds
 
 
-def _launch_seconds() -> float:
+def _launch_seconds(num_devices: int = 1) -> float:
+    """Of one launch on each of several devices at once."""
+    mesh = jax.make_mesh((num_devices,), ("devices",), devices=jax.local_devices()[:num_devices])
+    split = PartitionSpec("devices")
+    argument = jax.device_put(jnp.tile(jnp.eye(8), (num_devices, 1)), NamedSharding(mesh, split))
+
     def chain(links: int) -> float:
         def run(x: jax.Array) -> jax.Array:
             for _ in range(links):
                 x = x @ x
             return x
 
-        return best_seconds(run, (jnp.eye(8),))
+        return best_seconds(jax.shard_map(run, mesh=mesh, in_specs=split, out_specs=split), (argument,))
 
     # The clock is read to a nanosecond; a difference that noise turned negative is one such tick a link.
     return max(chain(LONG_CHAIN) - chain(SHORT_CHAIN), 1e-9) / (LONG_CHAIN - SHORT_CHAIN)
+
+
+def _launch_seconds_among() -> dict[int, float]:
+    """By the number of simulated devices; an accelerator's devices have launches of their own."""
+    devices = jax.local_devices()
+    if devices[0].platform != "cpu":
+        return {}
+    return {count: _launch_seconds(count) for count in (2, 4, 8, 16) if count <= len(devices)}
 
 
 def main(arguments: list[str]) -> None:

@@ -47,6 +47,7 @@ class Calibration:
 
     `matmul_flops_per_second`: of a large product, by format name. `memory_bytes_per_second`: read plus
     written. `launch_seconds`: of one instruction that does nothing. `source`: how it was measured.
+    `launch_seconds_among`: the same on each of so many simulated devices at once, by their number.
     `attention`, `collectives`: of those sizes and groups that were measured; tables stand in for others.
     `details`: what else was measured, by name with its unit; shown, and not used.
 
@@ -60,6 +61,7 @@ class Calibration:
     date: str  # YYYY-MM-DD
     source: str
     chip: str = "CPU"  # as the catalog names it
+    launch_seconds_among: dict[int, float] = field(default_factory=dict[int, float], hash=False)
     attention: tuple[MeasuredAttention, ...] = ()
     collectives: tuple[MeasuredCollective, ...] = ()
     details: dict[str, float] = field(default_factory=dict[str, float], hash=False)
@@ -68,6 +70,7 @@ class Calibration:
         rates = {f"matmul_flops_per_second.{name}": r for name, r in self.matmul_flops_per_second.items()}
         rates["memory_bytes_per_second"] = self.memory_bytes_per_second
         rates["launch_seconds"] = self.launch_seconds
+        rates |= {f"launch_seconds_among.{count}": s for count, s in self.launch_seconds_among.items()}
         for name in ("attention", "collectives"):
             for place, measured in enumerate(getattr(self, name)):
                 rates |= {
@@ -104,10 +107,12 @@ class Calibration:
             fields: dict[str, Any] = json.loads(text)
             matmul = cast("dict[str, Any]", fields.pop("matmul_flops_per_second"))
             details = cast("dict[str, Any]", fields.pop("details", {}))
+            among = cast("dict[str, Any]", fields.pop("launch_seconds_among", {}))
             return Calibration(
                 matmul_flops_per_second={str(name): float(rate) for name, rate in matmul.items()},
                 memory_bytes_per_second=float(fields.pop("memory_bytes_per_second")),
                 launch_seconds=float(fields.pop("launch_seconds")),
+                launch_seconds_among={int(count): float(seconds) for count, seconds in among.items()},
                 attention=tuple(
                     MeasuredAttention(
                         head_size=int(each.pop("head_size")),

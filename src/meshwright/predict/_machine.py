@@ -9,7 +9,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 
 from ._calibration import COLLECTIVE_KINDS, Calibration, MeasuredAttention
-from ._measured import measured_attention, with_collectives
+from ._measured import launch_seconds_among, measured_attention, with_collectives
 from ._models import AttentionRate, CollectiveRate, GemmRate
 from ._rates import CUDNN, ChipRates, Shared, attention_of, rates_of, shared, sustained_share
 
@@ -185,7 +185,7 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         memory_bytes_per_second=memory,
         memory_efficiency=1.0,
         num_sms=None,
-        launch_seconds=calibration.launch_seconds,
+        launch_seconds=launch_seconds_among(calibration, fleet.num_devices),
         inside_bytes_per_second=memory / 2,
         between_bytes_per_second=None,
         host_bytes_per_second=None,

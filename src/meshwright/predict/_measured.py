@@ -29,6 +29,18 @@ def with_collectives(
     return replace(rates, collectives=collectives)
 
 
+def launch_seconds_among(calibration: Calibration, num_devices: int) -> float:
+    """A launch on each of several simulated devices at once: they wait for the same few cores.
+
+    Of the largest measured number not above this one, in proportion beyond it; of one alone where no number
+    was measured.
+    """
+    known = {1: calibration.launch_seconds, **calibration.launch_seconds_among}
+    count = max(each for each in known if each <= num_devices)
+    beyond = num_devices / count if calibration.launch_seconds_among and count == max(known) else 1.0
+    return known[count] * beyond
+
+
 def measured_attention(
     known: tuple[MeasuredAttention, ...], table: AttentionRate, head_size: int, length: int, backward: bool
 ) -> float:

@@ -18,6 +18,8 @@ def calibration_text(calibration: Calibration) -> RenderableType:
         add_row(used, f"large product in {name}", format_rate(rate, "FLOP/s"))
     add_row(used, "memory, of fused kernels", format_rate(calibration.memory_bytes_per_second, "B/s"))
     add_row(used, "launch of a kernel", format_seconds(calibration.launch_seconds))
+    for count, seconds in calibration.launch_seconds_among.items():
+        add_row(used, f"launch on each of {count} devices", format_seconds(seconds))
     for each in calibration.attention:
         rate = f"{format_rate(each.forward_flops_per_second, 'FLOP/s')}, "
         rate += f"{format_rate(each.backward_flops_per_second, 'FLOP/s')} backward"
