@@ -61,18 +61,12 @@ def sample_run(
         MeshwrightError: all checkpoints are damaged.
     """
     config = config_of(run)
-    if not isinstance(config.model, TransformerModel):
-        raise InputError(
-            f"{run} trained a {config.model.kind} model, which writes no text",
-            hint="name a run of a transformer",
-        )
     if num_tokens < 1 or temperature < 0:
         raise InputError(
             f"{num_tokens} tokens at temperature {temperature:g}",
             hint="use at least 1 token, and a temperature of 0 or more",
         )
-    known = _tokenizer(config, tokenizer)
-    ids = _prompt_ids(prompt, known, config.model.vocab_size)
+    known, ids = _prompt(run, config, prompt, tokenizer)
     on_phase("verifying the checkpoint")
     found = checkpoint_of(run, step)
     fleet = local_fleet() if fleet is None else fleet
@@ -121,6 +115,25 @@ def config_of(run: Path) -> RunConfig:
         ) from wrong
 
 
+def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tuple[Tokenizer, np.ndarray]:
+    """What the run's tokens stand for, and the prompt in them."""
+    if not isinstance(config.model, TransformerModel):
+        raise InputError(
+            f"{run} trained a {config.model.kind} model, which writes no text",
+            hint="name a run of a transformer",
+        )
+    tokenizer = _tokenizer(config, asked)
+    (ids,) = tokenizer.encode([prompt])
+    if not len(ids):
+        raise InputError("the prompt is empty", hint="give at least one token to go on from")
+    if ids.max() >= config.model.vocab_size:
+        raise InputError(
+            f"the prompt holds token {ids.max()}, and the model knows {config.model.vocab_size}",
+            hint="name the tokenizer that made the run's tokens with --tokenizer",
+        )
+    return tokenizer, ids.astype(np.int32)
+
+
 def _tokenizer(config: RunConfig, asked: str | None) -> Tokenizer:
     """What the run's tokens stand for."""
     if asked is not None:
@@ -154,15 +167,3 @@ def _checked(tokenizer: Tokenizer, config: RunConfig) -> Tokenizer:
             hint=f"name the {facts.tokenizer} that made {path.name}",
         )
     return tokenizer
-
-
-def _prompt_ids(prompt: str, tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
-    (ids,) = tokenizer.encode([prompt])
-    if not len(ids):
-        raise InputError("the prompt is empty", hint="give at least one token to go on from")
-    if ids.max() >= vocab_size:
-        raise InputError(
-            f"the prompt holds token {ids.max()}, and the model knows {vocab_size}",
-            hint="name the tokenizer that made the run's tokens with --tokenizer",
-        )
-    return ids.astype(np.int32)
