@@ -5,11 +5,11 @@ benchmarks/records/DATE_checkpoint.toml. Exit status 1 where a save takes more t
 bytes of host memory.
 
 Each row is a process of its own on one CPU device, whose memory is the host's. Its state is 24 float32 arrays
-of random numbers that a donating step has made. Then, three times: the same number of bytes is written to one
-file and synced, before and after, which is the disk's own rate; the state is saved; the step runs, which takes
-the state's memory; the save is waited for. Orbax writes without compression; what it wrote is then hashed file by file,
-as a manifest over it would need. Memory is the process's resident set beyond what it was before the save,
-looked at every 5 ms; the first save, which meets memory that the system has not given out yet, counts too.
+of random numbers that a donating step has made. Then, three times: the state is saved; the step runs, which
+takes the state's memory; the save is waited for. Before and after, the same number of bytes is written to one
+file and synced, which is the disk's own rate. Orbax writes without compression; what it wrote is then hashed
+file by file, as a manifest over it would need. Memory is the process's resident set beyond what it was before
+the save, looked at every 5 ms; the first save, which meets memory not given out yet, counts too.
 On restore it is beyond the state itself, and below zero where the saves' memory was given back meanwhile.
 Every rate is bytes of the state over seconds until all is on the disk and its hashes are known.
 """

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +30,18 @@ SAVING = Path(__file__).with_name("saving.py")
 
 def steps_of(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def held_writing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is written before this is set."""
+    may_write, write = threading.Event(), _checkpoints.write_checkpoint
+
+    def held(*arguments: Any) -> Any:
+        assert may_write.wait(30)
+        return write(*arguments)
+
+    monkeypatch.setattr(_checkpoints, "write_checkpoint", held)
+    return may_write
 
 
 def test_what_was_saved_comes_back_bit_for_bit_with_what_was_told_about_it(
@@ -82,20 +98,41 @@ def test_finished_tells_each_save_once_and_in_order(
 def test_finished_does_not_wait_for_the_save_in_flight(
     checkpoints: Checkpoints, small_state: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    import threading
-
-    may_write, write = threading.Event(), _checkpoints.write_checkpoint
-
-    def held(*arguments: Any) -> Any:
-        assert may_write.wait(30)
-        return write(*arguments)
-
-    monkeypatch.setattr(_checkpoints, "write_checkpoint", held)
+    may_write = held_writing(monkeypatch)
     checkpoints.save(1, small_state(), {})
     assert checkpoints.finished() == ()
     may_write.set()
     checkpoints.wait()
     assert [saved.step for saved in checkpoints.finished()] == [1]
+
+
+def test_a_second_copy_is_made_only_when_the_first_is_written_and_gone(
+    checkpoints: Checkpoints, small_state: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    may_write = held_writing(monkeypatch)
+    copies: list[weakref.ref[np.ndarray]] = []
+    alive: list[int] = []
+    copy_off = _checkpoints.copy_off
+
+    def counting(state: Any) -> Any:
+        gc.collect()
+        alive.append(sum(copy() is not None for copy in copies))
+        arrays = copy_off(state)
+        copies.extend(weakref.ref(piece) for array in arrays for piece in array.pieces)
+        return arrays
+
+    monkeypatch.setattr(_checkpoints, "copy_off", counting)
+    checkpoints.save(1, small_state(1), {})
+    second = threading.Thread(target=checkpoints.save, args=(2, small_state(2), {}))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    assert alive == [0]
+    may_write.set()
+    second.join(30)
+    checkpoints.wait()
+    assert alive == [0, 0]
+    assert [saved.step for saved in checkpoints.finished()] == [1, 2]
 
 
 def test_what_json_cannot_say_is_refused_before_anything_is_copied(
@@ -144,6 +181,32 @@ def test_none_is_deleted_before_the_new_one_is_committed(tmp_path: Path, monkeyp
     checkpoints.close()
     assert there_at_commit == [[], [1], [2]]
     assert steps_of(tmp_path) == [3]
+
+
+def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For a loss of power: files, then the manifest, then their folder, the name, the folder above."""
+    checkpoints = Checkpoints(tmp_path)
+    happened: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noting_sync(file: int) -> None:
+        happened.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    def noting_rename(path: Path, to: Path) -> Path:
+        happened.append(f"{path.name} -> {to.name}")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "rename", noting_rename)
+    checkpoints.save(5, {"x": jnp.int32(1)}, {})
+    checkpoints.close()
+    data, manifest, its_hash, folder, named, above = happened
+    assert data == "arrays-0-00000.bin"
+    assert (manifest, its_hash) == ("manifest.json", "manifest.json.sha256")
+    assert (folder, named, above) == (".5.partial", ".5.partial -> 5", tmp_path.name)
 
 
 def flip_a_bit(folder: Path) -> None:
@@ -250,8 +313,6 @@ def test_a_disk_without_room_is_not_filled_up(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_that_is_gone_while_the_run_goes_on_is_told(tmp_path: Path):
-    import shutil
-
     checkpoints = Checkpoints(tmp_path / "here")
     shutil.rmtree(tmp_path / "here")
     checkpoints.save(1, {"x": jnp.int32(1)}, {})

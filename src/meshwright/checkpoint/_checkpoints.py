@@ -75,8 +75,12 @@ class Checkpoints:
     def wait(self) -> None:
         """Until no save is in flight."""
         if self._in_flight is not None:
-            ended, self._in_flight = self._in_flight, None
-            self._ended.append(ended.result())
+            try:
+                outcome = self._in_flight.result()
+            finally:
+                if self._in_flight.done():  # else Ctrl-C ended the wait, and the save goes on
+                    self._in_flight = None
+            self._ended.append(outcome)
 
     def close(self) -> None:
         """Wait for the save in flight, and let other processes write the folder."""
