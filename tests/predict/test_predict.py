@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 
@@ -162,3 +163,14 @@ def test_what_the_ledger_and_the_walk_could_not_price_is_listed(predicted, ledge
     found = predicted("8xT4", ledger=ledger)
     assert found.unpriced[0] == "custom-call of unknown kind"
     assert found.unpriced[1] == "matmul in bf16: T4 has no known peak for it, 2 times"
+
+
+def test_compute_exposed_communication_and_idle_sum_to_the_step(predicted):
+    found = predicted()
+    by_kind = found.seconds_by_kind
+    assert set(by_kind) == {"compute", "communication", "idle"}
+    assert math.fsum(by_kind.values()) == pytest.approx(found.step_seconds.expected, rel=1e-12)
+    kinds = {each.name: each.kind for each in found.slices}
+    assert kinds["launch"] == "idle"
+    assert kinds["matmul"] == "compute"
+    assert {kind for name, kind in kinds.items() if "[" in name} <= {"communication"}

@@ -17,7 +17,7 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.predict import Interval, Prediction, Slice
+from meshwright.predict import Help, Interval, Prediction, Slice
 from meshwright.reconcile import Measurement
 from meshwright.spread import Spread
 
@@ -176,12 +176,20 @@ def made_prediction(**changes: Any) -> Prediction:
         "hfu": 0.506,
         "peak_flops_per_second": 989e12,
         "slices": (
-            Slice(name="matmul", seconds=44.0, exposed_seconds=44.0),
-            Slice(name="all-gather[fsdp]", seconds=12.0, exposed_seconds=11.0),
-            Slice(name="all-reduce[data+fsdp]", seconds=0.001, exposed_seconds=0.0),
+            Slice(kind="compute", name="matmul", seconds=44.0, exposed_seconds=44.0),
+            Slice(kind="communication", name="all-gather[fsdp]", seconds=12.0, exposed_seconds=11.0),
+            Slice(kind="communication", name="all-reduce[data+fsdp]", seconds=0.001, exposed_seconds=0.0),
         ),
         "basis": "Estimate. Rates made by hand. Interval +-20 %.",
         "unpriced": (),
+        "what_helps": (
+            Help(
+                what="no waiting for collectives over fsdp",
+                saving_seconds=11.0,
+                how="a smaller fsdp axis sends less",
+                certainty="upper bound",
+            ),
+        ),
     }
     return Prediction(**{**fields, **changes})
 

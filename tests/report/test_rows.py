@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from meshwright.reconcile import Reconciliation, Row
-from meshwright.report._rows import comparison_rows, elementwise_words, link_words, program_line
+from meshwright.report._rows import (
+    comparison_rows,
+    elementwise_words,
+    help_rows,
+    kind_words,
+    link_words,
+    program_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +65,14 @@ def test_elementwise_work_reads_as_people_count():
 def test_a_links_dimensions_follow_its_name():
     assert link_words("inside", ("x", "y")) == "inside x+y"
     assert link_words("inside", ()) == "inside"
+
+
+def test_kinds_of_time_are_shares_of_all_of_it():
+    words = kind_words({"compute": 3.0, "communication": 0.5, "idle": 0.5})
+    assert words == "compute 75.0 %, exposed communication 12.5 %, idle between kernels 12.5 % of the step"
+
+
+def test_a_help_says_what_it_saves_at_most_and_of_what_share():
+    assert help_rows([("no gaps", 0.5, "larger kernels")], 4.0) == [
+        ("no gaps", "500 ms", "12.5 %", "larger kernels")
+    ]

@@ -9,6 +9,7 @@ from ._calibration import MeasuredAttention as MeasuredAttention
 from ._calibration import MeasuredCollective as MeasuredCollective
 from ._predict import predict as predict
 from ._predict import predicted_trace as predicted_trace
+from ._records import Help as Help
 from ._records import Interval as Interval
 from ._records import Prediction as Prediction
 from ._records import Slice as Slice

@@ -21,9 +21,13 @@ from ._models import collective_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One collective run once: its name in reports, the link class it keeps busy, its time."""
+    """One collective run once: its name in reports, the link class it keeps busy, its time.
+
+    `axes`: of the mesh, "data,fsdp", or the size of its groups where they lie along none.
+    """
 
     name: str
+    axes: str
     link: str  # inside | between
     seconds: float
 
@@ -45,12 +49,12 @@ def transfer_of(machine: Machine, message: Message, num_devices: int) -> Transfe
         sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:
-        return Transfer(name=name, link="inside", seconds=inside)
+        return Transfer(name=name, axes=where, link="inside", seconds=inside)
     network = _known(machine, machine.between_bytes_per_second, "between domains")
     network *= machine.shared.network_efficiency
     between = _between_bytes(message, domains, members) / network
     seconds = max(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
-    return Transfer(name=name, link="between", seconds=seconds)
+    return Transfer(name=name, axes=where, link="between", seconds=seconds)
 
 
 def _inside_bytes(message: Message, members: int) -> float:

@@ -61,7 +61,8 @@ def kernel_of(
         if work.kind == "attention":
             seconds = _attention(machine, inner, place, work, format_name)
         else:
-            seconds = _product(machine, inner, place, work, format_name, num_bytes)
+            narrowed = machine.narrow_products and work.format == "fp32"
+            seconds = _product(machine, inner, place, work, format_name, num_bytes / (1 + narrowed))
         found[work.kind] = found.get(work.kind, 0.0) + seconds
     if found:
         kind = max(found, key=lambda k: found[k])
@@ -90,6 +91,8 @@ def _works(
 
 def _running_format(machine: Machine, instruction: Instruction, format_name: str) -> str:
     """float32 at default precision runs in the machine's reduced format, else in what it asks for."""
+    if format_name == "fp32" and machine.narrow_products:
+        return "bf16"
     if format_name == "fp32":
         algorithm = instruction.attributes.get("algorithm", "")
         if algorithm in ("dot_bf16_bf16_f32", "dot_tf32_tf32_f32"):
@@ -114,7 +117,7 @@ def _product(
     instruction: Instruction,
     work: Work,
     format_name: str,
-    num_bytes: int,
+    num_bytes: float,
 ) -> float:
     batch, m, n, k = _sizes(computation, instruction, work)
     rate, peak = machine.rates.gemm_for(format_name), machine.gemm_flops_per_second(format_name)

@@ -42,6 +42,7 @@ class Machine:
     sustained_share: float | None  # of the peak, in products of 16 bits or more; None where not known
     matmul_of_fp32: str  # the format in which a float32 product runs at default precision
     measured_attention: tuple[MeasuredAttention, ...] = ()
+    narrow_products: bool = False  # those in float32 run in bf16, on half of the bytes
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """The peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""

@@ -17,7 +17,8 @@ from ._measured import words_of
 from ._rates import CUDNN, Width, provenance, widths
 from ._records import Interval, Prediction, Slice
 from ._trace import trace_of
-from ._walk import LAUNCH, Walked, walk
+from ._walk import LAUNCH, Prices, Walked, walk
+from ._what_helps import what_helps
 
 _LAUNCH_BOUND_SHARE = 0.2  # of the step: published runs do not have that much
 
@@ -45,7 +46,8 @@ def predict(
             program that the CPU's compiler made in the place of the target's.
         ValueError: the program has replica groups of an unknown form.
     """
-    machine, walked = _walked(program, compiled, fleet, calibration, attention_kernel)
+    prices: Prices = {}
+    machine, walked = _walked(program, compiled, fleet, calibration, attention_kernel, prices)
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"
     peak = _peak(machine, walked)
@@ -63,6 +65,7 @@ def predict(
         peak_flops_per_second=peak,
         slices=_slices(walked),
         basis=basis,
+        what_helps=what_helps(machine, program, compiled, fleet, ledger.memory, walked, prices),
         unpriced=(*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items())),
     )
 
@@ -86,6 +89,7 @@ def _walked(
     fleet: Fleet,
     calibration: Calibration | None,
     attention_kernel: str,
+    prices: Prices | None = None,
 ) -> tuple[Machine, Walked]:
     if compiled.source == "simulated on CPU":
         raise InputError(
@@ -94,7 +98,7 @@ def _walked(
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
     machine = machine_of(fleet, calibration, attention_kernel)
-    return machine, walk(machine, program, compiled.mesh_axes)
+    return machine, walk(machine, program, compiled.mesh_axes, prices=prices)
 
 
 def _peak(machine: Machine, walked: Walked) -> float:
@@ -107,9 +111,20 @@ def _peak(machine: Machine, walked: Walked) -> float:
 def _slices(walked: Walked) -> tuple[Slice, ...]:
     names = sorted(walked.total, key=lambda name: -walked.total[name])
     return tuple(
-        Slice(name=name, seconds=walked.total[name], exposed_seconds=walked.exposed.get(name, 0.0))
+        Slice(
+            kind=_kind(walked, name),
+            name=name,
+            seconds=walked.total[name],
+            exposed_seconds=walked.exposed.get(name, 0.0),
+        )
         for name in names
     )
+
+
+def _kind(walked: Walked, name: str) -> str:
+    if name in walked.transfers:
+        return "communication"
+    return "idle" if name == LAUNCH else "compute"
 
 
 def _interval(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[Width, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KINDS = ("compute", "communication", "idle")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -18,13 +20,28 @@ class Interval:
 class Slice:
     """Seconds of one class of work in one step, on one device.
 
+    `kind`: compute | communication | idle; idle are the gaps between kernels, in which nothing runs.
     `exposed_seconds`: the part that the step waits for: all of a compute class; of a collective what
     is not hidden behind computation. The exposed seconds of all slices sum to the step.
     """
 
+    kind: str
     name: str  # matmul | attention | convolution | memory-bound | launch | all-gather[fsdp] ...
     seconds: float
     exposed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Help:
+    """One thing that would make the step faster, by a walk over the same schedule without it.
+
+    `saving_seconds`: of one step at the expected value, at most: `certainty` says what it leaves out.
+    """
+
+    what: str
+    saving_seconds: float
+    how: str
+    certainty: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +49,8 @@ class Prediction:
     """A step's time on a fleet, from a walk over the compiled schedule.
 
     `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: executed FLOPs likewise.
-    `basis` says where the rates come from and how the interval was found.
+    `basis` says where the rates come from and how the interval was found. `what_helps`: the largest
+    saving first; savings of several do not add up.
     """
 
     step_seconds: Interval
@@ -43,3 +61,12 @@ class Prediction:
     slices: tuple[Slice, ...]
     basis: str
     unpriced: tuple[str, ...]
+    what_helps: tuple[Help, ...] = ()
+
+    @property
+    def seconds_by_kind(self) -> dict[str, float]:
+        """The step's seconds by compute, communication (its exposed part) and idle; they sum to the step."""
+        found: dict[str, float] = {kind: 0.0 for kind in KINDS}
+        for each in self.slices:
+            found[each.kind] += each.exposed_seconds
+        return found

@@ -9,7 +9,7 @@ while collectives run (measured, but over published runs it made no difference t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshwright.compiler import module_of
@@ -18,7 +18,7 @@ from meshwright.ledger._loops import trips_of
 from meshwright.ledger.hlo import Computation, Instruction, Program
 
 from ._collectives import Transfer, transfer_of
-from ._kernels import FREE, kernel_of
+from ._kernels import FREE, Kernel, kernel_of
 from ._machine import Machine
 
 LAUNCH = "launch"
@@ -51,6 +51,9 @@ class Walked:
     flops: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     links: set[str] = field(default_factory=set[str])
+    transfers: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # slices that are collectives: their axes
     events: list[Event] = field(default_factory=list[Event])
 
 
@@ -63,19 +66,55 @@ class _Busy:
     end: float
 
 
-def walk(machine: Machine, program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> Walked:
-    """Times of one run of the entry computation.
+Prices = dict[tuple[str, str], Kernel]
+"""What kernels cost, by computation and instruction: walks over one program on one machine share them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a walk leaves out or moves, to see what it costs.
+
+    `hidden`: axes whose collectives take no time. `inside`: axes whose collectives between domains run as if
+    inside one. `skips`: whether an instruction is not run at all.
+    """
+
+    hidden: str | None = None
+    inside: str | None = None
+    skips: Callable[[Computation, Instruction], bool] | None = None
+
+
+AS_IT_IS = Change()
+
+
+def walk(
+    machine: Machine,
+    program: Program,
+    mesh_axes: tuple[tuple[str, int], ...],
+    change: Change = AS_IT_IS,
+    prices: Prices | None = None,
+) -> Walked:
+    """Times of one run of the entry computation, with something changed where `change` says so.
 
     Raises:
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    return _Walker(machine, program, mesh_axes).computation(program.entry)
+    walker = _Walker(machine, program, mesh_axes, change, {} if prices is None else prices)
+    return walker.computation(program.entry)
 
 
 class _Walker:
-    def __init__(self, machine: Machine, program: Program, mesh_axes: tuple[tuple[str, int], ...]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        program: Program,
+        mesh_axes: tuple[tuple[str, int], ...],
+        change: Change,
+        prices: Prices,
+    ) -> None:
         self.machine = machine
+        self.change = change
+        self._prices = prices
         self.program = program
         self.mesh_axes = mesh_axes
         self.num_devices = 1
@@ -102,7 +141,22 @@ class _Walker:
                     return next(each for each in found if each)
             return None
         message = message_of(computation, instruction, self.mesh_axes)
-        return transfer_of(self.machine, message, self.num_devices) if message else None
+        if message is None:
+            return None
+        found = transfer_of(self.machine, message, self.num_devices)
+        if found.axes == self.change.hidden:
+            return None
+        if found.axes == self.change.inside and found.link == "between":
+            one_domain = replace(self.machine, devices_per_domain=self.num_devices)
+            return transfer_of(one_domain, message, self.num_devices)
+        return found
+
+    def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
+        """What an instruction of the compute stream costs, reckoned once."""
+        key = (computation.name, instruction.name)
+        if key not in self._prices:
+            self._prices[key] = kernel_of(self.machine, self.program, computation, instruction)
+        return self._prices[key]
 
 
 class _Stream:
@@ -120,7 +174,8 @@ class _Stream:
     def run(self, instruction: Instruction) -> None:
         """Advance the clocks by one scheduled instruction."""
         opcode = instruction.opcode
-        if opcode in FREE:
+        skips = self._walker.change.skips
+        if opcode in FREE or (skips and skips(self._computation, instruction)):
             return
         if opcode.endswith(("-done", "-update")):
             self._await(instruction)
@@ -164,11 +219,10 @@ class _Stream:
             self._wait(*awaited)
 
     def _kernel(self, instruction: Instruction) -> None:
-        machine = self._walker.machine
-        kernel = kernel_of(machine, self._walker.program, self._computation, instruction)
+        kernel = self._walker.kernel(self._computation, instruction)
         self._note(kernel.kind, "compute", self._now, kernel.seconds, instruction)
         self._compute(kernel.kind, kernel.seconds)
-        self._compute(LAUNCH, machine.launch_seconds)
+        self._compute(LAUNCH, self._walker.machine.launch_seconds)
         self._walked.flops.update(kernel.flops)
         self._walked.unpriced.update(kernel.unpriced)
 
@@ -196,6 +250,7 @@ class _Stream:
         self._note(transfer.name, transfer.link, begin, transfer.seconds, instruction)
         self._busy[transfer.link].append(_Busy(name=transfer.name, begin=begin, end=end))
         self._walked.links.add(transfer.link)
+        self._walked.transfers[transfer.name] = transfer.axes
         _add_to(self._walked.total, {transfer.name: transfer.seconds})
         if instruction.opcode.endswith("-start"):
             self._started[instruction.name] = (transfer.link, end)
@@ -249,6 +304,7 @@ class _Stream:
         for name, count in inner.unpriced.items():
             self._walked.unpriced[name] += times * count
         self._walked.links |= inner.links
+        self._walked.transfers |= inner.transfers
         for link in inner.links:
             self._free[link] = max(self._free[link], self._now)
 

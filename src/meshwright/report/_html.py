@@ -16,10 +16,10 @@ from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._html_counts import findings_section, flops_section, traffic_section
 from ._html_parts import paragraph, section, table
+from ._html_time import time_section
 from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
 
-NUM_SLICES = 8
 NUM_BUFFERS = 12
 LEAST_SHARE = 0.001  # of the memory bar: what is thinner cannot be seen, and is summed
 
@@ -70,7 +70,7 @@ def _page(run: RunFiles) -> str:
         flops_section(run.weighing),
         traffic_section(run.weighing),
         findings_section(run.weighing),
-        _time(run),
+        time_section(run.weighing),
         _sample(run),
         _environment(run),
     )
@@ -252,33 +252,6 @@ def _buffers(buffers: list[dict[str, Any]]) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _time(run: RunFiles) -> str:
-    if run.weighing is None:
-        return ""
-    prediction = run.weighing["prediction"]
-    if prediction is None:
-        return section("Predicted time of one step", paragraph(f"None: {run.weighing['no_prediction']}"))
-    seconds = prediction["step_seconds"]
-    line = (
-        f"{format_seconds(seconds['expected'])}, between {format_seconds(seconds['low'])} and "
-        f"{format_seconds(seconds['high'])}; MFU {100 * prediction['mfu']:.1f} %, "
-        f"HFU {100 * prediction['hfu']:.1f} %"
-    )
-    rows = [
-        (
-            part["name"],
-            format_seconds(part["seconds"]),
-            format_seconds(part["exposed_seconds"]),
-            f"{100 * part['exposed_seconds'] / seconds['expected']:.1f} %",
-        )
-        for part in prediction["slices"][:NUM_SLICES]
-    ]
-    slices = table(("where it goes", "busy", "waited for", "of the step"), rows, numbers=(1, 2, 3))
-    return section(
-        "Predicted time of one step", paragraph(line), slices, paragraph(prediction["basis"], "facts")
-    )
 
 
 def _sample(run: RunFiles) -> str:

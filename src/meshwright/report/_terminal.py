@@ -22,7 +22,7 @@ from ._hand_sum import hand_sum
 from ._hand_sum_text import hand_sum_table
 from ._layout import add_row, heading, indented, plain_table, spaced
 from ._memory_text import buffer_table, memory_table
-from ._rows import FLOP_CONVENTION, elementwise_words, link_words
+from ._rows import FLOP_CONVENTION, HELP_NOTE, elementwise_words, help_rows, kind_words, link_words
 from ._shrink import suggestions
 
 NUM_SLICES = 8
@@ -242,7 +242,26 @@ def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
         busy = format_seconds(sum(part.seconds for part in rest))
         share = f"{100 * exposed / seconds.expected:.1f} %"
         add_row(table, f"{len(rest)} smaller ones", busy, format_seconds(exposed), share)
-    return [indented(line), indented(table), indented(Text(prediction.basis, style="dim"))]
+    kinds = indented(Text(f"{kind_words(prediction.seconds_by_kind)}." if prediction.slices else ""))
+    basis = indented(Text(prediction.basis, style="dim"))
+    return [indented(line), kinds, indented(table), basis, *_help_parts(prediction)]
+
+
+def _help_parts(prediction: Prediction) -> list[RenderableType]:
+    """What would make it faster, the largest first."""
+    if not prediction.what_helps:
+        return []
+    numbers = ("saves at most", "of the step")
+    table = plain_table("what", *numbers, "how", right=numbers)
+    helps = ((each.what, each.saving_seconds, each.how) for each in prediction.what_helps)
+    for row in help_rows(helps, prediction.step_seconds.expected):
+        add_row(table, *row)
+    return [
+        Text(),
+        heading("What would make it faster"),
+        indented(table),
+        indented(Text(HELP_NOTE, style="dim")),
+    ]
 
 
 def _or_zero(seconds: float) -> str:
