@@ -45,6 +45,7 @@ from meshwright.checkpoint import Checkpoints
 NUM_ARRAYS, SAVES = 24, 3
 MOST_EXTRA = 1.5  # host memory of a save, times the bytes of the state
 LOOK_SECONDS = 0.005
+WARM = 4  # times the state: written and deleted first, since a virtual disk's new blocks are slow once
 RAW_BYTES = 1 << 26  # of a random buffer that is written again and again
 
 State = dict[str, jax.Array]
@@ -148,6 +149,7 @@ def measure(writer: str, gb: float, folder: Path) -> dict[str, Any]:
     state = {f"array{index:02d}": make(key) for index, key in enumerate(keys)}
     state = jax.block_until_ready(advance(state))
     num_bytes = sum(array.nbytes for array in state.values())
+    raw_seconds(folder / "raw", WARM * num_bytes)
     chosen = WRITERS[writer](folder / "checkpoints")
     seconds: dict[str, list[float]] = {name: [] for name in ("raw", "blocked", "step", "quiet_step", "total")}
     extras: list[int] = []
