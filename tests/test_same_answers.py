@@ -108,7 +108,7 @@ def ours_of(config, parameters, batch, axes):
     model, run = model_of(config.model), context(axes)
     rows = jax.sharding.NamedSharding(run.mesh, jax.sharding.PartitionSpec("data"))
     whole = jax.sharding.NamedSharding(run.mesh, jax.sharding.PartitionSpec())
-    step = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, b, run)), in_shardings=(whole, rows))
+    step = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, {}, b, run)[0]), in_shardings=(whole, rows))
     return step(parameters, batch)
 
 
@@ -155,9 +155,9 @@ def test_ten_steps_of_an_optimizer_end_where_the_notes_end(kind, theirs):
 
     @jax.jit
     def step(p, state):
-        gradients = jax.grad(lambda p: model.loss(p, jax.tree.map(jnp.asarray, batch), run))(p)
+        gradients = jax.grad(lambda p: model.loss(p, {}, jax.tree.map(jnp.asarray, batch), run)[0])(p)
         changes, state = update.update(gradients, state, p)
-        return optax.apply_updates(p, changes), state
+        return jax.tree.map(lambda p, u: p + 0.01 * u, p, changes), state
 
     ours, state = parameters, update.init(parameters)
     for _ in range(10):

@@ -29,7 +29,9 @@ def test_a_line_is_found_to_the_noise_about_it():
 
     for step in range(100):
         state, _ = built.step(state, placed(step, "train"))
-    held_out = [float(built.evaluate(state["parameters"], placed(n, "held-out"))) for n in range(8)]
+    held_out = [
+        float(built.evaluate(state["parameters"], {}, placed(n, "held-out"))["loss"]) for n in range(8)
+    ]
     # From about a thousand rows a mean of squares is known to 0.25 sqrt(2 / 1024) = 0.011.
     assert np.mean(held_out) == pytest.approx(0.25, abs=0.04)
     assert float(state["parameters"]["weight"][0, 0]) == pytest.approx(2, abs=0.1)

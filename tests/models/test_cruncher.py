@@ -13,7 +13,7 @@ def test_loss_and_gradients_are_those_of_a_chain_of_matrices(context):
     model = Cruncher(CruncherModel(kind="cruncher", width=3, num_layers=2))
     run, batch = context(), {"inputs": jnp.array(inputs), "targets": jnp.array(targets)}
     parameters = {"layers": [first, second], "head": head}
-    value, gradients = jax.jit(jax.value_and_grad(lambda p: model.loss(p, batch, run)))(parameters)
+    value, gradients = jax.jit(jax.value_and_grad(lambda p: model.loss(p, {}, batch, run)[0]))(parameters)
     error = inputs @ first @ second @ head - targets[:, None]
     slope = 2 / 5 * error
     np.testing.assert_allclose(value, np.mean(error**2), rtol=1e-5)

@@ -65,14 +65,14 @@ def test_it_declares_the_notes_arrays_with_biases_that_start_at_zero():
 
 def test_the_loss_is_the_one_written_out_in_numpy(context):
     parameters, batch = given()
-    value = LeNet().loss(*jax.tree.map(jnp.array, (parameters, batch)), context())
+    value, _ = LeNet().loss(*jax.tree.map(jnp.array, (parameters, {}, batch)), context())
     assert float(value) == pytest.approx(loss_by_hand(parameters, batch), rel=1e-5)
 
 
 def test_a_gradient_is_the_slope_of_the_loss(context):
     parameters, batch = given()
     arrays, run = jax.tree.map(jnp.array, batch), context()
-    gradient = jax.jit(jax.grad(lambda p: LeNet().loss(p, arrays, run)))(parameters)
+    gradient = jax.jit(jax.grad(lambda p: LeNet().loss(p, {}, arrays, run)[0]))(parameters)
     random = np.random.default_rng(1)
     way = jax.tree.map(lambda a: random.standard_normal(a.shape), parameters)
     slope = sum(np.sum(a * b) for a, b in zip(*map(jax.tree.leaves, (gradient, way)), strict=True))
@@ -89,7 +89,7 @@ def test_loss_and_gradients_are_the_same_on_every_layout(layout, context):
     arrays = jax.tree.map(jnp.array, batch)
 
     def both(run):
-        return jax.jit(jax.value_and_grad(lambda p: LeNet().loss(p, arrays, run)))(parameters)
+        return jax.jit(jax.value_and_grad(lambda p: LeNet().loss(p, {}, arrays, run)[0]))(parameters)
 
     alone, spread = both(context()), both(context(**layout))
     for a, b in zip(*map(jax.tree.leaves, (alone, spread)), strict=True):
@@ -99,7 +99,7 @@ def test_loss_and_gradients_are_the_same_on_every_layout(layout, context):
 def test_in_bf16_products_are_bf16_and_loss_and_gradients_float32(context):
     parameters, batch = given()
     arrays, run = jax.tree.map(jnp.array, batch), context(dtype=jnp.bfloat16)
-    loss = jax.value_and_grad(lambda p: LeNet().loss(p, arrays, run))
+    loss = jax.value_and_grad(lambda p: LeNet().loss(p, {}, arrays, run)[0])
     value, gradient = jax.jit(loss)(parameters)
     assert value.dtype == jnp.float32
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradient))

@@ -17,7 +17,7 @@ def test_loss_and_gradients_are_those_of_least_squares(bias, context):
     if bias:
         parameters["bias"] = np.float32([0.5])
     run, batch = context(), {"inputs": jnp.array(inputs), "targets": jnp.array(targets)}
-    value, gradients = jax.jit(jax.value_and_grad(lambda p: model.loss(p, batch, run)))(parameters)
+    value, gradients = jax.jit(jax.value_and_grad(lambda p: model.loss(p, {}, batch, run)[0]))(parameters)
     error = inputs @ weight[:, 0] + (0.5 if bias else 0.0) - targets
     np.testing.assert_allclose(value, np.mean(error**2), rtol=1e-5)
     np.testing.assert_allclose(gradients["weight"][:, 0], 2 / 6 * inputs.T @ error, rtol=1e-5)

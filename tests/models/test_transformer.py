@@ -133,7 +133,7 @@ def expected():
 
 def ours(config, run, parameters):
     model = Transformer(config)
-    loss = jax.value_and_grad(lambda p: model.loss(p, {"tokens": jnp.array(TOKENS)}, run))
+    loss = jax.value_and_grad(lambda p: model.loss(p, {}, {"tokens": jnp.array(TOKENS)}, run)[0])
     return jax.jit(loss)(parameters)
 
 
@@ -232,7 +232,7 @@ def test_dropout_is_the_same_on_every_layout(context):
     tokens, key = jnp.array(np.tile(TOKENS[:2], (2, 1))), jax.random.key(3)
     parameters = parameters_of(config)
     losses = [
-        jax.jit(lambda p, run=run: Transformer(config).loss(p, {"tokens": tokens}, run))(parameters)
+        jax.jit(lambda p, run=run: Transformer(config).loss(p, {}, {"tokens": tokens}, run)[0])(parameters)
         for run in (context(dropout_key=key), context(dropout_key=key, data=2, tensor=2))
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)

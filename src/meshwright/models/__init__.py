@@ -4,6 +4,7 @@ Imports: `config`, `sharding`, jax. Imported by: `step`, `training`.
 
 from ._base import Context as Context
 from ._base import Model as Model
+from ._base import Outcome as Outcome
 from ._base import Parameter as Parameter
 from ._base import initial_parameters as initial_parameters
 from ._registry import model_of as model_of

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,7 @@ class Context:
     platform: str  # cuda | tpu | cpu
     remat: str
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
+    training: bool = True  # False where held-out data is judged
 
     def pin(self, x: Array, *dims: str) -> Array:
         """`x`, laid on the mesh by the names of its dimensions."""
@@ -52,16 +53,32 @@ class Context:
         return gather(x, self.mesh, self.dtype, *dims)
 
 
+class Outcome(NamedTuple):
+    """What a batch leaves beside its loss: the model's new state, and figures to show by name (scalars)."""
+
+    state: Tree
+    metrics: dict[str, Array]
+
+
+STATELESS = Outcome({}, {})
+
+
 @runtime_checkable
 class Model(Protocol):
-    """A model: declared parameters and a loss."""
+    """A model: declared parameters, what it keeps beside them, and a loss."""
 
     def parameters(self) -> Tree:
         """The tree of `Parameter`."""
         ...
 
-    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
-        """Mean loss over the batch, in float32."""
+    def state(self) -> Tree:
+        """The tree of `Parameter` of what the model keeps from step to step and no gradient moves."""
+        ...
+
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
+        """Mean loss over the batch, in float32, and what else came of it."""
         ...
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..config import CruncherModel
-from ._base import Batch, Context, Parameter, Tree
+from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 
 
 class Cruncher:
@@ -29,7 +29,13 @@ class Cruncher:
             "head": Parameter(shape=(width, 1), dims=("embed", "one"), fan_in=width),
         }
 
-    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
+    def state(self) -> Tree:
+        """Nothing."""
+        return {}
+
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
         """Mean squared error over the rows; batch: inputs [rows, width], targets [rows]."""
         x = batch["inputs"].astype(context.dtype)
         for index, layer in enumerate(parameters["layers"]):
@@ -38,4 +44,4 @@ class Cruncher:
                 x = context.pin(x, "batch", "embed")
         with jax.named_scope("head"):
             prediction = context.pin(x @ context.gather(parameters["head"], "embed", "one"), "batch", "embed")
-        return jnp.mean(jnp.square(prediction[:, 0].astype(jnp.float32) - batch["targets"]))
+        return jnp.mean(jnp.square(prediction[:, 0].astype(jnp.float32) - batch["targets"])), STATELESS

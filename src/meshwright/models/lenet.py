@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from einops import rearrange, reduce
 from jaxtyping import Array, Float, Int
 
-from ._base import Batch, Context, Parameter, Tree
+from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 
 KERNEL = ("channels_out", "channels_in", "height", "width")
 
@@ -42,7 +42,13 @@ class LeNet:
             },
         }
 
-    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
+    def state(self) -> Tree:
+        """Nothing."""
+        return {}
+
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
         """Mean cross entropy in nats; batch: images [rows, 1, 28, 28], labels [rows] below 10."""
         x = batch["images"].astype(context.dtype)
         for name in ("convolution1", "convolution2"):
@@ -53,7 +59,7 @@ class LeNet:
             x = jax.nn.relu(_mapped(x, parameters["hidden"], context, ("embed", "mlp"), "mlp"))
         with jax.named_scope("head"):
             logits = _mapped(x, parameters["head"], context, ("mlp", "one"), "embed")
-        return _cross_entropy(logits.astype(jnp.float32), batch["labels"])
+        return _cross_entropy(logits.astype(jnp.float32), batch["labels"]), STATELESS
 
 
 def _convolved(

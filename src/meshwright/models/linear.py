@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..config import LinearModel
-from ._base import Batch, Context, Parameter, Tree
+from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 
 
 class Linear:
@@ -23,11 +23,17 @@ class Linear:
             declared["bias"] = Parameter(shape=(1,), dims=("one",), initial="zeros")
         return declared
 
-    def loss(self, parameters: Tree, batch: Batch, context: Context) -> Float[Array, ""]:
+    def state(self) -> Tree:
+        """Nothing."""
+        return {}
+
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
         """Mean squared error over the rows; batch: inputs [rows, input_dim], targets [rows]."""
         weight = context.gather(parameters["weight"], "embed", "one")
         prediction = (batch["inputs"].astype(context.dtype) @ weight)[:, 0].astype(jnp.float32)
         if self.config.bias:
             prediction = prediction + parameters["bias"]
         prediction = context.pin(prediction, "batch")
-        return jnp.mean(jnp.square(prediction - batch["targets"]))
+        return jnp.mean(jnp.square(prediction - batch["targets"])), STATELESS

@@ -1,7 +1,7 @@
 """The one builder of the train step.
 
-State, a dict: `parameters` and the optimizer's moments in float32, `model_state` (empty until a
-model keeps any), `optimizer`, `key` (the run's random key), `step`. The batch has a leading
+State, a dict: `parameters` and the optimizer's moments in float32, `model_state` (what the model keeps
+beside its parameters), `optimizer`, `key` (the run's random key), `step`. The batch has a leading
 dimension of microbatches; gradients are summed over it in float32.
 """
 
@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Key
 
-from ..config import LeNetModel, LinearModel, RunConfig, TransformerModel
-from ..models import Context, Parameter, initial_parameters, model_of
-from ..sharding import activation_spec, parameter_spec
+from ..config import RunConfig
+from ..models import Context, Outcome, initial_parameters, model_of
+from ._gradients import Loss, gradients_of
 from ._optimizer import optimizer_of, schedule_of
+from ._state import abstract_batch, abstract_state
 
 Tree = Any
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
@@ -30,14 +31,18 @@ FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 class TrainStep:
     """A train step on a mesh, and everything needed to lower or to run it.
 
-    `step(state, batch) -> (state, metrics)` is jitted and donates the state; `init(seed) -> state`
-    makes the state where it belongs; `evaluate(parameters, batch) -> loss`. `state` and `batch` are
-    trees of `jax.ShapeDtypeStruct` with shardings: the abstract arguments of `step`.
+    `step(state, batch) -> (state, metrics)` is jitted and donates the state; a step whose loss or gradient
+    is not finite changes nothing but `step`, and its metric `applied` is 0. `init(seed) -> state` makes the
+    state where it belongs; `evaluate(parameters, model_state, batch) -> metrics` judges held-out data;
+    `inspect(state, batch) -> tree` counts what is not finite in `batch`, `parameters`, `loss` and
+    `gradients`. `state` and `batch` are trees of `jax.ShapeDtypeStruct` with shardings: the abstract
+    arguments of `step`.
     """
 
-    step: Callable[[Tree, Tree], tuple[Tree, Tree]]
+    step: Callable[[Tree, Tree], tuple[Tree, dict[str, Array]]]
     init: Callable[[Array], Tree]
-    evaluate: Callable[[Tree, Tree], Array]
+    evaluate: Callable[[Tree, Tree, Tree], dict[str, Array]]
+    inspect: Callable[[Tree, Tree], Tree]
     state: Tree
     batch: Tree
 
@@ -58,132 +63,107 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         return {
             "parameters": parameters,
-            "model_state": {},
+            "model_state": initial_parameters(model.state(), root),
             "optimizer": optimizer.init(parameters),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
         }
 
-    state = _abstract_state(init, optimizer, declared, mesh)
-    batch = _abstract_batch(config, mesh)
-    state_shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    batch_shardings = jax.tree.map(lambda leaf: leaf.sharding, batch)
+    state = abstract_state(init, declared, mesh)
+    batch = abstract_batch(config, mesh)
+    state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
 
-    def loss(parameters: Tree, microbatch: Tree, key: Array | None) -> Array:
+    def loss(
+        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
+    ) -> tuple[Array, Outcome]:
         context = Context(
             mesh=mesh,
             dtype=FORMATS[config.precision],
             platform=_platform(mesh),
             remat=config.remat,
             dropout_key=key,
+            training=key is not None,
         )
-        return model.loss(parameters, microbatch, context)
+        return model.loss(parameters, model_state, microbatch, context)
 
-    step = _step(config, optimizer, loss, jax.tree.map(lambda s: s.sharding, state["parameters"]))
+    def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
+        def one(microbatch: Tree) -> dict[str, Array]:
+            value, outcome = loss(parameters, model_state, microbatch, None)
+            return {"loss": value, **outcome.metrics}
+
+        return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
+
     replicated = NamedSharding(mesh, PartitionSpec())
+    arguments = (state_shardings, batch_shardings)
+    judged = (state_shardings["parameters"], state_shardings["model_state"], batch_shardings)
     return TrainStep(
         step=jax.jit(
-            step,
+            _step(config, optimizer, loss, state_shardings["parameters"]),
             donate_argnums=0,
-            in_shardings=(state_shardings, batch_shardings),
+            in_shardings=arguments,
             out_shardings=(state_shardings, replicated),
         ),
         init=jax.jit(init, out_shardings=state_shardings),
-        evaluate=jax.jit(
-            lambda parameters, batch: jnp.mean(jax.lax.map(lambda b: loss(parameters, b, None), batch)),
-            in_shardings=(state_shardings["parameters"], batch_shardings),
-            out_shardings=replicated,
+        evaluate=jax.jit(evaluate, in_shardings=judged, out_shardings=replicated),
+        inspect=jax.jit(
+            _inspect(loss, state_shardings["parameters"]), in_shardings=arguments, out_shardings=replicated
         ),
         state=state,
         batch=batch,
     )
 
 
-def _step(config: RunConfig, optimizer: Any, loss: Any, shardings: Tree) -> Any:
-    """The undecorated step: gradients over the microbatches, then one update."""
+def _step(config: RunConfig, optimizer: Any, loss: Loss, shardings: Tree) -> Any:
+    """The undecorated step: gradients over the microbatches, then one update, if they are finite."""
     rate = schedule_of(config)
 
-    def gradients(parameters: Tree, batch: Tree, key: Array) -> tuple[Array, Tree]:
-        num_microbatches = jax.tree.leaves(batch)[0].shape[0]
-        grad = jax.value_and_grad(loss)
-        if num_microbatches == 1:
-            return grad(parameters, jax.tree.map(lambda x: x[0], batch), jax.random.fold_in(key, 0))
-
-        def add(carry: tuple[Array, Tree], item: tuple[Tree, Array]) -> tuple[tuple[Array, Tree], None]:
-            microbatch, index = item
-            value, gradient = grad(parameters, microbatch, jax.random.fold_in(key, index))
-            total = jax.tree.map(jnp.add, carry, (value, gradient))
-            return (total[0], jax.lax.with_sharding_constraint(total[1], shardings)), None
-
-        zeros = jax.tree.map(jnp.zeros_like, parameters)
-        with jax.named_scope("microbatches"):
-            (value, total), _ = jax.lax.scan(
-                add, (jnp.float32(0), zeros), (batch, jnp.arange(num_microbatches))
-            )
-        return value / num_microbatches, jax.tree.map(lambda g: g / num_microbatches, total)
-
-    def step(state: Tree, batch: Tree) -> tuple[Tree, Tree]:
-        key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
-        value, gradient = gradients(state["parameters"], batch, key)
+    def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
+        before = state["parameters"]
+        value, outcome, gradient = gradients_of(
+            loss, shardings, before, state["model_state"], batch, _key_of(state)
+        )
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
-            updates, moments = optimizer.update(gradient, state["optimizer"], state["parameters"])
-            parameters = optax.apply_updates(state["parameters"], updates)
-            metrics = {
-                "loss": value,
-                "gradient_norm": optax.tree.norm(gradient),
-                "learning_rate": jnp.asarray(rate(state["step"]), jnp.float32),
+            norm = optax.tree.norm(gradient)
+            applied = jnp.isfinite(value) & jnp.isfinite(norm)
+            learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
+            updates, moments = optimizer.update(gradient, state["optimizer"], before)
+            updates = jax.tree.map(lambda u: learning_rate * u, updates)
+            new = {
+                "parameters": optax.apply_updates(before, updates),
+                "optimizer": moments,
+                "model_state": outcome.state,
             }
-        return {
-            **state,
-            "parameters": parameters,
-            "optimizer": moments,
-            "step": state["step"] + 1,
-        }, metrics
+            new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, {k: state[k] for k in new})
+        metrics = {
+            "loss": value,
+            "gradient_norm": norm,
+            "learning_rate": learning_rate,
+            "applied": applied.astype(jnp.int32),
+            **outcome.metrics,
+        }
+        return {**state, **new, "step": state["step"] + 1}, metrics
 
     return step
 
 
-def _abstract_state(init: Any, optimizer: Any, declared: Tree, mesh: Mesh) -> Tree:
-    """The state's shapes with their shardings; each moment lies where its parameter lies."""
-    shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    at_rest = jax.tree.map(
-        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh)),
-        declared,
-        is_leaf=lambda p: isinstance(p, Parameter),
-    )
-    shardings = jax.tree.map(lambda _: replicated, shapes)
-    shardings["parameters"] = at_rest
-    shardings["optimizer"] = optax.tree.map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        shapes["optimizer"],
-        at_rest,
-        transform_non_params=lambda _: replicated,
-    )
-    return jax.tree.map(
-        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
+def _inspect(loss: Loss, shardings: Tree) -> Any:
+    """How many numbers of each array are not finite: what a step that was not applied stumbled over."""
+
+    def count(array: Array) -> Array:
+        return jnp.sum(~jnp.isfinite(array))  # whole numbers always are
+
+    def inspect(state: Tree, batch: Tree) -> Tree:
+        parameters = state["parameters"]
+        value, _, gradient = gradients_of(
+            loss, shardings, parameters, state["model_state"], batch, _key_of(state)
+        )
+        found = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
+        return jax.tree.map(count, found)
+
+    return inspect
 
 
-def _abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
-    """The batch's shapes with their shardings: [microbatches, rows, ...], rows split over the replicas."""
-    replicas = mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
-    rows = config.batch.sequences
-    if config.batch.microbatch_sequences is not None:
-        rows = config.batch.microbatch_sequences * replicas
-    num_microbatches = config.batch.sequences // rows
-
-    def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
-        return jax.ShapeDtypeStruct((num_microbatches, rows, *rest), dtype, sharding=sharding)
-
-    if isinstance(config.model, TransformerModel):
-        return {"tokens": array(jnp.int32, config.batch.sequence_length + 1)}
-    if isinstance(config.model, LeNetModel):
-        return {"images": array(jnp.float32, 1, 28, 28), "labels": array(jnp.int32)}
-    width = config.model.input_dim if isinstance(config.model, LinearModel) else config.model.width
-    return {"inputs": array(jnp.float32, width), "targets": array(jnp.float32)}
+def _key_of(state: Tree) -> Key[Array, ""]:
+    """The key of the state's step."""
+    return jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])

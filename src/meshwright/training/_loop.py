@@ -123,7 +123,8 @@ class Loop:
         total = 0.0
         for index in range(self._config.evaluation.batches):
             batch = self._batch(index, "held-out")
-            total += float(self.programs.evaluate(self.state["parameters"], batch))
+            metrics = self.programs.evaluate(self.state["parameters"], self.state["model_state"], batch)
+            total += float(metrics["loss"])
         loss = total / self._config.evaluation.batches
         self._check_finite(step, {"held-out loss": loss})
         self.held_out_losses[step] = loss

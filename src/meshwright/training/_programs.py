@@ -26,7 +26,7 @@ class Programs:
     built: TrainStep
     step: Callable[[Any, Any], tuple[Any, Any]]
     init: Callable[[np.uint32], Any]
-    evaluate: Callable[[Any, Any], jax.Array]
+    evaluate: Callable[[Any, Any, Any], dict[str, jax.Array]]
     compile_seconds: float
     fingerprint: str
     xla_flops: int | None
@@ -44,11 +44,12 @@ def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     text = step.as_text()
     flops, why_not = _xla_flops(step, text, mesh.size)
     seed = jax.ShapeDtypeStruct((), np.uint32)
+    judged = (built.state["parameters"], built.state["model_state"], built.batch)
     return Programs(
         built=built,
         step=step,
         init=built.init.lower(seed).compile(),  # type: ignore[attr-defined]
-        evaluate=built.evaluate.lower(built.state["parameters"], built.batch).compile(),  # type: ignore[attr-defined]
+        evaluate=built.evaluate.lower(*judged).compile(),  # type: ignore[attr-defined]
         compile_seconds=seconds,
         fingerprint=fingerprint_of(text),
         xla_flops=flops,
