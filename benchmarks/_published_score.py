@@ -5,20 +5,19 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
 
-from meshwright.api import _request
-from meshwright.compiler import Compiled, compile_program, read_text
-from meshwright.config import Layout
+import meshwright as mw
+from meshwright.compiler import read_text
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import find_chip
-from meshwright.ledger import ledger_of
 from meshwright.ledger.hlo import parse_program
 from meshwright.predict import predict
+from meshwright.predict._rates import sustained_share
 from meshwright.tables import aligned
 
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
@@ -40,14 +39,17 @@ def score(row: Expressed) -> dict[str, Any]:
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
         "standard": row.standard,
+        "sustained": sustained_share(row.fleet.chip) is not None,
         "measured_seconds": _short(row.measured_seconds),
         "notes": list(row.notes),
     }
     try:
-        compiled, folder, told["remat"] = _compiled(row, told["notes"])
-        program = parse_program(read_text(folder, "program.hlo.txt"))
-        ledger = ledger_of(folder, compiled, row.fleet)
-        prediction = predict(program, ledger, compiled, row.fleet, attention_kernel=row.attention_kernel)
+        weighed, told["remat"] = _weighed(row, told["notes"])
+        program = parse_program(read_text(weighed.folder, "program.hlo.txt"))
+        # Without a calibration of this machine's, and with the row's own chip and attention kernel.
+        prediction = predict(
+            program, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel
+        )
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     seconds = prediction.step_seconds
@@ -67,7 +69,7 @@ def _short(seconds: float) -> float:
     return float(f"{seconds:.5g}")
 
 
-def _compiled(row: Expressed, notes: list[str]) -> tuple[Compiled, Path, str]:
+def _weighed(row: Expressed, notes: list[str]) -> tuple[mw.Weighing, str]:
     """The row's step as its fleet's compiler makes it, and what it keeps.
 
     What was published fitted its chip. Where our program does not, XLA holds collectives back until
@@ -77,22 +79,21 @@ def _compiled(row: Expressed, notes: list[str]) -> tuple[Compiled, Path, str]:
     chip = row.fleet.chip
     known = find_chip(ASSUMED["compiled_as"].get(chip.name, chip.name))
     fleet = replace(row.fleet, chip=replace(chip, target=known.target, device_kinds=known.device_kinds))
-    layout = Layout.parse(row.config.layout)
     config = row.config
-    compiled, folder, _ = compile_program(_request(config, fleet, layout, False))
-    memory = ledger_of(folder, compiled, fleet).memory
+    weighed = mw.weigh(config, on=fleet)
+    memory = weighed.ledger.memory
     if memory.fits is False and not row.remat_stated:
         config = config.model_copy(update={"remat": "full"})
         notes.append("dots-attention does not fit: taken as full")
-        compiled, folder, _ = compile_program(_request(config, fleet, layout, False))
-        memory = ledger_of(folder, compiled, fleet).memory
+        weighed = mw.weigh(config, on=fleet)
+        memory = weighed.ledger.memory
     if memory.fits is False and memory.usable_bytes and fleet.chip.memory_bytes:
         gib = memory.reserved_bytes / 2**30
         notes.append(f"our program takes {gib:.0f} GiB, more than the chip has: scheduled as if it had them")
         room = ROOM * memory.reserved_bytes / memory.usable_bytes
         roomy = replace(fleet.chip, memory_bytes=int(fleet.chip.memory_bytes * room))
-        compiled, folder, _ = compile_program(_request(config, replace(fleet, chip=roomy), layout, False))
-    return compiled, folder, config.remat
+        weighed = mw.weigh(config, on=replace(fleet, chip=roomy))
+    return weighed, config.remat
 
 
 def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,7 +111,10 @@ def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary_of(scored: list[dict[str, Any]]) -> dict[str, Any]:
-    """`spread` of all rows, of the standard ones, and by source, chip and scale; what failed."""
+    """`spread` of all rows, of the standard ones, and by source, chip and scale; what failed.
+
+    `interval`: what these rows ask of the interval of chips with a sustained figure.
+    """
     rows = [row for row in scored if "error" in row]
     summary: dict[str, Any] = {
         "failed": {row["id"]: row["failed"] for row in scored if "failed" in row},
@@ -123,6 +127,8 @@ def summary_of(scored: list[dict[str, Any]]) -> dict[str, Any]:
         for key in ("source", "chip", "scale"):
             groups[f"{key} {row[key]}"].append(row)
     summary["spread"] = {name: spread(groups[name]) for name in sorted(groups)}
+    if sustained := [row for row in rows if row["sustained"]]:
+        summary["interval"] = interval_of(sustained)
     return summary
 
 
@@ -153,6 +159,12 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
         for name, found in summary["spread"].items()
     ]
     print(aligned(("group", *names), lines, right=names))
+    if found := summary.get("interval"):
+        words = f"Nine in ten of {found['rows']:.0f} rows took {found['low']} to {found['high']}"
+        print(f"\n{words} of what was predicted")
+        if "left_out_holds" in found:
+            shares = [100 * found[name] for name in ("left_out_holds", "left_out_holds_drawn")]
+            print(f"Such an interval of other sources holds {shares[0]:.0f} %, {shares[1]:.0f} % of a draw")
     for name, why in summary["failed"].items():
         print(f"failed: {name}: {why}")
     print("\nNot expressible")

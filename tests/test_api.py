@@ -1,5 +1,6 @@
 """The Python face: whole weighings against figures worked out by hand."""
 
+import dataclasses
 import importlib
 import importlib.metadata
 import json
@@ -179,3 +180,20 @@ def test_the_package_tells_an_unknown_name_as_python_does():
 
 def test_every_public_name_is_there():
     assert [name for name in mw.__all__ if not hasattr(sys.modules["meshwright"], name)] == []
+
+
+def test_a_fleet_with_another_network_is_weighed_as_it_is():
+    usual = mw.Fleet.parse("16xH100")
+    link = dataclasses.replace(usual.between, bytes_per_second=usual.between.bytes_per_second / 1e4)
+    slow = dataclasses.replace(usual, chip=dataclasses.replace(usual.chip, between=link))
+    batch = ["batch.sequences=16"]
+    found = [mw.weigh("bytes-nano", on=fleet, overrides=batch) for fleet in ("16xH100", usual, slow)]
+    by_text, by_fleet, slowed = (each.prediction.step_seconds.expected for each in found)
+    assert by_text == by_fleet < slowed
+    assert found[0].compiled.fingerprint == found[2].compiled.fingerprint
+    assert found[2].to_dict()["fleet"]["between_bytes_per_second"] == link.bytes_per_second
+
+
+def test_a_link_that_the_catalog_does_not_know_is_null():
+    fleet = mw.weigh("bytes-nano", on="8xCPU").to_dict()["fleet"]
+    assert fleet["between_bytes_per_second"] is None

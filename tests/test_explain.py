@@ -5,6 +5,8 @@ import pytest
 import meshwright as mw
 from meshwright import _explain
 from meshwright.errors import CompileError
+from meshwright.hardware import Link
+from meshwright.report import Suggestion
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +62,16 @@ def test_a_foreign_program_has_nothing_to_change(small):
 def test_a_change_is_jsons_types(small):
     change = mw.explain(small)[0]
     assert change.to_dict()["arguments"] == change.arguments
+
+
+def test_changes_are_weighed_on_the_links_that_were_weighed(monkeypatch):
+    usual = mw.Fleet.parse("2xCPU")
+    chip = dataclasses.replace(usual.chip, inside=Link(name="a wire", bytes_per_second=1e9))
+    weighed = mw.weigh("cruncher", on=dataclasses.replace(usual, chip=chip), layout="data=2")
+    fleets = []
+    monkeypatch.setattr(_explain, "weigh", lambda *_, on, **__: fleets.append(on) or weighed)
+    mw.explain(weighed)
+    larger = Suggestion(effect="", fleet="4xCPU")
+    fleets.append(_explain._fleet(weighed, larger))
+    assert {fleet.inside.name for fleet in fleets} == {"a wire"}
+    assert fleets[-1].num_devices == 4

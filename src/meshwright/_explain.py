@@ -13,6 +13,7 @@ from typing import Any
 from .api import Weighing, weigh
 from .config import TransformerModel
 from .errors import InputError, MeshwrightError
+from .hardware import Fleet
 from .report import Suggestion, suggestions
 
 REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
@@ -89,7 +90,7 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
     try:
         changed = weigh(
             weighing.config,
-            on=suggestion.fleet or weighing.fleet.name,
+            on=_fleet(weighing, suggestion),
             layout=suggestion.layout or str(weighing.layout),
             overrides=suggestion.overrides,
             simulate=weighing.compiled.source != "target compiler",
@@ -118,6 +119,13 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
         extra_seconds=None if now is None or then is None else then - now,
         failed="",
     )
+
+
+def _fleet(weighing: Weighing, suggestion: Suggestion) -> Fleet:
+    """The suggested fleet, else that which was weighed; of the chips and links that were weighed."""
+    if suggestion.fleet is None:
+        return weighing.fleet
+    return dataclasses.replace(Fleet.parse(suggestion.fleet), chip=weighing.fleet.chip)
 
 
 def _seconds(weighing: Weighing) -> float | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
 from .config import Layout, RunConfig, check_layout, load_config, overridden
 from .errors import InputError
-from .hardware import Fleet, memory_fraction, topology_arguments
+from .hardware import Fleet, Link, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
 from .measure import calibration_of_chip, calibration_of_this_machine
@@ -92,6 +92,8 @@ class Weighing:
                 "name": self.fleet.name,
                 "chip": self.fleet.chip.name,
                 "num_devices": self.fleet.num_devices,
+                "inside_bytes_per_second": _rate(self.fleet.inside),
+                "between_bytes_per_second": _rate(self.fleet.between),
             },
             "source": compiled.source,
             "fits": self.fits,
@@ -109,6 +111,10 @@ class Weighing:
         }
 
 
+def _rate(link: Link | None) -> float | None:
+    return None if link is None else link.bytes_per_second
+
+
 def _prediction_dict(prediction: Prediction | None) -> dict[str, Any] | None:
     return None if prediction is None else dataclasses.asdict(prediction)
 
@@ -116,7 +122,7 @@ def _prediction_dict(prediction: Prediction | None) -> dict[str, Any] | None:
 def weigh(
     config: str | RunConfig,
     *,
-    on: str,
+    on: str | Fleet,
     layout: str | None = None,
     overrides: Sequence[str] = (),
     simulate: bool = False,
@@ -126,7 +132,8 @@ def weigh(
 
     Args:
         config: a preset, a TOML file, a `RunConfig`, or "package.module:function".
-        on: the fleet, as `Fleet.parse` reads it: "8xH100", "v5p-512", "8xCPU"; or "local".
+        on: the fleet, as `Fleet.parse` reads it: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
+            whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own unless told.
         overrides: "section.key=value" each.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
@@ -136,7 +143,7 @@ def weigh(
         InputError: the config, fleet or layout is wrong, or the target's compiler is not installed.
         CompileError: the compiler failed; its own words are in the message.
     """
-    fleet = _fleet(on)
+    fleet = on if isinstance(on, Fleet) else _fleet(on)
     run = _run_config(config, overrides, layout)
     if run is None:
         assert isinstance(config, str)
