@@ -134,6 +134,22 @@ def test_no_gathered_matrix_is_kept_for_the_backward_pass():
     assert not saved & {f"2,{E},{M}]", f"2,{M},{E}]", f"2,{E},4,16]", f"2,4,16,{E}]"}
 
 
+def test_attentions_blocks_are_computed_again_on_many_devices_as_on_one():
+    """Kept, their scores would take rows x heads x positions squared of each layer."""
+    overrides = ["remat=none", "precision=fp32"]
+    found = [
+        mw.weigh("bytes-nano", on=f"{devices}xCPU", layout=f"fsdp={devices}", overrides=overrides)
+        for devices in (1, 8)
+    ]
+    alone, shared = (weighed.compiled.traced_flops.by_phase["recompute"] for weighed in found)
+    assert alone == shared > 0
+    saved = [b.shape for b in found[1].ledger.memory.buffers if b.category == "saved_activations"]
+    scores = f"{LENGTH},{LENGTH}]"
+    assert not [
+        shape for shape in saved if shape.startswith("f32") and shape.count(",") > 3 and scores in shape
+    ]
+
+
 FLEETS = {"llama3-405b": "512xH100", "llama3-70b": "64xH100", "gpt3-175b": "64xH100", "gpt2-124m": "1xH100"}
 
 

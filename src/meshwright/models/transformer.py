@@ -23,6 +23,7 @@ from .attention import Documents, causal_attention, documents_of
 from .loss import LEFT_OUT, mean_cross_entropy
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
+SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
 RESIDUAL = ("batch", "residual_sequence", "embed")
 
 
@@ -254,11 +255,13 @@ def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
-def _saves_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
+def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
     # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
     # no arithmetic; every matmul is kept.
     if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
         return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
+    if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
+        return False  # blocks of attention have a checkpoint of their own, which jax asks this policy about
     return primitive.name not in ("convert_element_type", "sharding_constraint")
 
 
