@@ -113,7 +113,7 @@ def test_a_draw_is_spread_over_sources_and_repeats():
 
 def test_the_summary_counts_signs_and_intervals():
     rows = [
-        {"id": str(n), "source": "a", "chip": "H100", "scale": "to 8", "standard": n > 0}
+        {"id": str(n), "source": "a", "chip": "H100", "scale": "to 8", "standard": n > 0, "sustained": True}
         | {"error": error, "holds": abs(error) < 0.2}
         for n, error in enumerate((-0.3, -0.1, 0.1))
     ]

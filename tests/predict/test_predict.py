@@ -1,11 +1,13 @@
 import dataclasses
+import itertools
+import json
 import math
 
 import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.predict import Calibration, predict
+from meshwright.predict import Calibration, predict, predicted_trace
 from meshwright.predict._rates import widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
@@ -174,3 +176,24 @@ def test_compute_exposed_communication_and_idle_sum_to_the_step(predicted):
     assert kinds["launch"] == "idle"
     assert kinds["matmul"] == "compute"
     assert {kind for name, kind in kinds.items() if "[" in name} <= {"communication"}
+
+
+def test_the_trace_of_a_step_is_a_file_of_trace_events_on_named_tracks(program_of, compiled_for, tmp_path):
+    scoped = STEP.replace(
+        "rhs_contracting_dims={0}",
+        'rhs_contracting_dims={0}, metadata={op_name="jit(step)/jvp()/layers/up/dot"}',
+    )
+    trace = predicted_trace(program_of(scoped), compiled_for("16xH100"), Fleet.parse("16xH100"))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [e for e in events if e["ph"] == "X"]
+    assert {e["ph"] for e in events} == {"M", "X"}
+    assert {names[e["pid"], e["tid"]] for e in slices} == {"computing", "links between domains"}
+    assert all(e["ts"] >= 0 and e["dur"] > 0 for e in slices)
+    assert [e["name"] for e in slices if e["cat"] == "matmul"] == ["layers/up: matmul"] * 2
+    # What one track shows never overlaps.
+    for track in names:
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
+        assert all(end <= begin + 1e-6 for (_, end), (begin, _) in itertools.pairwise(mine))

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._constants import runs
+
 Number = float | NDArray[Any]
 
-# What the libraries' heuristics choose from (cuBLASLt, CUTLASS); a model's minimum does as they do.
-TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-_LARGEST_INTENSITY = 256 * 128 / (256 + 128)
+TILES: tuple[tuple[int, int], ...] = tuple((rows, columns) for rows, columns in runs()["products"]["tiles"])
+"""What the libraries' heuristics choose from; a model's minimum does as they do."""
+_LARGEST_INTENSITY = max(rows * columns / (rows + columns) for rows, columns in TILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

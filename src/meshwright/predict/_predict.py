@@ -20,8 +20,6 @@ from ._trace import trace_of
 from ._walk import LAUNCH, Prices, Walked, walk
 from ._what_helps import what_helps
 
-_LAUNCH_BOUND_SHARE = 0.2  # of the step: published runs do not have that much
-
 
 def predict(
     program: Program,
@@ -153,7 +151,7 @@ def _interval(machine: Machine, walked: Walked, calibration: Calibration | None)
         words = f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs"
     width = widths()[name]
     words += f"; {width.words}"
-    launches = walked.total.get(LAUNCH, 0.0) > _LAUNCH_BOUND_SHARE * walked.seconds
+    launches = walked.total.get(LAUNCH, 0.0) > machine.shared.launch_bound_share * walked.seconds
     if launches and machine.basis != "calibration":
         wide = widths()["launches"]
         width = replace(width, low=min(width.low, wide.low), high=max(width.high, wide.high))

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Chip
 
+from ._constants import fitted, runs
 from ._models import AttentionRate, CollectiveRate, GemmRate
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
@@ -79,6 +78,8 @@ class Shared:
     network_efficiency: float
     network_alpha_seconds: float
     launch_seconds: float
+    launch_bound_share: float
+    power_exponent: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +94,13 @@ class Width:
 @cache
 def widths() -> Mapping[str, Width]:
     """The intervals by how much is known."""
-    return {name: Width(**fields) for name, fields in _runs()["interval"].items()}
+    return {name: Width(**fields) for name, fields in runs()["interval"].items()}
 
 
 @cache
 def shared() -> Shared:
     """The shared constants."""
-    return Shared(**_runs()["shared"])
+    return Shared(**runs()["shared"])
 
 
 def sustained_share(chip: Chip) -> float | None:
@@ -109,10 +110,12 @@ def sustained_share(chip: Chip) -> float | None:
     the ratio, because dynamic power grows as the cube of the clock.
     """
     for system, (names, _) in _systems().items():
-        found = _runs()["sustained"].get(system)
+        found = runs()["sustained"].get(system)
         if found and chip.name in names:
             power = (chip.watts or found["watts"]) / found["watts"]
-            return found["flops_per_second"] / found["peak_flops_per_second"] * power ** (1 / 3)
+            return (
+                found["flops_per_second"] / found["peak_flops_per_second"] * power ** shared().power_exponent
+            )
     return None
 
 
@@ -122,7 +125,7 @@ def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
     Raises:
         InputError: no such kernel.
     """
-    kernels = _runs()["attention"]
+    kernels = runs()["attention"]
     if kernel != CUDNN and kernel not in kernels:
         known = (CUDNN, *kernels)
         raise InputError(f"no attention kernel {kernel!r} is known", hint=nearest_name(kernel, known))
@@ -176,23 +179,13 @@ def _median(rates: list[Rate]) -> Rate:
 
 @cache
 def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
-    text = files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8")
-    return {
-        system: (tuple(table["names"]), _read(table))
-        for system, table in tomllib.loads(text)["chips"].items()
-    }
+    chips = fitted()["chips"]
+    return {system: (tuple(table["names"]), _read(table)) for system, table in chips.items()}
 
 
-@cache
-def _runs() -> Mapping[str, Any]:
-    return tomllib.loads(files("meshwright.predict").joinpath("runs.toml").read_text(encoding="utf-8"))
-
-
-@cache
 def provenance() -> str:
     """Where the coefficients come from, and when they were fitted."""
-    table = tomllib.loads(files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8"))
-    return f"{table['source']}, fitted {table['date']}"
+    return f"{fitted()['source']}, fitted {fitted()['date']}"
 
 
 def _read(table: dict[str, Any]) -> ChipRates:

@@ -1,0 +1,25 @@
+"""The tables of constants that come with the package, as their files have them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def runs() -> Mapping[str, Any]:
+    """runs.toml: what published runs and others' reports say, shared by all predictions."""
+    return _read("runs.toml")
+
+
+@cache
+def fitted() -> Mapping[str, Any]:
+    """rates.toml: coefficients fitted to public tables of kernels."""
+    return _read("rates.toml")
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    return tomllib.loads(files("meshwright.predict").joinpath(name).read_text(encoding="utf-8"))
