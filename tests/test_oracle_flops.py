@@ -62,6 +62,35 @@ def lenet(config: RunConfig) -> tuple[int, int]:
     return 2 * rows * (first + others), 2 * rows * (first + 2 * others)
 
 
+def met(side: int, window: int, stride: int) -> tuple[int, int]:
+    """Of a row of pixels padded by half the window: places of the window, and pixels under all of them."""
+    pad = window // 2
+    starts = range(-pad, side + pad - window + 1, stride)
+    return len(starts), sum(0 <= start + i < side for start in starts for i in range(window))
+
+
+def resnet18(config: RunConfig) -> tuple[int, int]:
+    """A convolution meets each pixel that is no padding under its window once for each pair of channels.
+
+    The stem has one gradient only: nobody asks for the images'.
+    """
+    rows, side = config.batch.sequences, config.model.image_size
+    side, pixels = met(side, 7, 2)
+    stem, others = pixels**2 * 64, 0
+    side, _ = met(side, 3, 2)  # the largest of 3 x 3: no product
+    channels = 64
+    for width in (64, 128, 256, 512):
+        for block in (1, 2):
+            shrinks = width > 64 and block == 1
+            before, (side, pixels) = side, met(side, 3, 2 if shrinks else 1)
+            others += pixels**2 * channels * width + met(side, 3, 1)[1] ** 2 * width * width
+            if shrinks:
+                others += met(before, 1, 2)[1] ** 2 * channels * width
+            channels = width
+    others += 512 * 10
+    return 2 * rows * (stem + others), 2 * rows * (stem + 2 * others)
+
+
 def cruncher(config: RunConfig) -> tuple[int, int]:
     """L matrices of D by D and a column of D; the first matrix's input has no gradient."""
     rows, width, layers = config.batch.sequences, config.model.width, config.model.num_layers
@@ -74,7 +103,13 @@ def linear(config: RunConfig) -> tuple[int, int]:
     return once, once
 
 
-CLOSED_FORMS = {"transformer": transformer, "lenet": lenet, "cruncher": cruncher, "linear": linear}
+CLOSED_FORMS = {
+    "transformer": transformer,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "cruncher": cruncher,
+    "linear": linear,
+}
 
 
 @pytest.mark.parametrize("preset", preset_names())

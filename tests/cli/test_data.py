@@ -52,3 +52,11 @@ def test_on_a_terminal_there_is_a_bar(meshwright, tmp_path: Path, text: str, mon
     shown = sys.stderr.getvalue()  # pyright: ignore
     assert "tokenizing" in shown
     assert "2.0/4.0 kB" in shown
+
+
+def test_a_small_set_of_images_is_made(meshwright, tmp_path: Path):
+    done = meshwright("data", "sample-images", "--to", str(tmp_path / "one"))
+    assert "4,096 images to train and 1,024 held out" in " ".join(done.output.split())
+    assert len(list((tmp_path / "one").iterdir())) == 4
+    done = meshwright("data", "sample-images", "--to", str(tmp_path / "two"), "--json")
+    assert done.json == {"folder": str(tmp_path / "two"), "rows": {"train": 4096, "held-out": 1024}}

@@ -33,3 +33,13 @@ def test_windows_are_random_and_documents_joined_unless_told():
     data = load_config("bytes-nano", TOKENS).data
     assert (data.order, data.documents, data.end_of_document) == ("random", "joined", None)  # pyright: ignore
     assert load_config("bytes-nano", ["data.order=epochs"]).data.order == "epochs"  # pyright: ignore
+
+
+def test_a_folder_of_images_is_as_the_configs_file_or_the_working_directory_sees_it(tmp_path, monkeypatch):
+    (tmp_path / "run.toml").write_text('preset = "lenet-fashion"\n[data]\nfolder = "images"\n')
+    monkeypatch.chdir(tmp_path.parent)
+    for config in (
+        load_config(str(tmp_path / "run.toml")),
+        load_config("lenet-fashion", [f"data.folder={tmp_path.name}/images"]),
+    ):
+        assert config.data.folder == str(tmp_path / "images")  # pyright: ignore

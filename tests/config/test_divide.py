@@ -58,6 +58,7 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("cruncher", "fsdp=3", "model.width = 64 does not divide over fsdp = 3", "model.width = 63 or 66"),
         ("linear", "fsdp=3", "model.input_dim = 16 does not divide over fsdp = 3", "input_dim = 15 or 18"),
         ("lenet", "fsdp=64", "the inputs of the hidden layer = 800 does not divide", "use fsdp=50 or 80"),
+        ("resnet18-fashion", "fsdp=3", "the inputs of the head = 512 does not divide", "use fsdp=2 or 4"),
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
         ("llama3-8b", "context=2,fsdp=4", "axis 'context' is reserved", "use context=1"),

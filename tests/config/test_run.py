@@ -26,6 +26,12 @@ def test_only_a_transformer_rematerialises_by_default():
         ("cruncher", "remat=full", "remat = 'full' has no effect on a cruncher", 'remat = "none"'),
         ("linear", "data.source=python-stdlib", "gives tokens, but a linear", 'data.source = "synthetic"'),
         ("lenet", "batch.sequence_length=2", "takes images, not sequences", "batch.sequence_length = 1"),
+        (
+            "lenet-fashion",
+            "model.kind=cruncher model.width=8 model.num_layers=1",
+            "gives images, but a cruncher model takes rows",
+            "synthetic",
+        ),
         ("lenet", "data.source=python-stdlib", "gives tokens, but a lenet model takes images", '"synthetic"'),
         ("line", "model.input_dim=2", "model.input_dim = 2, but data.source = 'line'", "model.input_dim = 1"),
         ("gpt2-124m", "batch.sequence_length=2048", "longer than model.max_positions = 1024", "= 1024"),
@@ -37,7 +43,7 @@ def test_only_a_transformer_rematerialises_by_default():
 )
 def test_sections_that_disagree_are_refused(preset: str, override: str, message: str, hint: str):
     with pytest.raises(InputError) as caught:
-        load_config(preset, [override])
+        load_config(preset, override.split())
     assert message in caught.value.message
     assert hint in caught.value.hint
 

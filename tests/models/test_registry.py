@@ -5,12 +5,19 @@ from meshwright.models import model_of
 from meshwright.models.cruncher import Cruncher
 from meshwright.models.lenet import LeNet
 from meshwright.models.linear import Linear
+from meshwright.models.resnet import ResNet
 from meshwright.models.transformer import Transformer
 
 
 @pytest.mark.parametrize(
     ("preset", "kind"),
-    [("linear", Linear), ("cruncher", Cruncher), ("lenet", LeNet), ("llama3-8b", Transformer)],
+    [
+        ("linear", Linear),
+        ("cruncher", Cruncher),
+        ("lenet", LeNet),
+        ("resnet18-fashion", ResNet),
+        ("llama3-8b", Transformer),
+    ],
 )
 def test_each_kind_of_config_has_its_model(preset, kind):
     config = load_config(preset).model

@@ -101,6 +101,8 @@ def test_each_optimizer_keeps_so_many_numbers_for_a_parameter(made, overrides, m
 def test_activations_are_one_output_of_each_layer(made):
     assert made("linear").activations == 0
     assert made("lenet").activations == 64 * (20 * 26 * 26 + 50 * 9 * 9 + 128)
+    stages = 4 * 64 * 24**2 + 5 * (128 * 12**2 + 256 * 6**2 + 512 * 3**2)  # the 1 x 1 beside the four
+    assert made("resnet18-fashion").activations == 256 * (64 * 48**2 + stages)
     assert made("bytes-nano").activations == 8 * 64 * 64 * 2  # tokens 8 x 64, width 64, two blocks
 
 

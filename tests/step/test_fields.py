@@ -23,6 +23,7 @@ ADAGRAD = (*NANO, "optimizer.kind=adagrad", "optimizer.epsilon=1e-5")
 RMSPROP, ADAM, LION, ADAFACTOR, MUON = (
     ("cruncher", f"optimizer.kind={kind}") for kind in ("rmsprop", "adam", "lion", "adafactor", "muon")
 )
+RESNET = ("resnet18-fashion", "data.source=synthetic", "model.image_size=32", "batch.sequences=8")
 BIASED = ("line", "optimizer.weight_decay=0.1")  # a weight and a bias
 LINEAR = ("cruncher", "schedule.kind=linear", "schedule.warmup_steps=5")
 STABLE = ("cruncher", "schedule.kind=stable-then-decay", "schedule.warmup_steps=5", "schedule.decay_steps=8")
@@ -37,6 +38,8 @@ PROGRAM = {
     "model.cruncher.width": (("cruncher",), "model.width=32"),
     "model.cruncher.num_layers": (("cruncher",), "model.num_layers=3"),
     "model.lenet.kind": (("lenet",), "model.kind=linear", "model.input_dim=64"),
+    "model.resnet18.kind": (RESNET, "model.kind=lenet"),
+    "model.resnet18.image_size": (RESNET, "model.image_size=33"),
     "model.transformer.kind": (
         (*NANO, "remat=none", "batch.sequence_length=1"),
         "model.kind=linear",
@@ -153,6 +156,9 @@ ELSEWHERE = {
     "layout": "says which mesh the step is built on",
     "seed": "is an argument of the program that makes the state, and seeds the data",
     "data.synthetic.source": "chooses what the step's batches hold",
+    "data.idx.source": "chooses what the step's batches hold; adds weights: tests/step/test_state.py",
+    "data.idx.folder": "says whose images they are: tests/data/test_open.py",
+    "model.resnet18.batch_norm": "is of the replicas, and here is one: tests/models/test_normalisation.py",
     "data.line.source": "chooses what the step's batches hold",
     "data.line.slope": "is of the points that a batch holds",
     "data.line.intercept": "is of the points that a batch holds",

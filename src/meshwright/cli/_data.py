@@ -1,4 +1,4 @@
-"""`meshwright data`: token files from text."""
+"""`meshwright data`: token files from text, and a small set of images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ import typer
 
 from ._console import JsonFlag, console, print_json, show
 
-data = typer.Typer(help="Make token files from text.", no_args_is_help=True)
-
-
-@data.callback()
-def _root() -> None:
-    """Keeps the verb a subcommand while it is the only one."""
+data = typer.Typer(help="Make token files from text, or a small set of images.", no_args_is_help=True)
 
 
 @data.command()
@@ -68,6 +63,23 @@ def tokenize(
         f"{to}: {facts.num_tokens:,} tokens of {facts.num_documents:,} documents{ends}; {facts.dtype}, "
         f"vocabulary {facts.vocab_size:,}"
     )
+
+
+@data.command("sample-images")
+def sample_images(
+    to: Annotated[str, typer.Option(help="The folder to make; the four files go there.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """A small set of images of ten classes in Fashion-MNIST's files, made by arithmetic."""
+    from pathlib import Path
+
+    from meshwright.data import write_sample_images
+
+    rows = write_sample_images(Path(to))
+    if as_json:
+        print_json({"folder": to, "rows": rows})
+        return
+    show(f"{to}: {rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}")
 
 
 @contextmanager

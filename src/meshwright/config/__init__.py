@@ -2,6 +2,7 @@
 Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
 """
 
+from ._data import IdxData as IdxData
 from ._data import LineData as LineData
 from ._data import Order as Order
 from ._data import StdlibData as StdlibData
@@ -18,6 +19,7 @@ from ._load import preset_names as preset_names
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
+from ._models import ResNetModel as ResNetModel
 from ._models import TransformerModel as TransformerModel
 from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
 from ._optimizers import AdaGradOptimizer as AdaGradOptimizer

@@ -70,4 +70,18 @@ class TokenFileData(Section):
         return self
 
 
-Data = Annotated[SyntheticData | LineData | StdlibData | TokenFileData, Field(discriminator="source")]
+class IdxData(Section):
+    """Images and labels in the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
+
+    `folder`: holds the four files under their published names; as the config file's folder sees it. Images
+    are resized to what the model takes. Every image comes once before any comes again; an epoch's last
+    batch may be short, and is then padded with rows of weight zero.
+    """
+
+    source: Literal["idx"]
+    folder: Annotated[str, Field(min_length=1)]
+
+
+Data = Annotated[
+    SyntheticData | LineData | StdlibData | TokenFileData | IdxData, Field(discriminator="source")
+]

@@ -8,7 +8,7 @@ from meshwright.errors import InputError
 
 from ._base import Problem
 from ._layout import RESERVED_AXES, Layout, near_divisors, or_list
-from ._models import CruncherModel, LeNetModel, LinearModel, Model
+from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel
 from ._problems import input_error
 from ._run import RunConfig
 
@@ -44,6 +44,8 @@ def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
         return {"model.width": model.width}
     if isinstance(model, LeNetModel):
         return {"the inputs of the hidden layer": 800} if axis == "fsdp" else {"the hidden units": 128}
+    if isinstance(model, ResNetModel):
+        return {"the inputs of the head": 512} if axis == "fsdp" else {}
     if axis == "fsdp":
         return {"model.embed_dim": model.embed_dim}
     return {

@@ -17,6 +17,7 @@ from ._problems import input_error, known_keys, problems_of, variants
 from ._run import RunConfig
 
 _PRESETS = Path(__file__).parent / "presets"
+_PATHS = {"path", "folder"}  # of the section `data`
 
 
 def preset_names() -> list[str]:
@@ -39,9 +40,9 @@ def load_config(text: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Args:
         text: a preset's name, or a path ending in `.toml`, whose file may say `preset = "..."` to
-            start from one. A file's `data.path` is relative to the file.
+            start from one. A file's `data.path` or `data.folder` is relative to the file.
         overrides: "section.key=value", applied in order; the value is TOML, or else text. A
-            `data.path` given here is relative to the working directory.
+            `data.path` or `data.folder` given here, or a preset's, is relative to the working directory.
 
     Where a file or an override chooses another `kind` (or `source`) of a section, the keys that only
     the old kind had go with it.
@@ -79,7 +80,18 @@ def _read_preset(name: str) -> dict[str, Any]:
             f"no preset is named {name!r}",
             hint=f"{nearest_name(name, preset_names())} (a file's path ends in .toml)",
         )
-    return tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
+    tree = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
+    _make_paths_absolute(tree, Path.cwd())
+    return tree
+
+
+def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
+    """Paths of the data, which are relative to `folder`, in place."""
+    data = tree.get("data")
+    if is_table(data):
+        for key in _PATHS & data.keys():
+            if isinstance(data[key], str):
+                data[key] = str((folder / data[key]).resolve())
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
@@ -94,9 +106,7 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not TOML: {error}", hint="mend the place it names") from None
-    data = tree.get("data")
-    if is_table(data) and isinstance(data.get("path"), str):
-        data["path"] = str((path.parent / data["path"]).resolve())
+    _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
     if preset is None:
         return path.stem, tree
@@ -119,7 +129,7 @@ def _override_tree(overrides: Sequence[str]) -> dict[str, Any]:
                 hint=f"write {'.'.join(keys[:2])}={text.strip()}",
             )
         value = _override_value(text.strip())
-        if keys == ["data", "path"] and isinstance(value, str):
+        if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str):
             value = str(Path(value).resolve())
         branch: dict[str, Any] = {keys[-1]: value}
         tree = _merged(tree, {keys[0]: branch} if len(keys) == 2 else branch)

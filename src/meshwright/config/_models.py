@@ -65,6 +65,11 @@ class LeNetModel(Section):
     kind: Literal["lenet"]
 
     @property
+    def image_size(self) -> int:
+        """28: pixels of a side."""
+        return 28
+
+    @property
     def num_parameters(self) -> int:
         """129,068: the weights, and 20 + 50 + 128 + 10 biases."""
         return self.num_matmul_parameters + 20 + 50 + 128 + 10
@@ -73,6 +78,36 @@ class LeNetModel(Section):
     def num_matmul_parameters(self) -> int:
         """128,860: 20 x 1 x 3 x 3 + 50 x 20 x 5 x 5 + 800 x 128 + 128 x 10; kernels multiply often."""
         return 20 * 1 * 3 * 3 + 50 * 20 * 5 * 5 + 800 * 128 + 128 * 10
+
+
+class ResNetModel(Section):
+    """ResNet-18 for square images in one channel and ten classes; all its sizes but the image's are fixed.
+
+    `image_size`: pixels of a side; image files are resized to it. `batch_norm`: in training, statistics over
+    the whole batch of a pass ("global", whatever the layout), or over each replica's rows ("replica").
+    """
+
+    kind: Literal["resnet18"]
+    image_size: Annotated[int, Field(ge=32)]
+    batch_norm: Literal["global", "replica"] = "global"
+
+    @property
+    def num_parameters(self) -> int:
+        """11,173,578: the weights, two numbers for each of 3,904 normalised channels, and 10 biases.
+
+        Normalised: the stem's 64, and four times the 64, 128, 256 and 512 of the stages.
+        """
+        return self.num_matmul_parameters + 2 * (64 + 4 * (64 + 128 + 256 + 512)) + 10
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Kernels and the head: 49 x 64; 3 x 3 kernels, the 1 x 1 of three stages; 512 x 10.
+
+        A stage from C to D channels has 9 (C D + 3 D D), and C D of its 1 x 1 where C is not D.
+        """
+        stages = ((64, 64), (64, 128), (128, 256), (256, 512))
+        kernels = sum(9 * (c * d + 3 * d * d) + (c * d if c != d else 0) for c, d in stages)
+        return 49 * 64 + kernels + 512 * 10
 
 
 class TransformerModel(Section):
@@ -209,4 +244,6 @@ def _default_head_dim(data: dict[str, Any]) -> int:
     return 0 if rest else quotient
 
 
-Model = Annotated[LinearModel | CruncherModel | LeNetModel | TransformerModel, Field(discriminator="kind")]
+Model = Annotated[
+    LinearModel | CruncherModel | LeNetModel | ResNetModel | TransformerModel, Field(discriminator="kind")
+]

@@ -17,16 +17,16 @@ from ._base import (
     Section,
     raise_problems,
 )
-from ._data import Data, LineData
+from ._data import Data, IdxData, LineData
 from ._layout import Layout
-from ._models import LinearModel, Model, TransformerModel
+from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
 from ._optimizers import Optimizer, Schedule, schedule_problems
 
 
 class BatchConfig(Section):
     """What one step reads.
 
-    `sequences`: of the whole fleet, per step (rows for linear and cruncher, images for lenet).
+    `sequences`: of the whole fleet, per step (rows for linear and cruncher, images for lenet and resnet18).
     `sequence_length`: positions that are predicted; 1 where there are no sequences.
     `microbatch_sequences`: how many one data replica handles at a time; None is all of them at once.
     """
@@ -153,7 +153,7 @@ class RunConfig(Section):
         return problems
 
     def _data_problems(self) -> list[Problem]:
-        """Tokens are for transformers, points about a line for a linear model of one input."""
+        """Tokens are for transformers, images for LeNet and ResNet, points about a line for one input."""
         model, source = self.model, f"= {self.data.source!r}"
         other = 'use data.source = "synthetic"'
         if isinstance(self.data, LineData):
@@ -164,6 +164,10 @@ class RunConfig(Section):
             if model.input_dim != 1:
                 what = f"= {model.input_dim}, but data.source {source} gives one input"
                 return [("model.input_dim", what, f"use model.input_dim = 1, or {other[4:]}")]
+        elif isinstance(self.data, IdxData):
+            if not isinstance(model, LeNetModel | ResNetModel):
+                what = f"{source} gives images, but a {model.kind} model takes {_taken(model)}"
+                return [("data.source", what, other)]
         elif not isinstance(model, TransformerModel) and self.data.source != "synthetic":
             what = f"{source} gives tokens, but a {model.kind} model takes {_taken(model)}"
             return [("data.source", what, other)]
@@ -172,7 +176,7 @@ class RunConfig(Section):
 
 def _taken(model: Model) -> str:
     """What a batch of the model holds."""
-    return {"transformer": "sequences", "lenet": "images"}.get(model.kind, "rows")
+    return {"transformer": "sequences", "lenet": "images", "resnet18": "images"}.get(model.kind, "rows")
 
 
 def _default_remat(data: dict[str, Any]) -> Remat:

@@ -6,11 +6,13 @@
 from ._facts import InputFacts as InputFacts
 from ._facts import TokenFileFacts as TokenFileFacts
 from ._facts import read_facts as read_facts
+from ._images import ImageFiles as ImageFiles
 from ._images import LabelledImages as LabelledImages
 from ._open import Dataset as Dataset
 from ._open import open_data as open_data
 from ._rows import LineRows as LineRows
 from ._rows import RegressionRows as RegressionRows
+from ._sample_images import write_sample_images as write_sample_images
 from ._tokenize import tokenize as tokenize
 from ._tokenizers import Tokenizer as Tokenizer
 from ._tokenizers import open_tokenizer as open_tokenizer

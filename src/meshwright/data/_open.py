@@ -6,22 +6,25 @@ from pathlib import Path
 
 from meshwright.config import (
     CruncherModel,
+    IdxData,
     LeNetModel,
     LinearModel,
     LineData,
+    ResNetModel,
     RunConfig,
     StdlibData,
     TokenFileData,
 )
 
 from ._facts import check_facts, read_facts
-from ._images import LabelledImages
+from ._idx import idx_parts
+from ._images import ImageFiles, LabelledImages
 from ._rows import LineRows, RegressionRows
 from ._stdlib import stdlib_parts
 from ._tokenizers import BYTES
 from ._tokens import RandomTokens, TokenWindows, token_file_parts
 
-Dataset = RegressionRows | LineRows | LabelledImages | RandomTokens | TokenWindows
+Dataset = RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows
 """Each has `batch`; the two of tokens also `unigram_entropy_nats` and `decode`."""
 
 
@@ -40,8 +43,8 @@ def open_data(config: RunConfig) -> Dataset:
             intercept=data.intercept,
             noise=data.noise,
         )
-    if isinstance(model, LeNetModel):
-        return LabelledImages(seed=config.seed, rows=batch.sequences)
+    if isinstance(model, LeNetModel | ResNetModel):
+        return _images(config, model.image_size)
     if isinstance(model, LinearModel):
         return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.input_dim, has_answer=True)
     if isinstance(model, CruncherModel):
@@ -72,4 +75,17 @@ def open_data(config: RunConfig) -> Dataset:
         vocab_size=model.vocab_size,
         order=data.order,
         end_of_document=data.end_of_document if isinstance(data, TokenFileData) else None,
+    )
+
+
+def _images(config: RunConfig, side: int) -> LabelledImages | ImageFiles:
+    data, rows = config.data, config.batch.sequences
+    if not isinstance(data, IdxData):
+        return LabelledImages(seed=config.seed, rows=rows, side=side)
+    return ImageFiles(
+        parts=idx_parts(Path(data.folder)),
+        seed=config.seed,
+        rows=rows,
+        side=side,
+        evaluation_batches=config.evaluation.batches,
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ..config import CruncherModel, LeNetModel, LinearModel, TransformerModel
+from ..config import CruncherModel, LeNetModel, LinearModel, ResNetModel, TransformerModel
 from ._base import Model
 from .cruncher import Cruncher
 from .lenet import LeNet
 from .linear import Linear
+from .resnet import ResNet
 from .transformer import Transformer
 
 
-def model_of(config: LinearModel | CruncherModel | LeNetModel | TransformerModel) -> Model:
+def model_of(config: LinearModel | CruncherModel | LeNetModel | ResNetModel | TransformerModel) -> Model:
     """The model that a config's `model` section describes."""
     match config:
         case LinearModel():
@@ -19,5 +20,7 @@ def model_of(config: LinearModel | CruncherModel | LeNetModel | TransformerModel
             return Cruncher(config)
         case LeNetModel():
             return LeNet()
+        case ResNetModel():
+            return ResNet(config)
         case TransformerModel():
             return Transformer(config)

@@ -9,11 +9,11 @@ forward; backward twice that, less the first convolution's once: nobody asks for
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 from einops import rearrange, reduce
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
+from ._base import Batch, Context, Outcome, Parameter, Tree
+from .classes import judged
 
 KERNEL = ("channels_out", "channels_in", "height", "width")
 
@@ -49,7 +49,8 @@ class LeNet:
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean cross entropy in nats; batch: images [rows, 1, 28, 28], labels [rows] below 10."""
+        """Mean cross entropy in nats; batch: images [rows, 1, 28, 28], labels [rows] below 10, and perhaps
+        weights [rows]. The outcome has `accuracy`."""
         x = batch["images"].astype(context.dtype)
         for name in ("convolution1", "convolution2"):
             with jax.named_scope(name):
@@ -59,7 +60,8 @@ class LeNet:
             x = jax.nn.relu(_mapped(x, parameters["hidden"], context, ("embed", "mlp"), "mlp"))
         with jax.named_scope("head"):
             logits = _mapped(x, parameters["head"], context, ("mlp", "one"), "embed")
-        return _cross_entropy(logits.astype(jnp.float32), batch["labels"]), STATELESS
+        loss, metrics = judged(logits, batch)
+        return loss, Outcome({}, metrics)
 
 
 def _convolved(
@@ -79,8 +81,3 @@ def _mapped(
 ) -> Float[Array, "rows outputs"]:
     product = context.pin(x @ context.gather(parameters["weight"], *dims), "batch", out)
     return product + context.gather(parameters["bias"], dims[1])[None, :]
-
-
-def _cross_entropy(logits: Float[Array, "rows classes"], labels: Int[Array, " rows"]) -> Float[Array, ""]:
-    chosen = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=1) - chosen)

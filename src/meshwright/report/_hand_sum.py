@@ -27,6 +27,7 @@ from meshwright.config import (
     LinearModel,
     LionOptimizer,
     MuonOptimizer,
+    ResNetModel,
     RMSPropOptimizer,
     RunConfig,
     SGDOptimizer,
@@ -110,8 +111,21 @@ def _activations(config: RunConfig) -> tuple[int, str]:
         return rows * model.width * model.num_layers, "batch x width x layers"
     if isinstance(model, LeNetModel):
         return rows * LENET_ACTIVATIONS, "images x outputs of the two convolutions and the hidden layer"
+    if isinstance(model, ResNetModel):
+        return rows * _resnet_outputs(model.image_size), "images x outputs of the convolutions"
     tokens = config.batch.tokens_per_step
     return tokens * model.embed_dim * model.num_layers, "tokens x width x layers: one output of each block"
+
+
+def _resnet_outputs(image_size: int) -> int:
+    """Numbers that ResNet-18's convolutions make of one image: the stem's 64 channels at half the side; four
+    times the width in each stage, and once more through the 1 x 1 of all stages but the first."""
+    side = (image_size + 1) // 2
+    total = 64 * side**2
+    for width in (64, 128, 256, 512):
+        side = (side + 1) // 2
+        total += (4 if width == 64 else 5) * width * side**2
+    return total
 
 
 def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:

@@ -42,6 +42,7 @@ ACTIVATION_RULES: Rules = {
     "head_dim": (),
     "vocab": ("tensor",),
     "microbatch": (),
+    "replica_rows": (),  # of one replica, behind `batch` in groups of a replica each
     "channels": (),
     "height": (),
     "width": (),

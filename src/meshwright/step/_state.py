@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..config import LeNetModel, LinearModel, RunConfig, TokenFileData, TransformerModel
+from ..config import (
+    IdxData,
+    LeNetModel,
+    LinearModel,
+    ResNetModel,
+    RunConfig,
+    TokenFileData,
+    TransformerModel,
+)
 from ..sharding import activation_spec, parameter_spec
 from ._matrices import is_parameter
 from ._moments import moment_shardings
@@ -48,7 +56,9 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
         packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
-    if isinstance(config.model, LeNetModel):
-        return {"images": array(jnp.float32, 1, 28, 28), "labels": array(jnp.int32)}
+    if isinstance(config.model, LeNetModel | ResNetModel):
+        side = config.model.image_size
+        images = {"images": array(jnp.float32, 1, side, side), "labels": array(jnp.int32)}
+        return {**images, "weights": array(jnp.float32)} if isinstance(config.data, IdxData) else images
     width = config.model.input_dim if isinstance(config.model, LinearModel) else config.model.width
     return {"inputs": array(jnp.float32, width), "targets": array(jnp.float32)}
