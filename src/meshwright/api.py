@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
-from .config import Layout, RunConfig, check_layout, load_config, overridden
+from .config import Layout, RunConfig, check_layout, check_precision, load_config, overridden
 from .errors import InputError
 from .hardware import Fleet, Link, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
@@ -151,6 +151,7 @@ def weigh(
     else:
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
         check_layout(run, mesh)
+        check_precision(run, fleet.chip)
     request = _request(config if run is None else run, fleet, mesh, simulate)
     compiled, folder, cached = compile_program(request, on_phase=on_phase)
     on_phase("reckoning")

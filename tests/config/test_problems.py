@@ -28,13 +28,21 @@ from meshwright.errors import InputError
         ("model.dropout=1.0", "model.dropout = 1.0: expected less than 1", "less than 1"),
         ("data.held_out_fraction=0.6", "data.held_out_fraction = 0.6: expected at most 0.5", "at most 0.5"),
         ("data.source=tokens", "data.path is missing", "set data.path"),
-        ("optimizer.kind=adamx", 'optimizer.kind = "adamx": expected one of adafactor, adagrad, adam,', "'adam'"),
+        (
+            "optimizer.kind=adamx",
+            'optimizer.kind = "adamx": expected one of adafactor, adagrad, adam,',
+            "'adam'",
+        ),
         (
             "optimizer.kind={}",
             "optimizer.kind = {}: expected one of adafactor, adagrad, adam, adamw, lion, muon, rmsprop, sgd",
             "known: adafactor, adagrad, adam, adamw, lion, muon, rmsprop, sgd",
         ),
-        ("precision=2026-11-21", 'precision = "2026-11-21": expected one of fp32, bf16', "known: bf16, fp32"),
+        (
+            "precision=2026-11-21",
+            'precision = "2026-11-21": expected one of fp32, bf16, fp16, fp8',
+            "known: bf16, fp16, fp32, fp8",
+        ),
         ("seed=[" + "1," * 99 + "]", "1, 1,...: expected a whole number", "a whole number"),
     ],
 )

@@ -38,6 +38,16 @@ def test_an_outer_product_contracts_nothing(module):
     assert (root_work(program).flops, root_work(program).format) == (2 * 24, "fp64")
 
 
+@pytest.mark.parametrize("sides", [("f8e4m3fn", "f8e5m2"), ("f8e5m2", "f8e4m3fn")])
+def test_a_dot_of_both_eight_bit_formats_is_the_gradients_whichever_side_it_is_on(module, sides):
+    program = module(
+        f"%a = {sides[0]}[4,5]{{1,0}} parameter(0)",
+        f"%b = {sides[1]}[5,6]{{1,0}} parameter(1)",
+        "ROOT %d = f32[4,6]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    )
+    assert root_work(program).format == "fp8-e5m2"
+
+
 def test_a_ragged_dot_meets_each_row_with_one_group_only(module):
     program = module(
         "%a = bf16[96,16]{1,0} parameter(0)",

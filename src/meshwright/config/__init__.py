@@ -34,6 +34,7 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
+from ._precision import check_precision as check_precision
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig

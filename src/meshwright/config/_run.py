@@ -85,8 +85,8 @@ class RunConfig(Section):
     """One run: what is weighed is what runs.
 
     `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
-    fp32 in both. `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for the backward
-    pass (`none` recomputes nothing, `full` keeps only the block's input). `steps`: of `train`.
+    fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
+    the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `steps`: of `train`.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -94,7 +94,7 @@ class RunConfig(Section):
     data: Data
     optimizer: Optimizer
     schedule: Schedule
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     layout: str = "data=-1"
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     batch: BatchConfig
@@ -121,6 +121,7 @@ class RunConfig(Section):
         else:
             problems += self._row_problems()
         problems += self._data_problems()
+        problems += self._precision_problems()
         micro = self.batch.microbatch_sequences
         if micro is not None and self.batch.sequences % micro:
             near = self.batch.sequences - self.batch.sequences % micro or micro
@@ -151,6 +152,13 @@ class RunConfig(Section):
                 ("remat", f"= {self.remat!r} has no effect on a {kind} model", 'use remat = "none"')
             )
         return problems
+
+    def _precision_problems(self) -> list[Problem]:
+        """Only the Transformer's layers are written with products in eight bits."""
+        if self.precision != "fp8" or isinstance(self.model, TransformerModel):
+            return []
+        what = f'= "fp8", but a {self.model.kind} model has no products in eight bits'
+        return [("precision", what, 'use precision = "bf16"')]
 
     def _data_problems(self) -> list[Problem]:
         """Tokens are for transformers, images for LeNet and ResNet, points about a line for one input."""

@@ -89,11 +89,17 @@ def _dims(text: str) -> tuple[int, ...]:
     return tuple(int(d) for d in re.findall(r"\d+", text))
 
 
+def _product_format(computation: Computation, instruction: Instruction) -> str:
+    """The left operand's; of E4M3 with E5M2 the gradient's, for the compiler may swap the sides."""
+    left, right = (format_of(_array(computation, instruction, n).dtype) for n in (0, 1))
+    return right if (left, right) == ("fp8-e4m3", "fp8-e5m2") else left
+
+
 def _dot(computation: Computation, instruction: Instruction) -> Work:
     left = _array(computation, instruction, 0)
     contracted = _dims(instruction.attributes.get("lhs_contracting_dims", ""))
     flops = 2 * instruction.shapes[0].num_elements * math.prod(left.dims[d] for d in contracted)
-    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
+    return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
 
 
 def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
@@ -127,7 +133,7 @@ def _gemm(computation: Computation, instruction: Instruction) -> Work:
     left = _array(computation, instruction, 0)
     contracted = [left.dims[int(d)] for d in numbers["lhs_contracting_dimensions"]]
     flops = 2 * instruction.shapes[0].num_elements * math.prod(contracted)
-    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
+    return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
 
 
 def _attention(computation: Computation, instruction: Instruction) -> Work:

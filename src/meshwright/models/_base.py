@@ -41,6 +41,7 @@ class Context:
     dtype: jax.typing.DTypeLike
     platform: str  # cuda | tpu | cpu
     remat: str
+    fp8: bool = False  # the layers' products in eight bits
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False where held-out data is judged
 

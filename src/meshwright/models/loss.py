@@ -135,7 +135,8 @@ def _forward(
         zeros = (jnp.float32(0), jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
         (total, d_hidden, d_head), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
         with jax.named_scope(BACKWARD):
-            d_head = d_head.astype(head.dtype)
+            if head.dtype != jnp.float16:  # of the sum over the batch, it could overflow there
+                d_head = d_head.astype(head.dtype)
             if scattered:
                 d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
             d_head = jax.lax.psum(d_head, "data") if "data" in batch else d_head
@@ -151,7 +152,8 @@ def _forward(
 
 def _backward(_: Context, __: tuple[int, bool], saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
     # In float32: 1 / targets.size in bfloat16 would make every gradient wrong by the same 0.4 % at most.
-    d_hidden, d_head = ((x.astype(jnp.float32) * gradient).astype(x.dtype) for x in saved)
+    dtype = saved[0].dtype
+    d_hidden, d_head = ((x.astype(jnp.float32) * gradient).astype(dtype) for x in saved)
     return d_hidden, d_head, None
 
 

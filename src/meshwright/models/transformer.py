@@ -20,6 +20,7 @@ from ..sharding import gather, look_up
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
+from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
@@ -196,12 +197,14 @@ class Transformer:
             dims = self.block[group][name].dims
             weight = context.gather(layer[group][name], *dims)
             num_inputs = x.ndim - 2
-            outputs = dims[num_inputs:]
+            outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"
             if context.mesh.size == 1:
                 flat = x.reshape(x.shape[0] * x.shape[1], -1)
-                y = (flat @ weight.reshape(flat.shape[1], -1)).reshape(
-                    *x.shape[:2], *weight.shape[num_inputs:]
-                )
+                matrix = weight.reshape(flat.shape[1], -1)
+                y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else flat @ matrix
+                y = y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
+            elif context.fp8:
+                y = fp8_product(x, weight, num_inputs, on_cpu)
             else:
                 contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
                 y = jax.lax.dot_general(x, weight, (contracted, ((), ())))

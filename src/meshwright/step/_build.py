@@ -1,8 +1,8 @@
 """The one builder of the train step.
 
 State, a dict: `parameters` and the optimizer's moments in float32, `model_state` (what the model keeps
-beside its parameters), `optimizer`, `key` (the run's random key), `step`. The batch has a leading
-dimension of microbatches; gradients are summed over it in float32.
+beside its parameters), `optimizer`, `key` (the run's random key), `step`, under fp16 `loss_scale`. The
+batch has a leading dimension of microbatches; gradients are summed over it in float32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jaxtyping import Array, Key
 
 from ..config import RunConfig
 from ..models import Context, Outcome, initial_parameters, model_of
-from ._gradients import Loss, gradients_of
+from ._gradients import Loss
 from ._optimizer import optimizer_of, schedule_of
+from ._precision import FORMATS, initial_scale, next_scale, scale_metrics, scaled_gradients
 from ._state import abstract_batch, abstract_state
 
 Tree = Any
-FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
             "optimizer": optimizer.init(parameters),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
+            **initial_scale(config.precision),
         }
 
     state = abstract_state(init, declared, mesh)
@@ -81,6 +82,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
             dtype=FORMATS[config.precision],
             platform=_platform(mesh),
             remat=config.remat,
+            fp8=config.precision == "fp8",
             dropout_key=key,
             training=key is not None,
         )
@@ -119,9 +121,7 @@ def _step(config: RunConfig, optimizer: Any, loss: Loss, shardings: Tree) -> Any
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         before = state["parameters"]
-        value, outcome, gradient = gradients_of(
-            loss, shardings, before, state["model_state"], batch, _key_of(state)
-        )
+        value, outcome, gradient = scaled_gradients(loss, shardings, state, batch, _key_of(state))
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
@@ -140,8 +140,10 @@ def _step(config: RunConfig, optimizer: Any, loss: Loss, shardings: Tree) -> Any
             "gradient_norm": norm,
             "learning_rate": learning_rate,
             "applied": applied.astype(jnp.int32),
+            **scale_metrics(state),
             **outcome.metrics,
         }
+        new |= next_scale(state, applied)
         return {**state, **new, "step": state["step"] + 1}, metrics
 
     return step
@@ -154,11 +156,8 @@ def _inspect(loss: Loss, shardings: Tree) -> Any:
         return jnp.sum(~jnp.isfinite(array))  # whole numbers always are
 
     def inspect(state: Tree, batch: Tree) -> Tree:
-        parameters = state["parameters"]
-        value, _, gradient = gradients_of(
-            loss, shardings, parameters, state["model_state"], batch, _key_of(state)
-        )
-        found = {"batch": batch, "parameters": parameters, "loss": value, "gradients": gradient}
+        value, _, gradient = scaled_gradients(loss, shardings, state, batch, _key_of(state))
+        found = {"batch": batch, "parameters": state["parameters"], "loss": value, "gradients": gradient}
         return jax.tree.map(count, found)
 
     return inspect

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, Key
 from ..config import RunConfig, TransformerModel
 from ..models import Context, model_of
 from ..models.transformer import Transformer
+from ..step import FORMATS
 
 NUM_TOKENS = 160
 TEMPERATURE = 0.8
@@ -32,7 +33,7 @@ def sampler_of(
     """
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
-    dtype = {"fp32": jnp.float32, "bf16": jnp.bfloat16}[config.precision]
+    dtype = FORMATS[config.precision]
     device = mesh.devices.flat[0]
     platform = "cuda" if device.platform == "gpu" else device.platform
     context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none")
