@@ -1,0 +1,80 @@
+"""Products in eight bits, against float32 and against the numbers' own rounding."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.compiler import read_text
+from meshwright.models.fp8 import fp8_product, quantised
+
+
+@pytest.fixture
+def operands():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(2, 16, 4, 8)).astype(np.float32)
+    weight = generator.normal(size=(4, 8, 24)).astype(np.float32)
+    return jnp.asarray(x), jnp.asarray(weight)
+
+
+def distance(mine, theirs):
+    return np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+@pytest.mark.parametrize("magnitude", [1e-20, 1.0, 1e20])
+def test_the_greatest_magnitude_becomes_the_formats_largest_number(dtype, magnitude):
+    values, scale = quantised(jnp.asarray([0.5, -2.0, 1.0], jnp.float32) * magnitude, dtype)
+    assert float(values[1]) == -float(ml_dtypes.finfo(dtype).max)
+    assert np.allclose(values.astype(jnp.float32) * scale, np.array([0.5, -2, 1]) * magnitude, rtol=2**-3)
+
+
+def test_a_tensor_of_zeros_stays_zeros():
+    values, scale = quantised(jnp.zeros(4), jnp.float8_e4m3fn)
+    assert float(scale) == 1
+    assert not np.asarray(values, np.float32).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_reaches_the_product(operands, bad):
+    x, weight = operands
+    x = x.at[0, 0, 0, 0].set(bad)
+    assert not np.isfinite(fp8_product(x, weight, 2, True)).all()
+
+
+def test_the_product_and_its_gradients_are_those_of_float32_up_to_eight_bits(operands):
+    x, weight = operands
+    target = np.random.default_rng(1).normal(size=(2, 16, 24)).astype(np.float32)
+    plain = np.einsum("bsij,ije->bse", x, weight)
+    narrow, back = jax.vjp(lambda x, w: fp8_product(x, w, 2, True), x, weight)
+    d_x, d_weight = back(jnp.asarray(target))
+    # E4M3 rounds by 2^-4 at most, E5M2 by 2^-3; errors of a sum's terms partly cancel
+    assert 0.005 < distance(narrow, plain) < 2**-4
+    assert 0.005 < distance(d_x, np.einsum("bse,ije->bsij", target, weight)) < 2**-3
+    assert 0.005 < distance(d_weight, np.einsum("bsij,bse->ije", x, target)) < 2**-3
+
+
+def test_the_cpu_computes_the_numbers_that_its_own_products_of_eight_bits_give(operands):
+    x, weight = operands
+    here, there = (np.asarray(fp8_product(x, weight, 2, on_cpu)) for on_cpu in (True, False))
+    assert np.allclose(here, there, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fleet", "layout"), [("1xH100", "data=-1"), ("8xH100", "fsdp=4,tensor=2")])
+def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eight_bits(fleet, layout):
+    sizes = ("model.embed_dim=256", "model.num_kv_heads=4", "model.mlp_dim=512")
+    sizes += ("batch.sequences=16", "batch.sequence_length=128", "data.source=synthetic")
+    found = mw.weigh("bytes-nano", on=fleet, layout=layout, overrides=("precision=fp8", *sizes))
+    # Two layers; query and output are 256 x 256, key and value too, the MLP's three 256 x 512; 2048 tokens
+    forward = 2 * 2 * (4 * 256 * 256 + 3 * 256 * 512) * 16 * 128
+    by_format = found.ledger.flops.by_format
+    assert (by_format["fp8-e4m3"], by_format["fp8-e5m2"]) == (forward, 2 * forward)
+    text = read_text(found.folder, "program.hlo.txt")
+    kernels = re.findall(r"^%gemm_fusion\S* \(\S+ (f8e\w+)\[.*?: (f8e\w+)\[|matmul\$f8", text, re.M)
+    assert ("f8e4m3fn", "f8e4m3fn") in kernels
+    assert any("f8e5m2" in sides for sides in kernels)
+    assert not found.ledger.unpriced
