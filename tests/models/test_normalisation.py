@@ -92,12 +92,3 @@ def test_where_no_row_counts_nothing_moves(context):
     x, parameters, state = given()
     _, after = ours(x, parameters, state, context(), weights=jnp.zeros(ROWS))
     jax.tree.map(np.testing.assert_array_equal, after, state)
-
-
-def test_per_replica_training_sends_the_running_statistics_alone(context):
-    """Two all-reduces of a number for each channel at most, where global statistics need the batch's sums."""
-    x, parameters, state = given()
-    run = context(data=8)
-    assert not np.array_equal(
-        *(np.asarray(ours(x, parameters, state, run, statistics)[0]) for statistics in ("global", "replica"))
-    )

@@ -1,0 +1,63 @@
+"""LeNet on image files learns what the same model in PyTorch learns."""
+
+import jax
+import numpy as np
+import pytest
+
+from meshwright.config import load_config
+from meshwright.data import open_data, write_sample_images
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+
+STEPS = 32  # two epochs of the small set
+BATCHES = 4  # of 256: all of its held-out images
+
+
+def with_microbatch(batch):
+    return jax.tree.map(lambda x: x[None], batch)
+
+
+def torchs_accuracy(torch, data, parameters, rate):
+    """The notes' LeNet and SGD, from the same start and over the same batches: its held-out accuracy."""
+    nn = torch.nn
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(20, 50, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()),
+        *(nn.Linear(800, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+    with torch.no_grad():
+        for place, name in ((0, "convolution1"), (3, "convolution2"), (7, "hidden"), (9, "head")):
+            weight = torch.tensor(np.array(parameters[name]["weight"]))
+            model[place].weight.copy_(weight.T if weight.ndim == 2 else weight)
+            model[place].bias.copy_(torch.tensor(np.array(parameters[name]["bias"])))
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for step in range(STEPS):
+        batch = {name: torch.tensor(array) for name, array in data.batch(step, "train").items()}
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch["images"]), batch["labels"].long()).backward()
+        optimizer.step()
+    with torch.no_grad():
+        right = []
+        for place in range(BATCHES):
+            batch = data.batch(place, "held-out")
+            right += list(model(torch.tensor(batch["images"])).argmax(1).numpy() == batch["labels"])
+    return np.mean(right)
+
+
+def test_lenet_reaches_pytorchs_accuracy_with_the_notes_batch_and_learning_rate(tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    write_sample_images(tmp_path)
+    config = load_config("lenet-fashion", [f"data.folder={tmp_path}", f"evaluation.batches={BATCHES}"])
+    assert (config.batch.sequences, config.optimizer.learning_rate) == (256, 0.2)
+    built, data = build_step(config, mesh_of((("data", 1),), jax.devices()[:1])), open_data(config)
+    state = built.init(np.uint32(config.seed))
+    theirs = torchs_accuracy(torch, data, state["parameters"], 0.2)
+    for step in range(STEPS):
+        state, metrics = built.step(state, with_microbatch(data.batch(step, "train")))
+    assert 0 <= float(metrics["accuracy"]) <= 1
+    held_out = [
+        built.evaluate(state["parameters"], {}, with_microbatch(data.batch(place, "held-out")))["accuracy"]
+        for place in range(BATCHES)
+    ]
+    assert theirs > 0.85
+    assert np.mean(held_out) == pytest.approx(theirs, abs=0.02)
