@@ -97,19 +97,18 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
     replicated = NamedSharding(mesh, PartitionSpec())
     arguments = (state_shardings, batch_shardings)
-    judged = (state_shardings["parameters"], state_shardings["model_state"], batch_shardings)
+    laid = state_shardings["parameters"]
+    judged = (laid, state_shardings["model_state"], batch_shardings)
     return TrainStep(
         step=jax.jit(
-            _step(config, optimizer, loss, state_shardings["parameters"]),
+            _step(config, optimizer, loss, laid),
             donate_argnums=0,
             in_shardings=arguments,
             out_shardings=(state_shardings, replicated),
         ),
         init=jax.jit(init, out_shardings=state_shardings),
         evaluate=jax.jit(evaluate, in_shardings=judged, out_shardings=replicated),
-        inspect=jax.jit(
-            _inspect(loss, state_shardings["parameters"]), in_shardings=arguments, out_shardings=replicated
-        ),
+        inspect=jax.jit(_inspect(loss, laid), in_shardings=arguments, out_shardings=replicated),
         state=state,
         batch=batch,
     )
