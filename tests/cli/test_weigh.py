@@ -19,7 +19,8 @@ def test_json_has_the_names_that_others_build_on(meshwright):
     assert {"schema", "config", "layout", "sequence_length", "tokens_per_step", "source", "fits"} <= set(
         answer
     )
-    assert answer["fleet"] == {"name": "2xCPU", "chip": "CPU", "num_devices": 2}
+    links = {"inside_bytes_per_second": None, "between_bytes_per_second": None}  # of simulated devices
+    assert answer["fleet"] == {"name": "2xCPU", "chip": "CPU", "num_devices": 2, **links}
     ledger = answer["ledger"]
     assert {"reserved_bytes", "peak_bytes", "allowance_bytes", "usable_bytes", "by_category"} <= set(
         ledger["memory"]

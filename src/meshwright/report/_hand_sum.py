@@ -175,7 +175,7 @@ class _Rows:
         if whole := sum(_num_elements(buffer) in wholes for buffer in kept):
             words.append(f"{whole} as large as a whole parameter, of which a device holds a part")
         # A set of them, split as the parameters are, in the narrowest format that they are made in.
-        narrowest = 2 if self._config.precision == "bf16" else BYTES
+        narrowest = BYTES if self._config.precision == "fp32" else 2
         most = max(self._memory.timeline.by_category.get("gradients", (0,)))
         if not most:
             words = ["no value of the step is filed as a gradient"]
