@@ -69,7 +69,8 @@ def test_everything_wrong_is_said_at_once():
     assert caught.value.message.splitlines() == [
         "bytes-nano: 3 things are wrong",
         "  model.num_layerz is no key of model (transformer)",
-        '  optimizer.kind = "adamax": expected one of adafactor, adagrad, adam, adamw, lion, muon, rmsprop, sgd',
+        '  optimizer.kind = "adamax": expected one of adafactor, adagrad, adam, adamw, lion, muon, rmsprop, '
+        "sgd",
         "  batch.sequences = 0: expected at least 1",
     ]
     assert caught.value.hint == (

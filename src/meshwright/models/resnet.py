@@ -99,7 +99,8 @@ class _Norm:
     def __init__(self, state: Tree, batch: Batch, context: Context, statistics: Statistics) -> None:
         self.state = {name: dict(norms) for name, norms in state.items()}
         self._weights = batch.get("weights")
-        self._context, self._statistics = context, statistics
+        self._context = context
+        self._statistics: Statistics = statistics
 
     def __call__(self, x: Array, parameters: Tree, module: str, name: str) -> Array:
         x, self.state[module][name] = batch_norm(

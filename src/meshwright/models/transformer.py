@@ -198,6 +198,7 @@ class Transformer:
             weight = context.gather(layer[group][name], *dims)
             num_inputs = x.ndim - 2
             outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"
+            y: Any
             if context.mesh.size == 1:
                 flat = x.reshape(x.shape[0] * x.shape[1], -1)
                 matrix = weight.reshape(flat.shape[1], -1)
