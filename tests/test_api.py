@@ -76,7 +76,9 @@ def test_the_categories_sum_to_what_is_reserved(small, largest):
 def test_the_json_has_the_names_that_others_build_on(small):
     found = json.loads(json.dumps(small.to_dict()))
     assert found["schema"] == 2
-    assert found["fleet"] == {"name": "8xH100", "chip": "H100", "num_devices": 8}
+    fleet = found["fleet"]
+    assert (fleet["name"], fleet["chip"], fleet["num_devices"]) == ("8xH100", "H100", 8)
+    assert fleet["inside_bytes_per_second"] > fleet["between_bytes_per_second"] > 0
     assert (found["config"], found["layout"]) == ("bytes-nano", "data=2,fsdp=2,tensor=2")
     assert (found["sequence_length"], found["tokens_per_step"]) == (64, 512)
     assert found["source"] == "target compiler"

@@ -37,15 +37,17 @@ def test_twice_the_batch_doubles_what_hangs_on_rows_and_nothing_else(base):
         2 * base.by_category["saved_activations"], rel=0.005
     )
     assert twice.by_category["batch"] == 2 * base.by_category["batch"]
-    # Attention's scores, computed again, hang on rows too; at jaxlib 0.12's peak they are there.
+    # Attention's scores, computed again, and the loss of each row hang on rows too; which of them live at
+    # the peak differs between versions of jaxlib.
     rows = {"saved_activations", "activation_gradients", "batch"}
-    assert changed(base, twice) - {"recomputed_activations"} == rows
+    assert changed(base, twice) - {"recomputed_activations", "logits_and_loss"} == rows
 
 
 def test_sgd_in_the_place_of_adam_removes_exactly_the_moments(base):
     plain = memory("optimizer.kind=sgd")
     assert base.optimizer_state_by_moment["mu"] == base.by_category["parameters"]
-    assert set(plain.optimizer_state_by_moment) == {"count"}
+    assert base.by_category["optimizer_state"] == 2 * base.by_category["parameters"] + 4  # and a count
+    assert plain.optimizer_state_by_moment == {}
     assert changed(base, plain) == {"optimizer_state"}
 
 
