@@ -3,7 +3,7 @@
 Every configuration of `TransformerModel` but dropout: LayerNorm or RMSNorm, learned or rotary positions,
 plain or gated MLP, biases or none, a tied head or its own, shared key heads. The queries, keys and values
 are one product; attention is PyTorch's own. What crosses blocks is in the format of the computation, as
-ours is, and the logits are made whole, as most PyTorch code does.
+ours is, and norms are in float32; the logits are made whole, as most PyTorch code does.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Block(torch.nn.Module):
     def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
         """x [batch, sequence, embed] to the same; `angles` are cosines and sines, None without rotation."""
         b, s, _ = x.shape
-        parts = self.product(self.norms[0](x), self.qkv).split(self.widths, dim=-1)
+        parts = self.product(self.norms[0](x.float()), self.qkv).split(self.widths, dim=-1)
         q, k, v = (part.view(b, s, -1, self.head_dim).transpose(1, 2) for part in parts)
         if angles is not None:
             q, k = (_rotated(t, *angles) for t in (q, k))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.shares_keys)
         x = x + self.product(attended.transpose(1, 2).reshape(b, s, -1), self.out)
-        h = self.norms[1](x)
+        h = self.norms[1](x.float())
         if self.gate is None:
             hidden = self.activation(self.product(h, self.up))
         else:
@@ -120,7 +120,7 @@ class Decoder(torch.nn.Module):
             x = x + self.positions[: x.shape[1]].to(self.dtype)
         for block in self.blocks:
             x = block(x, angles)
-        logits = F.linear(self.norm(x), self.head.weight)
+        logits = F.linear(self.norm(x.float()), self.head.weight)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 

@@ -35,7 +35,7 @@ def _product(
     fast: bool,
 ) -> torch.Tensor:
     """x [m, k] against y [n, k], both with contiguous rows: [m, n]."""
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         x.contiguous(),
         y.contiguous().t(),
         scale_a=x_scale,

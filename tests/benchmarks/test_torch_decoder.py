@@ -6,21 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from _torch_decoder import Decoder, adamw_of, copy_weights
-
 from meshwright.config import load_config
 from meshwright.step import build_step
 
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from _torch_decoder import Decoder, adamw_of, copy_weights  # noqa: E402
+
 GPT2 = [
-    "model.num_layers=2", "model.embed_dim=32", "model.num_heads=2", "model.num_kv_heads=2", "model.head_dim=16",
-    "model.mlp_dim=64", "model.vocab_size=97", "model.max_positions=24",
+    "model.num_layers=2", "model.embed_dim=32", "model.num_heads=2", "model.num_kv_heads=2",
+    "model.head_dim=16", "model.mlp_dim=64", "model.vocab_size=97", "model.max_positions=24",
 ]  # fmt: skip
 LLAMA = [
-    "model.num_layers=2", "model.embed_dim=32", "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=8",
-    "model.mlp_dim=64", "model.vocab_size=97",
+    "model.num_layers=2", "model.embed_dim=32", "model.num_heads=4", "model.num_kv_heads=2",
+    "model.head_dim=8", "model.mlp_dim=64", "model.vocab_size=97",
 ]  # fmt: skip
 COMMON = [
     "batch.sequences=4", "batch.sequence_length=16", "precision=fp32", "layout=data=-1", "steps=10",

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.models.fp8 import fp8_product as our_product
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _torch_fp8 import fp8_product, has_scaled_products
-
-from meshwright.models.fp8 import fp8_product as our_product
+from _torch_fp8 import fp8_product, has_scaled_products  # noqa: E402
 
 
 @pytest.mark.skipif(not has_scaled_products(), reason="this PyTorch has no scaled products")

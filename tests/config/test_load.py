@@ -11,7 +11,7 @@ from meshwright.config import RunConfig, config_schema, load_config, overridden,
 from meshwright.errors import InputError
 
 PRESETS = "bytes-10m bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b lenet lenet-fashion line linear"
-PRESETS += " llama2-7b llama3-405b llama3-70b llama3-8b resnet18-fashion"
+PRESETS += " llama-1b llama2-7b llama3-405b llama3-70b llama3-8b resnet18-fashion"
 
 
 def test_the_presets_are_those_the_readme_promises():

@@ -6,10 +6,12 @@ from meshwright.config import CruncherModel, LeNetModel, LinearModel, Transforme
 from meshwright.errors import InputError
 
 # The released checkpoints' own counts: `sum(p.numel() for p in model.parameters())` of gpt2 and gpt2-xl,
-# https://huggingface.co/openai-community; of Llama-2-7b, Meta-Llama-3-8B, -70B and Llama-3.1-405B.
+# https://huggingface.co/openai-community; of Llama-2-7b, Meta-Llama-3-8B, -70B, Llama-3.1-405B
+# and Llama-3.2-1B.
 PUBLISHED = {
     "gpt2-124m": 124_439_808,
     "gpt2-1.5b": 1_557_611_200,
+    "llama-1b": 1_235_814_400,
     "llama2-7b": 6_738_415_616,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
