@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # a CUDA plugin without a GPU complains
 
@@ -21,87 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from _record import write_record
-from torch.nn import functional as F
+from _torch_decoder import Decoder, copy_weights
 
 from meshwright.config import TransformerModel, load_config
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
 ROUNDS, WARM_UP = 8, 2
-
-
-class Block(torch.nn.Module):
-    """One block, as `meshwright.models.transformer` has it."""
-
-    def __init__(self, c: TransformerModel) -> None:
-        super().__init__()
-        self.heads, self.theta = c.num_heads, c.rope_theta
-        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(c.embed_dim, eps=c.norm_epsilon) for _ in range(2))
-        self.qkv = torch.nn.Linear(c.embed_dim, 3 * c.embed_dim, bias=False)
-        self.out = torch.nn.Linear(c.embed_dim, c.embed_dim, bias=False)
-        self.up = torch.nn.Linear(c.embed_dim, c.mlp_dim, bias=False)
-        self.down = torch.nn.Linear(c.mlp_dim, c.embed_dim, bias=False)
-
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """x [batch, sequence, embed] to the same."""
-        b, s, e = x.shape
-        q, k, v = self.qkv(self.norms[0](x)).view(b, s, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
-        q, k = (_rotated(t, cos, sin) for t in (q, k))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, s, e))
-        return x + self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh"))
-
-
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-class Decoder(torch.nn.Module):
-    """The whole model, with the loss."""
-
-    def __init__(self, c: TransformerModel, length: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(c.vocab_size, c.embed_dim)
-        self.blocks = torch.nn.ModuleList(Block(c) for _ in range(c.num_layers))
-        self.norm = torch.nn.RMSNorm(c.embed_dim, eps=c.norm_epsilon)
-        self.head = (
-            self.embedding if c.tied_embeddings else torch.nn.Linear(c.embed_dim, c.vocab_size, bias=False)
-        )
-        half = c.head_dim // 2
-        frequency = c.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
-        angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency[None]
-        self.cos, self.sin = angle.cos(), angle.sin()
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of tokens [batch, sequence + 1]."""
-        x = self.embedding(tokens[:, :-1])
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        logits = self.norm(x) @ self.head.weight.T
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def copy_weights(ours: Any, theirs: Decoder) -> None:
-    """Give the PyTorch model the weights of ours; its matrices are [out, in]."""
-
-    def put(target: torch.Tensor, value: Any) -> None:
-        with torch.no_grad():
-            target.copy_(torch.from_numpy(np.array(value)).reshape(target.shape))
-
-    put(theirs.embedding.weight, ours["embedding"])
-    put(theirs.norm.weight, ours["final_norm"]["scale"])
-    if "head" in ours:
-        put(theirs.head.weight, ours["head"])
-    for block, layer in zip(theirs.blocks, ours["layers"], strict=True):
-        embed = layer["attention"]["query"].shape[0]
-        matrices = [np.array(layer["attention"][n]).reshape(embed, -1).T for n in ("query", "key", "value")]
-        put(block.qkv.weight, np.concatenate(matrices))
-        put(block.out.weight, np.array(layer["attention"]["output"]).reshape(-1, embed).T)
-        put(block.up.weight, np.array(layer["mlp"]["up"]).T)
-        put(block.down.weight, np.array(layer["mlp"]["down"]).T)
-        put(block.norms[0].weight, layer["attention_norm"]["scale"])
-        put(block.norms[1].weight, layer["mlp_norm"]["scale"])
 
 
 def main() -> None:
