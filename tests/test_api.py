@@ -71,6 +71,17 @@ def test_the_categories_sum_to_what_is_reserved(small, largest):
     for weighed in (small, largest):
         memory = weighed.ledger.memory
         assert sum(memory.by_category.values()) == memory.reserved_bytes
+        assert sum(memory.by_format.values()) == memory.reserved_bytes
+
+
+def test_a_step_in_fp32_keeps_no_narrow_number_and_one_in_bf16_does(small, largest):
+    assert small.config.precision == "fp32"
+    assert (
+        {"fp32", "int32"}
+        <= set(small.ledger.memory.by_format)
+        <= {"fp32", "int32", "uint32", "bool", "unused"}
+    )
+    assert set(largest.ledger.memory.by_category_and_format["saved_activations"]) >= {"bf16"}
 
 
 def test_the_json_has_the_names_that_others_build_on(small):

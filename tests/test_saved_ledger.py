@@ -26,9 +26,8 @@ def kept(record, *names):
 def ledger(folder):
     compiled = Compiled.load(folder)
     found = ledger_of(folder, compiled, Fleet.parse(compiled.fleet)).to_dict()
-    memory = kept(
-        found["memory"], "reserved_bytes", "argument_bytes", "peak_bytes", "by_category", "by_certainty"
-    )
+    names = "reserved_bytes", "argument_bytes", "peak_bytes", "by_category", "by_certainty", "by_format"
+    memory = kept(found["memory"], *names)
     flops = kept(found["flops"], "model", "executed", "recomputed", "by_phase", "by_format")
     names = "kind", "axes", "count", "in_loop", "payload_bytes", "wire_bytes", "overlapped_count"
     traffic = [kept(collective, *names) for collective in found["traffic"]]

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 
 import numpy as np
@@ -56,6 +57,31 @@ def test_categories_add_up_to_reserved_in_every_sample(samples):
     for name in samples.names:
         ledger, _ = memory(samples, name)
         assert sum(ledger.by_category.values()) == ledger.reserved_bytes
+
+
+def test_number_formats_add_up_to_every_category_and_to_reserved_in_every_sample(samples):
+    for name in samples.names:
+        ledger, _ = memory(samples, name)
+        whole = {category: sum(found.values()) for category, found in ledger.by_category_and_format.items()}
+        assert whole == ledger.by_category
+        assert sum(ledger.by_format.values()) == ledger.reserved_bytes
+
+
+def test_number_formats_are_those_of_the_arguments(samples):
+    """Parameters and moments are fp32 and tokens int32, as JAX says of the arguments."""
+    found = memory(samples, "transformer-8xH100")[0].by_category_and_format
+    names = {"float32": "fp32", "int32": "int32"}
+    for role in ("parameters", "optimizer_state", "batch"):
+        given = collections.Counter()
+        for argument in samples.compiled("transformer-8xH100").arguments:
+            if argument.role == role:
+                given[names[argument.dtype]] += argument.device_bytes
+        assert found[role] == given
+
+
+def test_fragmentation_holds_no_number(samples):
+    ledger, _ = memory(samples, "transformer-8xH100")
+    assert ledger.by_category_and_format["fragmentation"] == {"unused": ledger.by_category["fragmentation"]}
 
 
 def test_arguments_are_filed_by_their_role(samples):

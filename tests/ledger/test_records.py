@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -30,6 +31,14 @@ def test_whether_it_fits_is_unknown_where_the_usable_bytes_are():
     assert memory(1, None).fits is None
 
 
+def test_a_format_without_a_name_of_ours_keeps_the_compilers(samples):
+    known = samples.ledger("cruncher-8xH100").memory
+    first, *rest = known.buffers
+    strange = dataclasses.replace(known, buffers=(dataclasses.replace(first, format="f8e8m0fnu"), *rest))
+    assert strange.by_format["f8e8m0fnu"] == first.num_bytes
+    assert strange.by_format["fp32"] + first.num_bytes == known.by_format["fp32"]
+
+
 def test_a_ledger_survives_its_json(samples):
     for name in samples.names:
         ledger = samples.ledger(name)
@@ -41,8 +50,8 @@ def test_a_ledger_survives_its_json(samples):
     [
         ("nothing", "this is no ledger"),
         ("[]", "this is no ledger"),
-        ('{"schema": 4}', "this is no ledger"),
-        ('{"schema": 2}', "a ledger of schema 2; this version reads 4"),
+        ('{"schema": 5}', "this is no ledger"),
+        ('{"schema": 4}', "a ledger of schema 4; this version reads 5"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

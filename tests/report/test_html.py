@@ -99,6 +99,16 @@ def test_the_page_is_well_formed_and_shows_what_the_files_say(run: Path):
         assert expected in text
 
 
+def test_the_page_shows_which_category_is_in_which_number_format(run: Path):
+    page = write_report(run).read_text("utf-8")
+    assert "<tr><th>category</th><th class=number>unused</th><th class=number>bf16</th>" in page
+    assert "<tr><td>parameters</td><td class=number>3.00 GiB</td><td class=number></td>" in page
+    weighing = json.loads((run / "weighing.json").read_text())
+    del weighing["ledger"]["memory"]["by_format"]  # as an earlier version wrote it
+    (run / "weighing.json").write_text(json.dumps(weighing))
+    assert "Number formats" not in write_report(run).read_text("utf-8")
+
+
 def test_the_page_needs_nothing_from_elsewhere(run: Path):
     page = page_of(run)
     assert all(link.startswith("#") for link in page.links)

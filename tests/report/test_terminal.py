@@ -21,7 +21,7 @@ def test_a_weighing_that_fits_reads_as_agreed(weighing, golden):
 
 
 def test_a_weighing_that_does_not_fit_names_what_would_shrink_it(weighing, golden):
-    sizes = {"temporaries": 86 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB}
+    sizes = {"saved_activations": 86 * GIB, "optimizer_state": 8 * GIB, "parameters": 4 * GIB}
     made = weighing(memory={"reserved_bytes": 98 * GIB, "peak_bytes": None, "by_category": sizes})
     golden("does_not_fit.txt", weighing_text(made))
 

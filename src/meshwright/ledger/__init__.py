@@ -7,6 +7,7 @@ Used by: `predict`, which walks the same `hlo.Program`, `reconcile`, `report`, `
 from ._allowance import allowance as allowance
 from ._flops import instruction_work as instruction_work
 from ._ledger import ledger_of as ledger_of
+from ._records import UNUSED as UNUSED
 from ._records import Buffer as Buffer
 from ._records import Collective as Collective
 from ._records import Finding as Finding

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from meshwright.errors import InputError
+from meshwright.formats import format_of_dtype
 
-SCHEMA = 4
+SCHEMA = 5
 """Of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module; links;
-findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced."""
+findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced. 5: memory by number
+format."""
+UNUSED = "unused"
+"""In `by_format`: bytes that are reserved and in which no value lives at the peak, so that they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,29 @@ class MemoryLedger:
         return found
 
     @property
+    def by_category_and_format(self) -> dict[str, dict[str, int]]:
+        """Of each category in `by_category`, bytes by number format, most first; they sum to it.
+
+        Formats have the project's names ("bf16", "fp8-e4m3"); one that the project does not know has the
+        compiler's. `UNUSED` are bytes of an allocation in which no value lives at the peak.
+        """
+        found = {category: Counter[str]() for category in self.by_category}
+        for buffer in self.buffers:
+            found[buffer.category][_format_name(buffer.format)] += buffer.num_bytes
+        for category, formats in found.items():
+            if unused := self.by_category[category] - formats.total():
+                formats[UNUSED] = unused
+        return {category: dict(formats.most_common()) for category, formats in found.items()}
+
+    @property
+    def by_format(self) -> dict[str, int]:
+        """The reserved bytes by number format, most first, over all categories."""
+        found = Counter[str]()
+        for formats in self.by_category_and_format.values():
+            found.update(formats)
+        return dict(found.most_common())
+
+    @property
     def allowance_bytes(self) -> int:
         """Sum of the allowance's items."""
         return sum(self.allowance.values())
@@ -130,6 +158,13 @@ class MemoryLedger:
         if self.usable_bytes is None:
             return None
         return self.reserved_bytes + self.allowance_bytes <= self.usable_bytes
+
+
+def _format_name(dtype: str) -> str:
+    try:
+        return format_of_dtype(dtype).name
+    except InputError:
+        return dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +227,8 @@ class Ledger:
             "allowance_bytes": memory.allowance_bytes,
             "fits": memory.fits,
             "by_certainty": memory.by_certainty,
+            "by_format": memory.by_format,
+            "by_category_and_format": memory.by_category_and_format,
         }
         return {"schema": SCHEMA, **fields, "memory": {**fields["memory"], **derived}}
 

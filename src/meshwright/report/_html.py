@@ -197,6 +197,7 @@ def _memory(run: RunFiles) -> str:
         "Memory of one device, predicted",
         f"<figure>{memory_svg(seen, memory['usable_bytes'])}</figure>\n",
         table(("category", "size", "bytes"), rows, numbers=(1, 2)),
+        _formats(memory),
         _timeline(memory["timeline"]),
         _buffers(memory["buffers"]),
     )
@@ -220,6 +221,20 @@ def _hand_sum(run: RunFiles) -> str:
     rule = f"4 x (parameters + activations + gradients + optimizer state); activations: {found['rule']}"
     head = ("quantity", "by hand", "/ devices", "compiled", "why")
     return section("The sum by hand", paragraph(rule), table(head, rows, numbers=(1, 2, 3)))
+
+
+def _formats(memory: dict[str, Any]) -> str:
+    """Which category is in which number format; runs weighed by an earlier version do not say."""
+    columns = list(memory.get("by_format", ()))
+    if not columns:
+        return ""
+    rows = [
+        (_words(category), *(format_bytes(found[name]) if name in found else "" for name in columns))
+        for category, found in memory["by_category_and_format"].items()
+    ]
+    rows.append(("reserved", *(format_bytes(size) for size in memory["by_format"].values())))
+    numbers = tuple(range(1, len(columns) + 1))
+    return f"<h3>Number formats at the peak</h3>\n{table(('category', *columns), rows, numbers=numbers)}"
 
 
 def _timeline(line: dict[str, Any]) -> str:

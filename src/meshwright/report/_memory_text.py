@@ -1,4 +1,4 @@
-"""A device's memory on a terminal: categories with bars, and the largest buffers."""
+"""A device's memory on a terminal: categories with bars, number formats, and the largest buffers."""
 
 from __future__ import annotations
 
@@ -74,6 +74,30 @@ def _categories(memory: MemoryLedger) -> Iterator[tuple[str, int]]:
                     yield f"  {moment}", size
     if small:
         yield f"{len(small)} smaller ones", sum(small)
+
+
+def format_table(memory: MemoryLedger) -> RenderableType:
+    """The reserved bytes by number format at the peak, with the categories that are in it, most first."""
+    least = LEAST_SHARE * memory.reserved_bytes
+    table = plain_table("format", "size", "whose", right=("size",))
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    small: dict[str, int] = {}
+    for name, num_bytes in memory.by_format.items():
+        if num_bytes < least:
+            small[name] = num_bytes
+            continue
+        whose = {
+            category: formats.get(name, 0) for category, formats in memory.by_category_and_format.items()
+        }
+        words = (
+            f"{spaced(category)} {format_bytes(size)}"
+            for category, size in sorted(whose.items(), key=lambda item: -item[1])
+            if size >= least
+        )
+        add_row(table, name, format_bytes(num_bytes), ", ".join(words))
+    if small:
+        add_row(table, ", ".join(small), format_bytes(sum(small.values())), "")
+    return indented(table)
 
 
 def buffer_table(memory: MemoryLedger) -> RenderableType:

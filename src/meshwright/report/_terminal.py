@@ -21,7 +21,7 @@ from meshwright.units import format_bytes, format_count, format_rate, format_sec
 from ._hand_sum import hand_sum
 from ._hand_sum_text import hand_sum_table
 from ._layout import add_row, heading, indented, plain_table, spaced
-from ._memory_text import buffer_table, memory_table
+from ._memory_text import buffer_table, format_table, memory_table
 from ._rows import FLOP_CONVENTION, HELP_NOTE, elementwise_words, help_rows, kind_words, link_words
 from ._shrink import suggestions
 
@@ -87,6 +87,7 @@ def weighing_text(weighing: Weighed) -> RenderableType:
         found = hand_sum(weighing.config, compiled, ledger.memory)
         title = f"The sum by hand: 4 x (parameters + activations + gradients + optimizer state), {found.rule}"
         parts += [heading(title), hand_sum_table(found), Text()]
+    parts += [heading("Number formats at the peak"), format_table(ledger.memory), Text()]
     parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
     parts += [heading("FLOPs of one step, all devices"), *_flop_parts(ledger.flops, compiled), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
