@@ -67,6 +67,17 @@ def test_gpt3_over_300_billion_tokens_comes_to_the_published_flops():
     assert flops == pytest.approx(3.14e23, rel=0.02)
 
 
+def test_devices_that_are_added_add_their_batch_and_the_rate_follows():
+    said = ["batch.sequences_per_replica=4", "batch.base_sequences=8", "schedule.scale=sqrt"]
+    one, two = (mw.weigh("cruncher", on=on, layout="fsdp=-1", overrides=said) for on in ("2xCPU", "8xCPU"))
+    assert (one.compiled.tokens_per_step, two.compiled.tokens_per_step) == (8, 32)
+    assert one.config is not None
+    assert two.config is not None
+    assert two.config.peak_learning_rate == pytest.approx(2 * one.config.peak_learning_rate)
+    again = mw.weigh(two.config, on="8xCPU")
+    assert again.cached
+
+
 def test_the_categories_sum_to_what_is_reserved(small, largest):
     for weighed in (small, largest):
         memory = weighed.ledger.memory

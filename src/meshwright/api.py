@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
-from .config import Layout, RunConfig, check_layout, check_precision, load_config, overridden
+from .config import Layout, RunConfig, check_layout, check_precision, load_config, overridden, settled
 from .errors import InputError
 from .hardware import Fleet, Link, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
@@ -150,6 +150,7 @@ def weigh(
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
     else:
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
+        run = settled(run, mesh)
         check_layout(run, mesh)
         check_precision(run, fleet.chip)
     request = _request(config if run is None else run, fleet, mesh, simulate)

@@ -29,6 +29,8 @@ LINEAR = ("cruncher", "schedule.kind=linear", "schedule.warmup_steps=5")
 STABLE = ("cruncher", "schedule.kind=stable-then-decay", "schedule.warmup_steps=5", "schedule.decay_steps=8")
 ROOT = ("cruncher", "schedule.kind=inverse-square-root", "schedule.warmup_steps=5")
 
+CRUNCHER_SCALED = ("cruncher", "schedule.scale=linear", "batch.base_sequences=2")
+
 # The field, the run it belongs to, and what it is changed to (with what must change along).
 PROGRAM = {
     "model.linear.kind": (("linear",), "model.kind=cruncher", "model.width=16", "model.num_layers=1"),
@@ -143,10 +145,16 @@ PROGRAM = {
     "schedule.stable-then-decay.final_fraction": (STABLE, "schedule.final_fraction=0.5"),
     "schedule.inverse-square-root.kind": (ROOT, "schedule.kind=cosine"),
     "schedule.inverse-square-root.warmup_steps": (ROOT, "schedule.warmup_steps=6"),
+    "schedule.constant.scale": (CRUNCHER_SCALED, "schedule.scale=sqrt"),
+    "schedule.cosine.scale": ((*CRUNCHER_SCALED, *COSINE[2:]), "schedule.scale=sqrt"),
+    "schedule.linear.scale": ((*CRUNCHER_SCALED, *LINEAR[1:]), "schedule.scale=sqrt"),
+    "schedule.stable-then-decay.scale": ((*CRUNCHER_SCALED, *STABLE[1:]), "schedule.scale=sqrt"),
+    "schedule.inverse-square-root.scale": ((*CRUNCHER_SCALED, *ROOT[1:]), "schedule.scale=sqrt"),
     "precision": (NANO, "precision=bf16"),
     "remat": (NANO, "remat=full"),
     "batch.sequences": (NANO, "batch.sequences=16"),
     "batch.sequence_length": (NANO, "batch.sequence_length=32"),
+    "batch.base_sequences": (CRUNCHER_SCALED, "batch.base_sequences=3"),
     "batch.microbatch_sequences": (NANO, "batch.microbatch_sequences=4"),
     "steps": (COSINE, "steps=30"),  # where the cosine ends; also how long `train` runs, below
 }
@@ -154,6 +162,7 @@ PROGRAM = {
 ELSEWHERE = {
     "name": "names the run in records and reports, and is part of the cache's key",
     "layout": "says which mesh the step is built on",
+    "batch.sequences_per_replica": "gives batch.sequences with the layout: tests/config/test_divide.py",
     "seed": "is an argument of the program that makes the state, and seeds the data",
     "data.synthetic.source": "chooses what the step's batches hold",
     "data.idx.source": "chooses what the step's batches hold; adds weights: tests/step/test_state.py",

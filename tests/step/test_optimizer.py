@@ -151,6 +151,31 @@ def test_a_constant_schedule_may_warm_up():
     assert found(0, 5, 10, 500) == pytest.approx([0, 0.5, 1, 1])
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ("constant", "warmup_steps=10"),
+        ("cosine", "warmup_steps=10"),
+        ("linear", "warmup_steps=10"),
+        ("stable-then-decay", "warmup_steps=10", "decay_steps=20"),
+        ("inverse-square-root", "warmup_steps=10"),
+    ],
+    ids=lambda kind: kind[0],
+)
+@pytest.mark.parametrize(
+    ("scale", "sequences", "times"),
+    [("linear", 256, 8), ("sqrt", 256, math.sqrt(8)), ("linear", 16, 0.5), ("sqrt", 8, 0.5), ("sqrt", 32, 1)],
+)
+def test_every_schedule_is_scaled_by_the_batch_or_its_root(kind, scale, sequences, times):
+    chosen = [f"schedule.{each}" for each in (f"kind={kind[0]}", *kind[1:])]
+    steps = (0, 5, 10, 60, 110)
+    plain = schedule_of(load_config("linear", ["steps=110", *chosen]))
+    scaled = [f"schedule.scale={scale}", "batch.base_sequences=32", f"batch.sequences={sequences}"]
+    found = schedule_of(load_config("linear", ["steps=110", *chosen, *scaled]))
+    wanted = [times * float(plain(step)) for step in steps]
+    assert [float(found(step)) for step in steps] == pytest.approx(wanted, rel=1e-6)
+
+
 def test_a_linear_schedule_warms_up_and_falls_in_a_line():
     found = rates("kind=linear", "warmup_steps=10", "final_fraction=0.2")
     assert found(0, 5, 10, 60, 110, 500) == pytest.approx([0, 0.5, 1, 0.6, 0.2, 0.2])

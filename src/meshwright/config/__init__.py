@@ -9,6 +9,7 @@ from ._data import StdlibData as StdlibData
 from ._data import SyntheticData as SyntheticData
 from ._data import TokenFileData as TokenFileData
 from ._divide import check_layout as check_layout
+from ._divide import settled as settled
 from ._layout import AXES as AXES
 from ._layout import RESERVED_AXES as RESERVED_AXES
 from ._layout import Layout as Layout

@@ -1,4 +1,4 @@
-"""Whether every dimension that an axis splits divides by it."""
+"""What a layout makes of a run: its batch, and whether every dimension that an axis splits divides by it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,22 @@ from ._problems import input_error
 from ._run import RunConfig
 
 
+def settled(config: RunConfig, layout: Layout) -> RunConfig:
+    """The run as it is on a resolved `layout`: `batch.sequences_per_replica` turned into `batch.sequences`.
+
+    Rows of a batch are split over data * fsdp; those are the replicas. A settled run keeps its batch on
+    whatever layout it goes on.
+    """
+    each = config.batch.sequences_per_replica
+    if each is None:
+        return config
+    sequences = each * layout.size("data") * layout.size("fsdp")
+    batch = config.batch.model_copy(update={"sequences": sequences, "sequences_per_replica": None})
+    return config.model_copy(update={"batch": batch})
+
+
 def check_layout(config: RunConfig, layout: Layout) -> None:
-    """Refuse a resolved `layout` over which `config` cannot be split evenly.
+    """Refuse a resolved `layout` over which a settled `config` cannot be split evenly.
 
     Checked: the batch over data * fsdp * microbatch; parameters' embed (width, input) dimension over
     fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor; of lenet, its hidden layer.

@@ -3,6 +3,7 @@
 Every optimizer's state is in fp32. Where `weight_decay` is decoupled, a step takes learning rate x
 `weight_decay` x parameter away; `weight_decay_on` says from which parameters: "matrices" spares norms and
 biases, "all" spares none.
+A schedule's `scale` says how the learning rate follows the batch: docs/optimizers.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from ._base import (
 )
 
 DecayOn = Literal["matrices", "all"]
+Scale = Literal["none", "linear", "sqrt"]
+"""How the learning rate follows the batch: not at all, in proportion, or as its square root."""
 
 
 class SGDOptimizer(Section):
@@ -200,6 +203,7 @@ class ConstantSchedule(Section):
 
     kind: Literal["constant"]
     warmup_steps: NotNegative = 0
+    scale: Scale = "none"
 
 
 class CosineSchedule(Section):
@@ -208,6 +212,7 @@ class CosineSchedule(Section):
     kind: Literal["cosine"]
     warmup_steps: NotNegative
     final_fraction: Share = 0.1
+    scale: Scale = "none"
 
 
 class LinearSchedule(Section):
@@ -216,6 +221,7 @@ class LinearSchedule(Section):
     kind: Literal["linear"]
     warmup_steps: NotNegative
     final_fraction: Share = 0.0
+    scale: Scale = "none"
 
 
 class StableSchedule(Section):
@@ -226,6 +232,7 @@ class StableSchedule(Section):
     warmup_steps: NotNegative
     decay_steps: Positive
     final_fraction: Share = 0.0
+    scale: Scale = "none"
 
 
 class InverseRootSchedule(Section):
@@ -233,6 +240,7 @@ class InverseRootSchedule(Section):
 
     kind: Literal["inverse-square-root"]
     warmup_steps: Positive
+    scale: Scale = "none"
 
 
 def schedule_problems(schedule: Schedule, steps: int) -> list[Problem]:

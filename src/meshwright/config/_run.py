@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -29,11 +30,16 @@ class BatchConfig(Section):
     `sequences`: of the whole fleet, per step (rows for linear and cruncher, images for lenet and resnet18).
     `sequence_length`: positions that are predicted; 1 where there are no sequences.
     `microbatch_sequences`: how many one data replica handles at a time; None is all of them at once.
+    `sequences_per_replica`: of each data replica; where given, `sequences` is this times the layout's data *
+    fsdp, whatever else it says (see `settled`). `base_sequences`: the `sequences` for which the learning
+    rate was chosen, from which a schedule's `scale` scales it.
     """
 
     sequences: Positive
     sequence_length: Positive = 1
     microbatch_sequences: OptionalPositive = None
+    sequences_per_replica: OptionalPositive = None
+    base_sequences: OptionalPositive = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -104,6 +110,15 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultConfig = FaultConfig()
 
+    @property
+    def peak_learning_rate(self) -> float:
+        """`optimizer.learning_rate`, scaled to the batch as `schedule.scale` says."""
+        rate, base = self.optimizer.learning_rate, self.batch.base_sequences
+        if base is None:
+            return rate
+        times = self.batch.sequences / base
+        return rate * (times if self.schedule.scale == "linear" else math.sqrt(times))
+
     @field_validator("layout")
     @classmethod
     def _layout_reads(cls, text: str) -> str:
@@ -122,19 +137,30 @@ class RunConfig(Section):
             problems += self._row_problems()
         problems += self._data_problems()
         problems += self._precision_problems()
-        micro = self.batch.microbatch_sequences
-        if micro is not None and self.batch.sequences % micro:
-            near = self.batch.sequences - self.batch.sequences % micro or micro
-            problems.append(
-                (
-                    "batch.sequences",
-                    f"= {self.batch.sequences} is not a multiple of batch.microbatch_sequences = {micro}",
-                    f"use batch.sequences = {near}",
-                )
-            )
+        problems += self._batch_problems()
         problems += schedule_problems(self.schedule, self.steps)
         raise_problems(problems)
         return self
+
+    def _batch_problems(self) -> list[Problem]:
+        """Microbatches that do not divide it; a scale without what it scales from, or the reverse."""
+        batch, scale, problems = self.batch, self.schedule.scale, list[Problem]()
+        micro, each = batch.microbatch_sequences, batch.sequences_per_replica
+        path, whole = ("batch.sequences", batch.sequences)
+        if each is not None:
+            path, whole = "batch.sequences_per_replica", each
+        if micro is not None and whole % micro:
+            what = f"= {whole} is not a multiple of batch.microbatch_sequences = {micro}"
+            problems.append((path, what, f"use {path} = {whole - whole % micro or micro}"))
+        if scale != "none" and batch.base_sequences is None:
+            what = f"= {scale!r}, but nothing says for which batch the learning rate was chosen"
+            problems.append(("schedule.scale", what, "set batch.base_sequences to that batch's sequences"))
+        if scale == "none" and batch.base_sequences is not None:
+            what = f'= {batch.base_sequences} has no effect with schedule.scale = "none"'
+            problems.append(
+                ("batch.base_sequences", what, 'use schedule.scale = "linear" or "sqrt", or leave it out')
+            )
+        return problems
 
     def _row_problems(self) -> list[Problem]:
         """Models of rows or images have no sequence and no block to rematerialise."""
