@@ -37,13 +37,16 @@ install_import_hook(
 )
 
 
-RUN_ONCE = ("models", "sharding", "step")  # folders whose programs run once or twice
+RUN_ONCE = ("models", "sharding", "step", "test_optimizers")  # folders, files: programs run a few times
 
 
 @pytest.fixture(scope="module", autouse=True)
 def little_optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
     """There the compiler takes half the time, and rounding is no different in kind."""
-    jax.config.update("jax_disable_most_optimizations", request.path.parent.name in RUN_ONCE)
+    jax.config.update(
+        "jax_disable_most_optimizations",
+        not {request.path.parent.name, request.path.stem}.isdisjoint(RUN_ONCE),
+    )
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

@@ -269,7 +269,12 @@ def counted(config):
     return hidden, sum(math.prod(p.shape) for p in leaves) - hidden
 
 
-@pytest.mark.parametrize("kind", RATES)
+SIMPLE = ("adagrad", "rmsprop", "adam", "lion")  # their moments lie as SGD's and AdamW's do
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.long] if kind in SIMPLE else []) for kind in RATES]
+)
 def test_weighed_its_state_is_the_hand_sum_by_moment(kind):
     overrides = [f"optimizer.kind={kind}", *WIDE, *(["optimizer.momentum=0.9"] if kind == "sgd" else [])]
     weighed = mw.weigh("bytes-nano", on="8xCPU", layout="fsdp=8", overrides=overrides)
