@@ -42,6 +42,7 @@ def abstract_state(init: Any, declared: Tree, mesh: Mesh) -> Tree:
 
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     """The batch's shapes with their shardings: [microbatches, rows, ...], rows split over the replicas."""
+    assert config.batch.sequences_per_replica is None, "settle the config on its layout first"
     replicas = mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
     rows = config.batch.sequences
     if config.batch.microbatch_sequences is not None:
