@@ -82,6 +82,13 @@ def test_options_hide_communication_where_there_is_any():
     assert compiler_options("cpu", 8) == {}
 
 
+def test_a_deterministic_program_has_no_operation_that_adds_in_any_order():
+    assert compiler_options("cuda", 1, True)["xla_gpu_exclude_nondeterministic_ops"] is True
+    both = compiler_options("cuda", 8, True)
+    assert both.items() > compiler_options("cuda", 8).items()
+    assert compiler_options("cpu", 8, True) == {}
+
+
 def program_of(function):
     return jax.jit(function).lower(jnp.ones((4, 4))).compile().as_text()
 

@@ -3,6 +3,7 @@ Imports: `config`, `hardware`. jax only inside the worker process. Imported by: 
 """
 
 from ._cache import cache_root as cache_root
+from ._executables import keep_executables as keep_executables
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._modules import module_of as module_of

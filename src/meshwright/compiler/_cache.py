@@ -67,7 +67,12 @@ def publish(made: Path, key: str) -> None:
     _prune()
 
 
-def _limit_bytes() -> int:
+def limit_bytes() -> int:
+    """How much each kind of cached program may take.
+
+    Raises:
+        InputError: `MESHWRIGHT_CACHE_BYTES` is no number.
+    """
     text = os.environ.get("MESHWRIGHT_CACHE_BYTES", str(DEFAULT_LIMIT_BYTES))
     if not text.isdecimal():
         raise InputError(
@@ -90,7 +95,7 @@ def _prune() -> None:
         except FileNotFoundError:  # another process has just removed it
             continue
     entries.sort()
-    excess = sum(num_bytes for _, num_bytes, _ in entries) - _limit_bytes()
+    excess = sum(num_bytes for _, num_bytes, _ in entries) - limit_bytes()
     for _, num_bytes, folder in entries[:-1]:
         if excess <= 0:
             break

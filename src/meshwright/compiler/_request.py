@@ -40,12 +40,23 @@ COLLECTIVE_KERNELS_FROM = (0, 12)
 NO_COLLECTIVE_KERNELS = {"xla_gpu_experimental_use_collective_kernels": ""}
 
 
-def compiler_options(platform: str, num_devices: int) -> dict[str, bool | str]:
-    """What a program is compiled with, weighed or run: what hides communication, where there is any."""
-    if platform != "cuda" or num_devices == 1:
+# Repeats of a run on one machine are then bitwise equal: scatters, reductions and library kernels that add
+# in no fixed order are replaced, or the compiler refuses them; no kernel is chosen by timing it.
+DETERMINISTIC_OPTIONS = {"xla_gpu_exclude_nondeterministic_ops": True, "xla_gpu_deterministic_ops": True}
+
+
+def compiler_options(platform: str, num_devices: int, deterministic: bool = False) -> dict[str, bool | str]:
+    """What a program is compiled with, weighed or run: what hides communication, where there is any.
+
+    Programs for CPU and TPU are deterministic as they are.
+    """
+    if platform != "cuda":
         return {}
+    repeats = DETERMINISTIC_OPTIONS if deterministic else {}
+    if num_devices == 1:
+        return {**repeats}
     release = tuple(int(part) for part in installed_versions()["jaxlib"].split(".")[:2])
-    return {**GPU_OPTIONS, **(NO_COLLECTIVE_KERNELS if release >= COLLECTIVE_KERNELS_FROM else {})}
+    return {**repeats, **GPU_OPTIONS, **(NO_COLLECTIVE_KERNELS if release >= COLLECTIVE_KERNELS_FROM else {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 def _devices(request: Request) -> list[Any]:
     """The target's devices: described ones, or simulated ones on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what jax has kept comes without its dumps
     import jax
 
     if request.platform == "cpu":

@@ -93,6 +93,7 @@ class RunConfig(Section):
     `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
     fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
     the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `steps`: of `train`.
+    `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -106,6 +107,7 @@ class RunConfig(Section):
     batch: BatchConfig
     steps: Positive
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    deterministic: bool = False
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     faults: FaultConfig = FaultConfig()

@@ -36,7 +36,7 @@ class Programs:
 def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     """Compile the step as the compile worker does: the same builder, platform and options."""
     built = build_step(config, mesh)
-    options: Any = compiler_options(platform, mesh.size) or None
+    options: Any = compiler_options(platform, mesh.size, config.deterministic) or None
     started = time.monotonic()
     lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
     step = lowered.compile(compiler_options=options)

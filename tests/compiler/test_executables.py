@@ -1,0 +1,64 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from meshwright.api import _request
+from meshwright.compiler import _executables, compile_program, keep_executables
+from meshwright.config import Layout, load_config
+from meshwright.hardware import Fleet
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    for name in (_executables.FOLDER, _executables.LEAST_SECONDS):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    for name in (_executables.FOLDER, _executables.LEAST_SECONDS):
+        os.environ.pop(name, None)
+
+
+def test_executables_are_kept_below_the_cache_apart_for_each_processor(environment, monkeypatch, tmp_path):
+    keep_executables()
+    here = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    assert here.parent == environment / "executables"
+    other = tmp_path / "cpuinfo"
+    other.write_text("flags : sse\n")
+    monkeypatch.setattr(_executables, "_CPUINFO", other)
+    del os.environ["JAX_COMPILATION_CACHE_DIR"]
+    keep_executables()
+    assert Path(os.environ["JAX_COMPILATION_CACHE_DIR"]) != here
+
+
+def test_what_the_user_has_set_stands(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/their/own")
+    keep_executables()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "/their/own"
+
+
+def test_the_oldest_go_first(environment, monkeypatch):
+    keep_executables()
+    folder = Path(os.environ.pop("JAX_COMPILATION_CACHE_DIR"))
+    folder.mkdir(parents=True)
+    for age, name in enumerate(("new", "older", "oldest")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "150")
+    keep_executables()
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+def test_a_worker_compiles_what_jax_has_kept_from_before(monkeypatch, tmp_path):
+    """Else it would find none of the compiler's dumps; users set jax's variable for their own programs."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    config = load_config("linear")
+    asked = _request(config, Fleet.parse("1xCPU"), Layout.parse("data=1"), False)
+    fingerprints = set()
+    for time in ("first", "second"):
+        monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / time))
+        compiled, _, cached = compile_program(asked)
+        assert not cached
+        fingerprints.add(compiled.fingerprint)
+    assert len(fingerprints) == 1
