@@ -15,7 +15,11 @@ def measurement() -> Measurement:
     """Of two GPUs."""
     return Measurement(
         steps=7,
-        interrupted=False,
+        signal="",
+        resumed_from=None,
+        held_out_metrics={},
+        num_bad_steps=0,
+        seconds_by_phase={"compile": 1.0, "step": 3.0},
         tokens_per_step=100,
         step_seconds=Spread(median=0.5, low=0.4, high=0.7, num_steps=5),
         compile_seconds=3.0,

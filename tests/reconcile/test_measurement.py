@@ -19,13 +19,13 @@ def test_tokens_per_second_are_those_of_the_median_step(measurement):
     assert dataclasses.replace(measurement, step_seconds=None).tokens_per_second is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "tokens_per_second": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2}', '{"schema": 2, "tokens_per_second": 1}'])
 def test_another_text_is_no_measurement(text):
     with pytest.raises(InputError, match="this is no measurement"):
         Measurement.from_json(text)
 
 
 def test_another_schema_is_named(measurement):
-    text = measurement.to_json().replace('"schema": 1', '"schema": 7')
-    with pytest.raises(InputError, match="a measurement of schema 7; this version reads 1"):
+    text = measurement.to_json().replace('"schema": 2', '"schema": 7')
+    with pytest.raises(InputError, match="a measurement of schema 7; this version reads 2"):
         Measurement.from_json(text)

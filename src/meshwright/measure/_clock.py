@@ -30,6 +30,10 @@ class StepClock:
         """The next step begins now."""
         self._last = self._now()
 
+    def leave_out(self, seconds: float) -> None:
+        """Of the step that runs, these are not its own."""
+        self._last += seconds
+
     def tick(self) -> float:
         """A step is done: its seconds, since `start` or the `tick` before."""
         now = self._now()

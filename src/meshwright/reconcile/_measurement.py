@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.spread import Spread
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +25,27 @@ class Measurement:
     `process_rss_growth_bytes`: from before the state was made to the peak. `xla_flops`: by XLA's own
     cost analysis of the program that ran, all devices, elementwise arithmetic included. What could not be
     measured is None, and `not_measured` says why, by the field's name.
-    `unigram_entropy_nats`: of the held-out tokens; None for data without tokens.
+    `unigram_entropy_nats`: of the held-out tokens; None for data without tokens. `signal`: the name of the
+    one that ended the run early, else empty. `resumed_from`: the step of the checkpoint that was gone on
+    from; losses are of the steps before it too, all seconds of this process alone. `seconds_by_phase` add up
+    to the process's time from the run's beginning; "input wait" is time for which the devices had nothing
+    else to do, "checkpoint" what the steps waited for. `num_bad_steps`: not applied, because the loss or the
+    gradient was not finite.
     """
 
     steps: int
-    interrupted: bool
+    signal: str
+    resumed_from: int | None
     tokens_per_step: int
     step_seconds: Spread | None
     compile_seconds: float
     losses: dict[int, float]
     held_out_losses: dict[int, float]
+    held_out_metrics: dict[int, dict[str, float]]
+    num_bad_steps: int
+    seconds_by_phase: dict[str, float]
     unigram_entropy_nats: float | None
-    argument_bytes_per_device: int
+    argument_bytes_per_device: int | None
     peak_bytes: int | None
     process_rss_growth_bytes: int | None
     xla_flops: int | None
@@ -56,10 +65,20 @@ class Measurement:
         """Of all devices, at the median step; None where no step was timed."""
         return None if self.step_seconds is None else self.tokens_per_step / self.step_seconds.median
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the run early."""
+        return bool(self.signal)
+
+    @property
+    def goodput(self) -> float:
+        """The share of the process's time in which it trained: "step" of all phases."""
+        return self.seconds_by_phase.get("step", 0.0) / sum(self.seconds_by_phase.values())
+
     def to_json(self) -> str:
-        """As `from_json` reads it; `tokens_per_second` is written beside the fields."""
-        fields = dataclasses.asdict(self)
-        return json.dumps({"schema": SCHEMA, **fields, "tokens_per_second": self.tokens_per_second}, indent=1)
+        """As `from_json` reads it; `tokens_per_second` and `goodput` are written beside the fields."""
+        beside = {"tokens_per_second": self.tokens_per_second, "goodput": self.goodput}
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), **beside}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Measurement:
@@ -76,9 +95,11 @@ class Measurement:
                     f"a measurement of schema {schema}; this version reads {SCHEMA}",
                     hint="measure again with this version, or read it with the one that wrote it",
                 )
-            del fields["tokens_per_second"]
+            del fields["tokens_per_second"], fields["goodput"]
             for name in ("losses", "held_out_losses"):
                 fields[name] = {int(step): float(loss) for step, loss in fields[name].items()}
+            more = fields["held_out_metrics"].items()
+            fields["held_out_metrics"] = {int(step): dict(values) for step, values in more}
             if fields["step_seconds"] is not None:
                 fields["step_seconds"] = Spread(**fields["step_seconds"])
             return Measurement(**fields)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.predict import Prediction
+from meshwright.spread import Spread
 
 from ._measurement import Measurement
 from ._records import Reconciliation, Row
@@ -22,13 +24,35 @@ def reconcile(
         ("model FLOPs", "counted in the program as written; no counter of the machine sees them alone"),
         _argument_bytes(ledger, measurement),
         _reserved_bytes(ledger, measurement),
-        *_times(ledger, prediction, measurement),
+        *_times(
+            ledger,
+            prediction,
+            measurement.step_seconds,
+            measurement.not_measured.get("step_seconds", ""),
+            measurement.platform,
+            measurement.num_devices,
+        ),
     )
     return Reconciliation(
         same_program=fingerprint == measurement.fingerprint,
         rows=tuple(each for each in found if isinstance(each, Row)),
         not_compared=dict(each for each in found if not isinstance(each, Row)),
     )
+
+
+def first_steps(
+    ledger: Ledger, prediction: Prediction | None, seconds: Spread, argument_bytes: int, fleet: Fleet
+) -> tuple[Row, ...]:
+    """What can be compared a few steps after the start: argument bytes, step seconds and MFU.
+
+    Args:
+        argument_bytes: live on the first device, state and batch.
+    """
+    found = (
+        _arguments_row(ledger, argument_bytes),
+        *_times(ledger, prediction, seconds, "", fleet.chip.platform, fleet.num_devices),
+    )
+    return tuple(each for each in found if isinstance(each, Row))
 
 
 def _executed_flops(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
@@ -43,12 +67,18 @@ def _executed_flops(ledger: Ledger, measurement: Measurement) -> Row | tuple[str
     )
 
 
-def _argument_bytes(ledger: Ledger, measurement: Measurement) -> Row:
+def _argument_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
+    if measurement.argument_bytes_per_device is None:
+        return "argument bytes per device", measurement.not_measured["argument_bytes_per_device"]
+    return _arguments_row(ledger, measurement.argument_bytes_per_device)
+
+
+def _arguments_row(ledger: Ledger, measured: int) -> Row:
     return Row(
         quantity="argument bytes per device",
         unit="bytes",
         predicted=ledger.memory.argument_bytes,
-        measured=measurement.argument_bytes_per_device,
+        measured=measured,
         how="live arrays of state and batch on the first device, by the runtime",
     )
 
@@ -75,12 +105,16 @@ def _reserved_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str
 
 
 def _times(
-    ledger: Ledger, prediction: Prediction | None, measurement: Measurement
+    ledger: Ledger,
+    prediction: Prediction | None,
+    spread: Spread | None,
+    not_timed: str,
+    platform: str,
+    num_devices: int,
 ) -> tuple[Row | tuple[str, str], ...]:
     """Step seconds and MFU, or why not."""
-    spread = measurement.step_seconds
     if prediction is None or spread is None:
-        why = "no prediction was made" if prediction is None else measurement.not_measured["step_seconds"]
+        why = "no prediction was made" if prediction is None else not_timed
         return ("step seconds", why), ("MFU", why)
     expected = prediction.step_seconds
     seconds = Row(
@@ -93,9 +127,9 @@ def _times(
         low=expected.low,
         high=expected.high,
     )
-    if measurement.platform == "cpu":
+    if platform == "cpu":
         return seconds, ("MFU", "a CPU's peak is not in the catalog: a share of it would mean nothing")
-    peak = prediction.peak_flops_per_second * measurement.num_devices
+    peak = prediction.peak_flops_per_second * num_devices
     if peak == 0:
         return seconds, ("MFU", "the program multiplies nothing")
     return seconds, Row(
