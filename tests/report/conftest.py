@@ -219,7 +219,11 @@ def weighing() -> Callable[..., MadeWeighing]:
 def measurement() -> Callable[..., Measurement]:
     made = Measurement(
         steps=4,
-        interrupted=False,
+        signal="",
+        resumed_from=None,
+        held_out_metrics={},
+        num_bad_steps=0,
+        seconds_by_phase={"compile": 1.0, "step": 3.0},
         tokens_per_step=512,
         step_seconds=Spread(median=0.016, low=0.015, high=0.02, num_steps=2),
         compile_seconds=3.5,

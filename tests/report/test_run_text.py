@@ -29,7 +29,7 @@ def test_a_run_reads_as_agreed(measurement, golden):
 
 def test_an_interrupted_run_says_so_and_shows_what_it_has(measurement, plain):
     nothing = {"held_out_losses": {}, "step_seconds": None, "sample": "", "sample_prompt": ""}
-    made = measurement(interrupted=True, steps=1, losses={1: 5.75}, **nothing)
+    made = measurement(signal="SIGINT", steps=1, losses={1: 5.75}, **nothing)
     text = plain(run_text(made, NOTHING))
     assert text.startswith("1 steps, interrupted on 1 x cpu\ntraining loss 5.750 at step 1\n")
     assert "What it writes" not in text

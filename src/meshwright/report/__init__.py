@@ -11,6 +11,7 @@ from ._hand_sum import HandSum as HandSum
 from ._hand_sum import hand_sum as hand_sum
 from ._html import write_report as write_report
 from ._html import write_weighing as write_weighing
+from ._rows import row_cells as row_cells
 from ._run_text import run_text as run_text
 from ._shrink import Suggestion as Suggestion
 from ._shrink import suggestions as suggestions

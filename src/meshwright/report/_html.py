@@ -16,6 +16,7 @@ from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._html_counts import findings_section, flops_section, traffic_section
 from ._html_parts import paragraph, section, table
+from ._html_run import happened_section, metrics_figures, seconds_section
 from ._html_time import time_section
 from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
@@ -45,6 +46,7 @@ def write_weighing(path: Path, weighing: dict[str, Any]) -> None:
         config=weighing["run_config"],
         weighing=weighing,
         metrics=(),
+        notices=(),
         measurement=None,
         reconciliation=None,
         notes=(),
@@ -64,6 +66,8 @@ def _page(run: RunFiles) -> str:
         _notes(run),
         _figures(run),
         _loss(run),
+        happened_section(run.notices),
+        seconds_section(run.measurement),
         _reconciliation(run),
         _memory(run),
         _hand_sum(run),
@@ -158,7 +162,8 @@ def _loss(run: RunFiles) -> str:
     if not training[0]:
         return ""
     entropy = run.measurement.unigram_entropy_nats if run.measurement else None
-    return section("Loss", f"<figure>{loss_svg(training, held_out, entropy)}</figure>\n")
+    figure = f"<figure>{loss_svg(training, held_out, entropy)}</figure>\n"
+    return section("Loss", figure, *metrics_figures(run))
 
 
 def _reconciliation(run: RunFiles) -> str:

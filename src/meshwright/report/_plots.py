@@ -27,20 +27,42 @@ def loss_svg(
     """Loss in nats by step, in training and on the held-out text; entropy of single tokens as a line."""
 
     def draw(axes: Any) -> None:
-        steps, losses = thinned(*training)
-        axes.plot(steps, losses, color=COLOURS[0], linewidth=1.1, label="training")
-        if held_out[0]:
-            axes.plot(*held_out, color=COLOURS[1], linewidth=1.6, marker="o", markersize=4, label="held out")
+        _curves(axes, training, held_out, "loss, nats")
         if unigram_entropy_nats is not None:
             label = f"entropy of single held-out tokens, {unigram_entropy_nats:.3f}"
             axes.axhline(unigram_entropy_nats, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss, nats per token")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
         axes.legend(frameon=False, loc="upper right")
 
     return svg_of(draw, 8.6, 3.4, "loss by step")
+
+
+def metric_svg(
+    name: str,
+    training: tuple[Sequence[int], Sequence[float]],
+    held_out: tuple[Sequence[int], Sequence[float]],
+) -> str:
+    """Another metric by step, in training and on the held-out data."""
+
+    def draw(axes: Any) -> None:
+        _curves(axes, training, held_out, name)
+        axes.legend(frameon=False, loc="lower right")
+
+    return svg_of(draw, 8.6, 2.6, f"{name} by step")
+
+
+def _curves(
+    axes: Any,
+    training: tuple[Sequence[int], Sequence[float]],
+    held_out: tuple[Sequence[int], Sequence[float]],
+    label: str,
+) -> None:
+    axes.plot(*thinned(*training), color=COLOURS[0], linewidth=1.1, label="training")
+    if held_out[0]:
+        axes.plot(*held_out, color=COLOURS[1], linewidth=1.6, marker="o", markersize=4, label="held out")
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
 
 
 def memory_svg(parts: Mapping[str, int], usable_bytes: int | None) -> str:

@@ -50,16 +50,13 @@ def link_words(link: str, dimensions: Sequence[str]) -> str:
 
 def comparison_rows(reconciliation: Reconciliation) -> list[tuple[str, str, str, str, str]]:
     """Quantity, predicted with its interval, measured, error of the prediction, how it was measured."""
-    return [
-        (
-            row.quantity,
-            _predicted(row),
-            _amount(row.measured, row.unit),
-            "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %",
-            row.how,
-        )
-        for row in reconciliation.rows
-    ]
+    return [row_cells(row) for row in reconciliation.rows]
+
+
+def row_cells(row: Row) -> tuple[str, str, str, str, str]:
+    """One row of `comparison_rows`."""
+    error = "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %"
+    return row.quantity, _predicted(row), _amount(row.measured, row.unit), error, row.how
 
 
 def _predicted(row: Row) -> str:

@@ -22,6 +22,7 @@ class RunFiles:
     config: dict[str, Any] | None
     weighing: dict[str, Any] | None
     metrics: tuple[dict[str, Any], ...]
+    notices: tuple[dict[str, Any], ...]
     measurement: Measurement | None
     reconciliation: Reconciliation | None
     notes: tuple[str, ...]
@@ -40,7 +41,9 @@ def read_run(folder: Path) -> RunFiles:
         name=folder.name,
         config=_read(folder / "config.json", json.loads, notes),
         weighing=_read(folder / "weighing.json", json.loads, notes),
-        metrics=_read(folder / "metrics.jsonl", lambda text: _lines(text, notes), notes) or (),
+        metrics=_read(folder / "metrics.jsonl", lambda text: _lines("metrics.jsonl", text, notes), notes)
+        or (),
+        notices=_notices(folder, notes),
         measurement=_read(folder / "measurement.json", Measurement.from_json, notes),
         reconciliation=_read(folder / "reconciliation.json", Reconciliation.from_json, notes),
         notes=tuple(notes),
@@ -60,7 +63,15 @@ def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
     return None
 
 
-def _lines(text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
+def _notices(folder: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """A run in which nothing happened has none."""
+    path = folder / "notices.jsonl"
+    if not path.exists():
+        return ()
+    return _read(path, lambda text: _lines(path.name, text, notes), notes) or ()
+
+
+def _lines(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
     """One object a line; a run that was killed leaves its last line half written."""
     found: list[dict[str, Any]] = []
     broken: list[int] = []
@@ -73,5 +84,5 @@ def _lines(text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
             broken.append(number)
     if broken:
         where = ", ".join(str(number) for number in broken[:5]) + (", ..." if len(broken) > 5 else "")
-        notes.append(f"metrics.jsonl: no whole entry on line {where}; the rest is shown.")
+        notes.append(f"{name}: no whole entry on line {where}; the rest is shown.")
     return tuple(found)

@@ -23,6 +23,7 @@ def run_text(measurement: Measurement, reconciliation: Reconciliation) -> Render
         parts += [heading("What it writes after training"), indented(Text("\n".join(cut))), Text()]
     parts += [heading("Predicted beside measured"), indented(_comparison(reconciliation)), Text()]
     parts += [indented(_how_measured(reconciliation)), Text()]
+    parts += [Text(_time_line(measurement)), Text()]
     parts += [Text(program_line(reconciliation)), Text()]
     return Group(*parts)
 
@@ -50,6 +51,11 @@ def _loss_lines(measurement: Measurement) -> list[Text]:
             if last != first:
                 line += f", {losses[last]:.3f} at step {last}"
             lines.append(Text(line))
+    for name in sorted({name for values in measurement.held_out_metrics.values() for name in values}):
+        last = max(measurement.held_out_metrics)
+        lines.append(Text(f"held-out {name} {measurement.held_out_metrics[last][name]:.3f} at step {last}"))
+    if measurement.num_bad_steps:
+        lines.append(Text(f"{measurement.num_bad_steps} steps were bad and not applied: see notices.jsonl"))
     if measurement.unigram_entropy_nats is not None and measurement.held_out_losses:
         gain = (
             measurement.unigram_entropy_nats - measurement.held_out_losses[max(measurement.held_out_losses)]
@@ -58,6 +64,14 @@ def _loss_lines(measurement: Measurement) -> list[Text]:
         entropy = f"the entropy of its single tokens ({measurement.unigram_entropy_nats:.3f} nats)"
         lines.append(Text(f"the held-out loss is {abs(gain):.3f} nats {side} {entropy}"))
     return lines
+
+
+def _time_line(measurement: Measurement) -> str:
+    """Goodput, and what the rest of the time was spent on, most first."""
+    whole = sum(measurement.seconds_by_phase.values())
+    others = sorted(measurement.seconds_by_phase.items(), key=lambda item: -item[1])
+    shares = (f"{name} {100 * seconds / whole:.1f} %" for name, seconds in others if name != "step")
+    return f"goodput {100 * measurement.goodput:.1f} % of {format_seconds(whole)}; {', '.join(shares)}"
 
 
 def _comparison(reconciliation: Reconciliation) -> RenderableType:
