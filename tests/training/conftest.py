@@ -14,7 +14,7 @@ from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.reconcile import Measurement
 from meshwright.training import Event, _run
-from meshwright.training._run import train
+from meshwright.training._run import Asked, train
 
 NANO = load_config("bytes-nano", ["evaluation.every_steps=3", "evaluation.batches=2"])
 STEPS = 7
@@ -43,7 +43,8 @@ def trained(folder: Path, fleet: str, layout: str) -> Trained:
     events: list[Event] = []
     on = Fleet.parse(fleet)
     mesh = Layout.parse(layout).resolve(on.num_devices)
-    measurement, state = train(NANO, on, mesh, folder, steps=STEPS, on_event=events.append)
+    asked = Asked(config=NANO, fleet=on, layout=mesh, folder=folder, steps=STEPS, tell=events.append)
+    measurement, state = train(asked)
     return Trained(config=NANO, folder=folder, measurement=measurement, state=state, events=events)
 
 

@@ -1,10 +1,20 @@
-from meshwright.training import Compiled, Evaluated, Finished, Sampled, Started, StepDone
+from meshwright.training import (
+    CheckpointSaved,
+    Compiled,
+    Evaluated,
+    Finished,
+    FirstStepsDone,
+    Sampled,
+    Started,
+    StepDone,
+)
 
 
 def test_a_run_tells_what_happens_in_order(one_device):
     kinds = [type(event) for event in one_device.events]
     three = [StepDone] * 3
-    steps = [*three, Evaluated, *three, Evaluated, StepDone, Evaluated]
+    # Five steps are timed once the first two are left out; one checkpoint is due, after the last step.
+    steps = [*three, Evaluated, *three, Evaluated, StepDone, FirstStepsDone, Evaluated, CheckpointSaved]
     assert kinds == [Started, Compiled, Evaluated, *steps, Sampled, Finished]
 
 

@@ -1,92 +1,260 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from meshwright.config import Layout, load_config
+from meshwright.config import Layout, RunConfig, load_config, overridden
 from meshwright.data import RegressionRows, open_data
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
-from meshwright.training import StepDone, run_training
-from meshwright.training._files import RunFiles
+from meshwright.training import CheckpointSaved, Noticed, StepDone
+from meshwright.training._files import RunFiles, metrics_of
 from meshwright.training._loop import Loop
+from meshwright.training._phases import Phases
 from meshwright.training._programs import compile_programs
+from meshwright.training._recorder import Recorder
+from meshwright.training._resume import about_of
+from meshwright.training._saving import Saving
+from meshwright.training._watchdog import Watchdog
 
-ONE, DATA = Fleet.parse("1xCPU"), Layout.parse("data=1")
+DATA = Layout.parse("data=1")
+LINEAR = load_config(
+    "linear", ["evaluation.every_steps=4", "evaluation.batches=3", "checkpoint.every_steps=3"]
+)
 
 
 @pytest.fixture(scope="module")
-def linear_programs():
-    config = load_config("linear", ["evaluation.every_steps=4", "evaluation.batches=3"])
-    return config, compile_programs(config, mesh_of(DATA.axes, jax.devices()[:1]), "cpu")
+def programs():
+    return compile_programs(LINEAR, mesh_of(DATA.axes, jax.devices()[:1]), "cpu")
 
 
-def run_of_ten_steps(config, programs, folder, *, waits: bool) -> Loop:
-    with RunFiles(folder) as files:
-        loop = Loop(config, programs, open_data(config), files, lambda event: None, 10)
-        loop.run(waits=waits)
-    return loop
+class Poisoned(RegressionRows):
+    """A row of some batches is no number."""
 
+    poisoned = (7,)
 
-def test_running_ahead_gives_the_losses_of_waiting_for_each_step(tmp_path, linear_programs):
-    first, second = (run_of_ten_steps(*linear_programs, tmp_path / str(w), waits=w) for w in (True, False))
-    assert list(first.losses) == list(range(1, 11))
-    assert list(first.held_out_losses) == [0, 4, 8, 10]
-    assert len(first.clock.seconds) == len(second.clock.seconds) == 10
-    assert first.losses == second.losses
-    assert first.held_out_losses == second.held_out_losses
-
-
-def test_the_held_out_loss_is_the_mean_over_the_held_out_batches(tmp_path, linear_programs):
-    config, programs = linear_programs
-    loop = run_of_ten_steps(config, programs, tmp_path, waits=True)
-    start = jax.tree.leaves(programs.init(np.uint32(config.seed))["parameters"])
-    weights = next(np.asarray(leaf).ravel() for leaf in start if leaf.size == 16)
-    expected = []
-    for index in range(3):  # targets are inputs . [0 ... 15]; the loss is the mean squared error
-        inputs = open_data(config).batch(index, "held-out")["inputs"]
-        expected.append(np.mean((inputs @ (weights - np.arange(16))) ** 2))
-    assert loop.held_out_losses[0] == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_what_was_written(tmp_path):
-    config = load_config("linear", ["optimizer.learning_rate=1e12"])
-    with pytest.raises(MeshwrightError, match=r"step \d+: the (loss|gradient norm) is (inf|nan)") as error:
-        run_training(config, ONE, DATA, tmp_path)
-    assert "1e+12, to 1e+11" in error.value.hint
-    assert "clip_norm" in error.value.hint
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(len(lines)))
-    assert all(np.isfinite(line["loss"]) for line in lines[1:])
-
-
-def test_ctrl_c_ends_the_run_after_the_step_that_runs(tmp_path):
-    def interrupt(event: object) -> None:
-        if isinstance(event, StepDone) and event.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    measurement = run_training(load_config("linear"), ONE, DATA, tmp_path, on_event=interrupt)
-    assert measurement.interrupted
-    assert measurement.steps == 4
-    assert list(measurement.held_out_losses) == [0]
+    def batch(self, step: int, split: str) -> dict[str, np.ndarray]:
+        batch = super().batch(step, split)
+        if split == "train" and step in self.poisoned:
+            batch["inputs"][3, 2] = np.nan
+        return batch
 
 
 class Broken(RegressionRows):
     """Data that ends in the middle of a run."""
 
     def batch(self, step: int, split: str) -> dict[str, np.ndarray]:
-        if step == 5:
+        if step == 5 and split == "train":
             raise InputError("row 5 cannot be read", hint="mend it")
         return super().batch(step, split)
 
 
-def test_an_error_in_the_data_reaches_the_user(tmp_path, linear_programs):
-    config, programs = linear_programs
+def run(
+    programs, folder: Path, *, config: RunConfig = LINEAR, data=None, steps=10, waits=True, tell=None
+) -> Loop:
+    """Ten steps of `linear`, from the folder's newest checkpoint if it has one."""
+    phases = Phases()
+    saving = Saving(folder, config.checkpoint, about_of(config, DATA), phases)
+    found = saving.newest()
+    try:
+        with RunFiles(folder, keep_to=None if found is None else found.step) as files:
+            recorder = Recorder(config, files, tell or (lambda event: None), steps)
+            recorder.remember(metrics_of(folder))
+            watchdog = Watchdog(folder, config.faults, phases)
+            data = open_data(config) if data is None else data
+            loop = Loop(config, programs, data, recorder, saving, phases, watchdog, steps=steps, waits=waits)
+            loop.begin() if found is None else loop.go_to(found)
+            loop.run()
+    finally:
+        saving.close()
+    return loop
+
+
+def equal(first: Loop, second: Loop) -> None:
+    for a, b in zip(jax.tree.leaves(first.state), jax.tree.leaves(second.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def poisoned(*steps: int) -> Poisoned:
+    made = Poisoned(seed=0, rows=64, dim=16, has_answer=True)
+    made.__class__.poisoned = steps
+    return made
+
+
+def faults(**fields) -> RunConfig:
+    return overridden(LINEAR, [f"faults.{name}={value}" for name, value in fields.items()])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_running_ahead_gives_the_losses_of_waiting_for_each_step(tmp_path, programs, waits):
+    loop, reference = (
+        run(programs, tmp_path / str(each), waits=each) for each in (waits, True and not waits)
+    )
+    assert list(loop.recorder.losses) == list(range(1, 11))
+    assert list(loop.recorder.held_out_losses) == [0, 4, 8, 10]
+    assert len(loop.recorder.clock.seconds) == 10
+    assert loop.recorder.losses == reference.recorder.losses
+    assert loop.recorder.held_out_losses == reference.recorder.held_out_losses
+    equal(loop, reference)
+
+
+def test_the_held_out_loss_is_the_mean_over_the_held_out_batches(tmp_path, programs):
+    loop = run(programs, tmp_path, steps=1)
+    start = jax.tree.leaves(programs.init(np.uint32(LINEAR.seed))["parameters"])
+    weights = next(np.asarray(leaf).ravel() for leaf in start if leaf.size == 16)
+    expected = []
+    for index in range(3):  # targets are inputs . [0 ... 15]; the loss is the mean squared error
+        inputs = open_data(LINEAR).batch(index, "held-out")["inputs"]
+        expected.append(np.mean((inputs @ (weights - np.arange(16))) ** 2))
+    assert loop.recorder.held_out_losses[0] == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_resumed_run_ends_bitwise_as_the_uninterrupted_one(tmp_path, programs, waits):
+    whole = run(programs, tmp_path / "whole", waits=waits)
+    run(programs, tmp_path / "parts", steps=5, waits=waits)  # saved at 3 and, the last, at 5
+    parts = run(programs, tmp_path / "parts", waits=waits)
+    assert parts.recorder.losses == whole.recorder.losses
+    equal(whole, parts)
+    # The first part was over after 5 steps, and judged its parameters then.
+    assert {**whole.recorder.held_out_losses, 5: 0} == {**parts.recorder.held_out_losses, 5: 0}
+
+
+def test_checkpoints_are_saved_every_so_often_and_after_the_last_step(tmp_path, programs):
+    events: list[object] = []
+    run(programs, tmp_path, tell=events.append)
+    assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [3, 6, 9, 10]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")) == ["10", "6", "9"]
+
+
+@pytest.mark.parametrize(("number", "waits"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_ends_the_run_after_the_step_that_runs_with_a_checkpoint(tmp_path, programs, number, waits):
+    def interrupt(event: object) -> None:
+        if isinstance(event, StepDone) and event.step == 4:
+            os.kill(os.getpid(), number)
+
+    loop = run(programs, tmp_path, tell=interrupt, waits=waits)
+    assert loop.signal == number
+    assert loop.step in (5, 6)  # one ahead where steps are not waited for
+    assert (tmp_path / f"checkpoints/{loop.step}/manifest.json").exists()
+    assert list(loop.recorder.losses) == list(range(1, loop.step + 1))
+    whole, rest = run(programs, tmp_path / "whole"), run(programs, tmp_path)
+    equal(whole, rest)
+
+
+def test_stop_keeps_the_state_and_names_the_first_bad_tensor(tmp_path, programs):
+    with pytest.raises(MeshwrightError, match=r"^step 8: the loss is nan; training stopped; ") as error:
+        run(programs, tmp_path, data=poisoned(7))
+    assert "first not finite: batch/inputs" in error.value.message
+    assert "--resume" in error.value.hint
+    assert "optimizer.clip_norm" in error.value.hint
+    assert (tmp_path / "checkpoints/8/manifest.json").exists()
+    (notice,) = (json.loads(line) for line in (tmp_path / "notices.jsonl").read_text().splitlines())
+    assert (notice["step"], notice["kind"]) == (8, "bad step")
+    lines = {line["step"]: line["loss"] for line in metrics_of(tmp_path) if "loss" in line}
+    assert lines[8] is None
+    assert all(np.isfinite(lines[step]) for step in range(1, 8))
+    loop = run(programs, tmp_path, data=poisoned(7))  # the next batch, and so on to the end
+    assert list(loop.recorder.losses) == [*range(1, 8), 9, 10]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_skip_leaves_the_bad_batch_out_and_goes_on(tmp_path, programs, waits):
+    events: list[object] = []
+    loop = run(
+        programs,
+        tmp_path,
+        config=faults(bad_step="skip"),
+        data=poisoned(4, 7),
+        tell=events.append,
+        waits=waits,
+    )
+    assert (loop.step, loop.recorder.num_bad_steps) == (10, 2)
+    assert list(loop.recorder.losses) == [1, 2, 3, 4, 6, 7, 9, 10]
+    said = [event.message for event in events if isinstance(event, Noticed)]
+    assert len(said) == 2
+    assert said[0].startswith("step 5: the loss is nan; its batch is skipped; first not finite: batch/inputs")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, programs, waits):
+    events: list[object] = []
+    data = poisoned(7)
+    loop = run(
+        programs, tmp_path, config=faults(bad_step="rollback"), data=data, tell=events.append, waits=waits
+    )
+    # Step 8 met batch 7; the checkpoint of step 6 is gone back to, and batches 6 and 7 are left out.
+    assert (loop.step, loop.data_offset) == (10, 2)
+    steps = [event.step for event in events if isinstance(event, StepDone)]
+    assert steps == [*range(1, 9), 7, 8, 9, 10]
+    (said,) = [event.message for event in events if isinstance(event, Noticed)]
+    assert "back to step 6; the batches since then are left out" in said
+    state = programs.init(np.uint32(LINEAR.seed))
+    for index in [*range(6), 8, 9, 10, 11]:  # by hand: these batches and no others
+        state, _ = programs.step(state, loop._batch(index))
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(loop.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_rollback_without_a_checkpoint_begins_anew(tmp_path, programs):
+    config = overridden(faults(bad_step="rollback"), ["checkpoint.every_steps=none"])
+    loop = run(programs, tmp_path, config=config, data=poisoned(1))
+    assert (loop.step, loop.data_offset) == (10, 2)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("kind", ["skip", "rollback"])
+def test_too_many_bad_steps_stop_the_run_in_the_end(tmp_path, programs, kind):
+    config = faults(bad_step=kind, most_bad_steps=3)
+    with pytest.raises(MeshwrightError, match="training stopped") as error:
+        run(programs, tmp_path, config=config, data=poisoned(*range(4, 100)))
+    assert error.value.hint.startswith("3 steps in a row were bad; ")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, programs):
+    run(programs, tmp_path, steps=7)
+    for path in (tmp_path / "checkpoints/7").glob("*.bin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    events: list[object] = []
+    loop = run(programs, tmp_path, tell=events.append)
+    (said,) = [event.message for event in events if isinstance(event, Noticed)]
+    assert said.startswith("the checkpoint of step 7 is damaged and passed over: ")
+    steps = [event.step for event in events if isinstance(event, StepDone)]
+    assert steps == [7, 8, 9, 10]
+    equal(loop, run(programs, tmp_path / "whole"))
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, programs, monkeypatch):
+    from meshwright.checkpoint import _checkpoints
+
+    def full(self, need: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_checkpoints.Checkpoints, "_check_room", full)
+    events: list[object] = []
+    loop = run(programs, tmp_path, tell=events.append)
+    assert loop.step == 10
+    said = [event for event in events if isinstance(event, Noticed)]
+    assert [event.step for event in said] == [3, 6, 9, 10]
+    assert "was not saved: No space left on device" in said[0].message
+    assert said[0].hint.startswith("make room")
+
+
+def test_an_error_in_the_data_reaches_the_user(tmp_path, programs):
     data = Broken(seed=0, rows=64, dim=16, has_answer=True)
-    with RunFiles(tmp_path) as files, pytest.raises(InputError, match="row 5 cannot be read"):
-        Loop(config, programs, data, files, lambda event: None, 10).run(waits=True)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5 + 2  # steps, evaluations
+    with pytest.raises(InputError, match="row 5 cannot be read"):
+        run(programs, tmp_path, data=data)
+    assert [line["step"] for line in metrics_of(tmp_path) if "loss" in line] == [1, 2, 3, 4, 5]
+
+
+def test_time_is_accounted_for_by_phase(tmp_path, programs):
+    loop = run(programs, tmp_path)
+    seconds = loop._phases.seconds()
+    assert {"step", "input wait", "evaluation", "checkpoint"} <= set(seconds)
+    assert all(value > 0 for value in seconds.values())
+    timed = sum(loop.recorder.clock.seconds)
+    assert timed < seconds["step"] + seconds["checkpoint"] + seconds["evaluation"]

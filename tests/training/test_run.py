@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -8,8 +9,10 @@ from meshwright.config import Layout, load_config
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.measure import bytes_on
-from meshwright.training import _run, run_training
+from meshwright.training import Noticed, StepFlops, _run, run_training
+from meshwright.training._files import metrics_of
 from meshwright.training._loop import Loop
+from meshwright.training._run import Asked, train
 
 ONE, DATA = Fleet.parse("1xCPU"), Layout.parse("data=1")
 
@@ -93,11 +96,63 @@ def test_python_and_numpy_draw_from_the_runs_seed(tmp_path, monkeypatch):
     drawn = []
     run = Loop.run
 
-    def draw(self: Loop, *, waits: bool) -> None:
+    def draw(self: Loop) -> None:
         drawn.append((np.random.random(), _run.random.random()))
-        run(self, waits=waits)
+        run(self)
 
     monkeypatch.setattr(Loop, "run", draw)
     for name in ("a", "b"):
         run_training(load_config("linear"), ONE, DATA, tmp_path / name, steps=1)
     assert drawn[0] == drawn[1]
+
+
+def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_device):
+    asked = {"config": one_device.config, "fleet": ONE, "layout": DATA, "folder": tmp_path}
+    train(Asked(**asked, steps=4))
+    events = []
+    measurement, state = train(Asked(**asked, steps=7, resume=True, tell=events.append))
+    assert (measurement.steps, measurement.resumed_from) == (7, 4)
+    assert measurement.losses == one_device.measurement.losses
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(one_device.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    (said,) = [event.message for event in events if isinstance(event, Noticed)]
+    assert said == "from the checkpoint of step 4, goes on to step 7"
+
+
+def test_a_run_that_is_done_is_resumed_to_nothing(tmp_path, one_device):
+    shutil.copytree(one_device.folder, tmp_path / "run")
+    measurement = run_training(one_device.config, ONE, DATA, tmp_path / "run", steps=7, resume=True)
+    assert measurement.losses == one_device.measurement.losses
+    assert measurement.held_out_losses == one_device.measurement.held_out_losses
+    assert measurement.argument_bytes_per_device is None
+    assert measurement.not_measured["argument_bytes_per_device"] == "no step was run"
+
+
+def test_a_checkpoint_is_resumed_on_another_layout(tmp_path, one_device, eight_devices):
+    shutil.copytree(one_device.folder, tmp_path / "run")
+    fleet, layout = Fleet.parse("8xCPU"), Layout.parse("data=2,fsdp=2,tensor=2")
+    events = []
+    measurement = run_training(
+        one_device.config, fleet, layout, tmp_path / "run", steps=9, resume=True, on_event=events.append
+    )
+    (said,) = [event.message for event in events if isinstance(event, Noticed)]
+    assert said.endswith(f"with layout: data=1 -> {layout}")
+    shutil.copytree(eight_devices.folder, tmp_path / "eight")
+    eight = run_training(one_device.config, fleet, layout, tmp_path / "eight", steps=9, resume=True)
+    for step in (8, 9):
+        assert measurement.losses[step] == pytest.approx(eight.losses[step], rel=1e-4)
+
+
+def test_nothing_is_saved_where_nothing_is_asked(tmp_path):
+    config = load_config("linear", ["checkpoint.every_steps=none"])
+    run_training(config, ONE, DATA, tmp_path, steps=2)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_fleets_peak_gives_each_step_its_mfu(tmp_path):
+    work = StepFlops(model_flops=100, executed_flops=150, peak_flops_per_second=1e6)
+    run_training(load_config("linear"), ONE, DATA, tmp_path, steps=3, work=work)
+    lines = [line for line in metrics_of(tmp_path) if "loss" in line]
+    for line in lines:
+        assert line["mfu"] == pytest.approx(100 / line["seconds"] / 1e6)
+        assert line["hfu"] == pytest.approx(1.5 * line["mfu"])

@@ -6,13 +6,20 @@ Imported by: `api`, the command line.
 
 from ._devices import devices_of as devices_of
 from ._devices import local_fleet as local_fleet
+from ._events import CheckpointSaved as CheckpointSaved
 from ._events import Compiled as Compiled
+from ._events import EpochDone as EpochDone
 from ._events import Evaluated as Evaluated
 from ._events import Event as Event
 from ._events import Finished as Finished
+from ._events import FirstStepsDone as FirstStepsDone
+from ._events import Noticed as Noticed
 from ._events import Sampled as Sampled
 from ._events import Started as Started
 from ._events import StepDone as StepDone
+from ._files import prepare_folder as prepare_folder
+from ._recorder import StepFlops as StepFlops
 from ._run import run_training as run_training
 from ._sample_run import SampleOfRun as SampleOfRun
+from ._sample_run import config_of as config_of
 from ._sample_run import sample_run as sample_run

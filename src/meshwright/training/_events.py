@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..spread import Spread
+
+NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held-out", "signal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,8 @@ class Compiled:
 class StepDone:
     """The `step`-th update of `steps` is done; `loss` (nats) is of the parameters before it.
 
+    `metrics`: what else the model tells of the batch ("accuracy"). `mfu`, `hfu`: model and executed FLOPs of
+    the weighed program over the step's seconds and the fleet's dense peak; None where it has none.
     `seconds_left`: of the training steps that remain, at the median so far; evaluation not counted.
     """
 
@@ -38,14 +46,60 @@ class StepDone:
     learning_rate: float
     tokens_per_second: float
     seconds_left: float
+    mfu: float | None = None
+    hfu: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepsDone:
+    """Enough steps are timed to set them beside what was predicted; `argument_bytes_per_device` are live."""
+
+    step_seconds: Spread
+    argument_bytes_per_device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochDone:
+    """Every example of the training part has been seen `epoch` times.
+
+    `seconds`: of its steps and of their waits for input; evaluation and checkpoints are not in it. `metrics`:
+    means over its steps ("loss", "accuracy").
+    """
+
+    epoch: int
+    step: int
+    seconds: float
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Held-out loss in nats of the parameters after `step` updates."""
+    """Held-out loss in nats of the parameters after `step` updates, and what else the model tells."""
 
     step: int
     held_out_loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint is on the disk, whole; steps waited `blocked_seconds` for it."""
+
+    step: int
+    num_bytes: int
+    blocked_seconds: float
+    write_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """Something a person should know, though the run goes on; `hint` may be empty."""
+
+    step: int
+    kind: NoticeKind
+    message: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +112,21 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The run is over after `steps` updates; `interrupted` where the user stopped it."""
+    """The run is over after `steps` updates; `interrupted` where a signal stopped it."""
 
     steps: int
     interrupted: bool
 
 
-Event = Started | Compiled | StepDone | Evaluated | Sampled | Finished
+Event = (
+    Started
+    | Compiled
+    | StepDone
+    | FirstStepsDone
+    | EpochDone
+    | Evaluated
+    | CheckpointSaved
+    | Noticed
+    | Sampled
+    | Finished
+)

@@ -1,4 +1,4 @@
-"""Ctrl-C while steps run: noted, and obeyed between two steps."""
+"""Ctrl-C and SIGTERM while steps run: noted, and obeyed between two steps."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
-def noting_interrupts() -> Iterator[Callable[[], bool]]:
-    """A function that says whether the user has asked to stop; asked twice, Python stops at once.
+def noting_signals() -> Iterator[Callable[[], int | None]]:
+    """A function that says which signal has asked to stop, None while none has. A second Ctrl-C stops at
+    once; SIGTERM may come often, as schedulers send it.
 
     Signals belong to the main thread: elsewhere nothing is noted, and who owns the thread decides.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: None
         return
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if number == signal.SIGINT and asked:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = signal.signal(signal.SIGINT, note)
+    before = {each: signal.signal(each, note) for each in SIGNALS}
     try:
-        yield lambda: bool(asked)
+        yield lambda: asked[0] if asked else None
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

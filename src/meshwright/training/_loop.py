@@ -1,4 +1,4 @@
-"""The loop: batches in, metrics out.
+"""The loop: batches in, state and metrics out.
 
 On an accelerator the host runs one step ahead of what it reads, so that the device never waits for
 it. On a CPU each step is waited for: the collectives of several programs in flight would share one
@@ -7,137 +7,227 @@ pool of threads, and can then wait for each other forever.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..checkpoint import Found
 from ..config import RunConfig
 from ..data import Dataset
 from ..errors import MeshwrightError
-from ..measure import StepClock, bytes_on
+from ..measure import bytes_on
 from ._ahead import batches_ahead
-from ._events import Evaluated, Event, StepDone
-from ._files import RunFiles
-from ._interrupt import noting_interrupts
+from ._faults import BadSteps, first_bad_tensor, what_is_bad
+from ._interrupt import noting_signals
+from ._phases import Phases
 from ._programs import Programs
+from ._recorder import Recorder
+from ._saving import Saving
+from ._watchdog import Watchdog
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A step that was dispatched and not read yet."""
+
+    step: int
+    metrics: Any
+    waited_seconds: float
 
 
 class Loop:
-    """One run's steps and evaluations, and what they left: `state`, losses by step, step seconds."""
+    """One run's steps, evaluations and checkpoints, and what they left.
+
+    `step`: how many updates the state has seen. `data_offset`: how many batches a rollback has left out, so
+    that step n reads batch n + data_offset. `signal`: which one stopped the run.
+
+    Args:
+        waits: whether each step is waited for before the next is started.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         programs: Programs,
         dataset: Dataset,
-        files: RunFiles,
-        on_event: Callable[[Event], None],
+        recorder: Recorder,
+        saving: Saving,
+        phases: Phases,
+        watchdog: Watchdog,
+        *,
         steps: int,
+        waits: bool,
     ) -> None:
-        self.programs = programs
-        self.dataset = dataset
-        self.clock = StepClock()
-        self.losses: dict[int, float] = {}
-        self.held_out_losses: dict[int, float] = {}
-        self.interrupted = False
-        self.argument_bytes = 0
-        self._config = config
-        self._files = files
-        self._on_event = on_event
-        self._steps = steps
-        self.state = programs.init(np.uint32(config.seed))
+        self.programs, self.recorder = programs, recorder
+        self.step, self.data_offset = 0, 0
+        self.signal: int | None = None
+        self.state: Tree = None
+        self._config, self._dataset, self._saving = config, dataset, saving
+        self._phases, self._watchdog = phases, watchdog
+        self._steps, self._waits = steps, waits
+        self._bad_steps = BadSteps(config.faults)
 
-    def run(self, *, waits: bool) -> None:
-        """All steps, with an evaluation before the first, after the last, and every so often between.
+    def begin(self) -> None:
+        """The state that the seed gives."""
+        self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
 
-        Args:
-            waits: whether each step is waited for before the next is started.
+    def go_to(self, found: Found) -> None:
+        """Restore a checkpoint. The devices first free the state before: two would not fit."""
+        for bad in found.rejected:
+            words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
+            hint = "look at the disk; what it held is trained again"
+            self.recorder.notice(found.step, "checkpoint", words, hint)
+        for array in jax.tree.leaves(self.state):
+            array.delete()
+        self.state = self._saving.restore(found, self.programs.built.state)
+        self.step = found.step
+        self.data_offset = max(self.data_offset, int(found.about["data_offset"]))
+
+    def run(self) -> None:
+        """All steps that are left, with an evaluation before the first, after the last, and every so often
+        between.
+
+        Raises:
+            MeshwrightError: a step went wrong, and the config says to stop.
         """
-        self._evaluate(0)
-        every, pending = self._config.evaluation.every_steps, None
-        batches = batches_ahead(lambda step: self._batch(step, "train"), range(self._steps))
-        with closing(batches), noting_interrupts() as stop_asked:
-            self.clock.start()
-            for step, batch in enumerate(batches, start=1):
-                self._count_arguments(batch)
-                self.state, metrics = self.programs.step(self.state, batch)
-                if pending is not None:
-                    self._record(*pending)
-                pending = (step, metrics)
-                self.interrupted = stop_asked()
-                evaluates = step % every == 0 or step == self._steps
-                if waits or evaluates or self.interrupted:
-                    jax.block_until_ready(self.state)
-                    self._record(*pending)
-                    pending = None
-                if self.interrupted:
-                    return
-                if evaluates:
-                    self._evaluate(step)
-                    self.clock.start()
+        if self._evaluates() and self.step not in self.recorder.held_out_losses:
+            self._evaluate()
+        with noting_signals() as asked, self._phases.of("step"):
+            while self.step < self._steps and self.signal is None:
+                first = self.step + self.data_offset
+                batches = batches_ahead(self._batch, range(first, self._steps + self.data_offset))
+                with closing(batches):
+                    self._stretch(batches, asked)
+            self._saving.save(self.step, self.state, self.data_offset)
+            self._saving.wait()  # here SIGTERM that comes once more does no harm
+        self._tell_saves()
 
-    def _batch(self, step: int, split: Any) -> Any:
+    def _stretch(self, batches: Generator[Tree, None, None], asked: Callable[[], int | None]) -> None:
+        """Steps until the last, a signal, or a rollback."""
+        self.recorder.clock.start()
+        before: _Running | None = None
+        while self.step < self._steps and self.signal is None:
+            batch, waited = self._next(batches, before)
+            self._count_arguments(batch)
+            self.state, metrics = self.programs.step(self.state, batch)
+            self.step += 1
+            running = _Running(step=self.step, metrics=metrics, waited_seconds=waited)
+            if before is not None and self._finish(before):
+                return
+            self.signal = asked()
+            evaluates, saves = self._evaluates(), self._saving.due(self.step)
+            before = running
+            if self._waits or evaluates or saves or self.signal is not None:
+                jax.block_until_ready(self.state)
+                before = None
+                if self._finish(running):
+                    return
+            if evaluates and self.signal is None:
+                self._evaluate()
+            if saves:
+                self._saving.save(self.step, self.state, self.data_offset)
+            self._tell_saves()
+            if evaluates or saves:
+                self.recorder.clock.start()
+
+    def _next(self, batches: Generator[Tree, None, None], before: _Running | None) -> tuple[Tree, float]:
+        """The next batch, and the seconds for which the devices, with nothing else to do, waited for it."""
+        if before is not None and not before.metrics["loss"].is_ready():
+            return next(batches), 0.0
+        already = self._phases.seconds().get("input wait", 0.0)
+        with self._phases.of("input wait"):
+            batch = next(batches)
+        waited = self._phases.seconds()["input wait"] - already
+        self.recorder.clock.leave_out(waited)
+        return batch, waited
+
+    def _finish(self, running: _Running) -> bool:
+        """Read a step's metrics, which waits for that step; whether it made the run go back."""
+        values = {name: float(value) for name, value in running.metrics.items()}
+        self._watchdog.step_done(running.step)
+        self.recorder.step(running.step, running.step - 1 + self.data_offset, values, running.waited_seconds)
+        what = what_is_bad(values)
+        if not what:
+            self._bad_steps.good(running.step)
+            return False
+        return self._bad(running.step, what)
+
+    def _bad(self, step: int, what: str) -> bool:
+        """Skip, go back (then True), or stop."""
+        action = self._bad_steps.bad(step)
+        batch = self._batch(step - 1 + self.data_offset)
+        with self._phases.of("evaluation"):
+            where = first_bad_tensor(self.programs.built.inspect, self.state, batch, self.step - step + 1)
+        words = f"step {step}: the {what}"
+        if action == "stop":
+            self._saving.save(self.step, self.state, self.data_offset)
+            self._saving.wait()
+            self._tell_saves()
+            self.recorder.notice(step, "bad step", f"{words}; training stopped; {where}")
+            raise MeshwrightError(f"{words}; training stopped; {where}", hint=self._stop_hint())
+        if action == "skip":
+            self.recorder.notice(step, "bad step", f"{words}; its batch is skipped; {where}")
+            return False
+        found = self._saving.newest()
+        self._tell_saves()
+        if found is None:
+            self.begin()
+        else:
+            self.go_to(found)
+        self.data_offset += step - self.step
+        back = f"back to step {self.step}; the batches since then are left out"
+        self.recorder.notice(step, "bad step", f"{words}; {back}; {where}")
+        return True
+
+    def _stop_hint(self) -> str:
+        optimizer, faults = self._config.optimizer, self._config.faults
+        rate, clips = optimizer.learning_rate, optimizer.clip_norm is not None
+        hint = f"lower optimizer.learning_rate, which is {rate:g}, to {rate / 10:g}"
+        hint += "" if clips else ", or set optimizer.clip_norm = 1.0"
+        if faults.bad_step != "stop":
+            return f"{self._bad_steps.in_row} steps in a row were bad; {hint}"
+        return f"{hint}; or go on without that batch: --resume"
+
+    def _tell_saves(self) -> None:
+        for event in self._saving.finished():
+            self.recorder.tell(event)
+
+    def _evaluates(self) -> bool:
+        """Whether the held-out data is judged after this many steps."""
+        return self.step % self._config.evaluation.every_steps == 0 or self.step == self._steps
+
+    def _batch(self, index: int, split: Any = "train") -> Tree:
         """A batch on its devices: [microbatches, rows, ...] as the step takes it."""
-        rows = self.dataset.batch(step, split)
+        rows = self._dataset.batch(index, split)
         return jax.tree.map(
             lambda array, abstract: jax.device_put(array.reshape(abstract.shape), abstract.sharding),
             rows,
             self.programs.built.batch,
         )
 
-    def _count_arguments(self, batch: Any) -> None:
+    def _count_arguments(self, batch: Tree) -> None:
         """What the first step is given, before its state is given up."""
-        if not self.argument_bytes:
+        if not self.recorder.argument_bytes:
             arrays = jax.tree.leaves((self.state, batch))
             first = arrays[0].sharding.mesh.devices.flat[0]
-            self.argument_bytes = bytes_on(first, arrays)
+            self.recorder.argument_bytes = bytes_on(first, arrays)
 
-    def _record(self, step: int, metrics: Any) -> None:
-        """Fetch a step's metrics, which waits for that step, and tell them."""
-        values = {name: float(value) for name, value in metrics.items()}
-        seconds = self.clock.tick()
-        self._check_finite(step, values)
-        self.losses[step] = values["loss"]
-        tokens_per_second = self._config.batch.tokens_per_step / seconds
-        self._files.write(
-            step, "train", {**values, "seconds": seconds, "tokens_per_second": tokens_per_second}
-        )
-        self._on_event(
-            StepDone(
-                step=step,
-                steps=self._steps,
-                loss=values["loss"],
-                gradient_norm=values["gradient_norm"],
-                learning_rate=values["learning_rate"],
-                tokens_per_second=tokens_per_second,
-                seconds_left=self.clock.usual_seconds() * (self._steps - step),
-            )
-        )
-
-    def _evaluate(self, step: int) -> None:
-        """Held-out loss of the state's parameters: the mean over the first held-out batches."""
-        total = 0.0
-        for index in range(self._config.evaluation.batches):
-            batch = self._batch(index, "held-out")
-            metrics = self.programs.evaluate(self.state["parameters"], self.state["model_state"], batch)
-            total += float(metrics["loss"])
-        loss = total / self._config.evaluation.batches
-        self._check_finite(step, {"held-out loss": loss})
-        self.held_out_losses[step] = loss
-        self._files.write(step, "held-out", {"held_out_loss": loss})
-        self._on_event(Evaluated(step=step, held_out_loss=loss))
-
-    def _check_finite(self, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            if not math.isfinite(value):
-                optimizer = self._config.optimizer
-                rate, clips = optimizer.learning_rate, optimizer.clip_norm is not None
-                raise MeshwrightError(
-                    f"step {step}: the {name.replace('_', ' ')} is {value}; training stopped",
-                    hint=f"lower optimizer.learning_rate, which is {rate:g}, to {rate / 10:g}"
-                    + ("" if clips else ", or set optimizer.clip_norm = 1.0"),
-                )
+    def _evaluate(self) -> None:
+        """Held-out metrics of the state's parameters: means over the first held-out batches."""
+        num_batches = self._config.evaluation.batches
+        totals: dict[str, float] = {}
+        with self._phases.of("evaluation"):
+            for index in range(num_batches):
+                batch = self._batch(index, "held-out")
+                metrics = self.programs.evaluate(self.state["parameters"], self.state["model_state"], batch)
+                for name, value in metrics.items():
+                    totals[name] = totals.get(name, 0.0) + float(value)
+            self._watchdog.step_done(self.step)
+            means = {name: total / num_batches for name, total in totals.items()}
+            self.recorder.evaluated(self.step, means)

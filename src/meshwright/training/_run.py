@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from datetime import UTC, datetime
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from ..compiler import installed_versions
+from ..checkpoint import Found
 from ..config import Layout, RunConfig
-from ..data import Dataset, RandomTokens, TokenWindows, open_data
+from ..data import Dataset, ImageFiles, TokenWindows, open_data
 from ..errors import InputError
 from ..hardware import Fleet
-from ..measure import ResidentGrowth, describe_host
+from ..measure import ResidentGrowth
 from ..reconcile import Measurement
 from ..sharding import mesh_of
 from ._devices import devices_of
 from ._events import Compiled, Event, Finished, Sampled, Started
-from ._files import RunFiles
+from ._files import RunFiles, metrics_of, prepare_folder
 from ._loop import Loop
+from ._measured import measurement_of, memory_in_use
+from ._phases import Phases
 from ._programs import compile_programs
+from ._recorder import Recorder, StepFlops
+from ._resume import about_of, changes_since
 from ._sample import sample_tokens
+from ._saving import Saving
+from ._watchdog import Watchdog
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `run_training` was asked for; its arguments say what each is."""
+
+    config: RunConfig
+    fleet: Fleet
+    layout: Layout
+    folder: Path
+    steps: int
+    resume: bool = False
+    work: StepFlops | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    tell: Listener = lambda event: None
 
 
 def run_training(
@@ -34,129 +58,136 @@ def run_training(
     folder: Path,
     *,
     steps: int | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    resume: bool = False,
+    work: StepFlops | None = None,
+    about: Mapping[str, Any] = types.MappingProxyType({}),
+    on_event: Listener = lambda event: None,
 ) -> Measurement:
     """Train `config` on the fleet's devices, which must be attached or simulated, and measure it.
 
-    Writes metrics.jsonl and TensorBoard's events to `folder`. Ctrl-C ends it after the step that runs,
-    with what was measured until then.
+    Writes metrics.jsonl, notices.jsonl, TensorBoard's events and checkpoints to `folder`. Ctrl-C and SIGTERM
+    end it after the step that runs, with a checkpoint and what was measured until then.
 
     Args:
         layout: resolved for the fleet, and checked against the config.
-        steps: of this run; the config's own unless told. The learning rate follows the config's.
+        steps: of the whole run; the config's own unless told. The learning rate follows the config's.
+        resume: go on from the folder's newest good checkpoint; begin anew where there is none.
+        work: FLOPs of a step and the fleet's peak, for MFU and HFU.
+        about: JSON data that the checkpoints carry beside the config.
         on_event: told what happens, in this thread.
 
     Raises:
-        InputError: the fleet is not attached, or the folder or the data cannot be used.
-        MeshwrightError: the loss is no longer a number, the disk is full, or jax was used before with
-            other devices.
+        InputError: the fleet is not attached, the folder or the data cannot be used, or the checkpoint is of
+            another config.
+        MeshwrightError: a step's loss is not finite and the config says to stop, all checkpoints are
+            damaged, the run's files could not be written to the end, or jax was used before with other
+            devices.
     """
-    return train(config, fleet, layout, folder, steps=steps, on_event=on_event)[0]
-
-
-def train(
-    config: RunConfig,
-    fleet: Fleet,
-    layout: Layout,
-    folder: Path,
-    *,
-    steps: int | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> tuple[Measurement, Any]:
-    """As `run_training`; also the final state."""
     steps = config.steps if steps is None else steps
     if steps < 1:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
-    with RunFiles(folder) as files:  # before anything that takes long
-        devices = devices_of(fleet, layout)
-        random.seed(config.seed)
-        np.random.seed(config.seed)
-        dataset = open_data(config)
-        on_event(
-            Started(
-                name=config.name,
-                num_parameters=config.model.num_parameters,
-                device_kind=devices[0].device_kind,
-                num_devices=len(devices),
-                steps=steps,
-            )
+    asked = Asked(
+        config=config,
+        fleet=fleet,
+        layout=layout,
+        folder=folder,
+        steps=steps,
+        resume=resume,
+        work=work,
+        about=about,
+        tell=on_event,
+    )
+    return train(asked)[0]
+
+
+def train(asked: Asked) -> tuple[Measurement, Any]:
+    """As `run_training`; also the final state."""
+    config, folder, phases = asked.config, asked.folder, Phases()
+    prepare_folder(folder, resume=asked.resume)
+    about = {**asked.about, **about_of(config, asked.layout)}
+    saving = Saving(folder, config.checkpoint, about, phases)  # a bad folder is known before what takes long
+    try:
+        with Watchdog(folder, config.faults, phases).watching() as watchdog:
+            found = saving.newest() if asked.resume else None
+            changes = [] if found is None else changes_since(found, config, asked.layout)
+            keep_to = (-1 if found is None else found.step) if asked.resume else None
+            with RunFiles(folder, keep_to=keep_to) as files:
+                return _trained(asked, files, saving, phases, watchdog, found, changes)
+    finally:
+        saving.close()
+
+
+def _trained(
+    asked: Asked,
+    files: RunFiles,
+    saving: Saving,
+    phases: Phases,
+    watchdog: Watchdog,
+    found: Found | None,
+    changes: list[str],
+) -> tuple[Measurement, Any]:
+    config = asked.config
+    devices = devices_of(asked.fleet, asked.layout)
+    random.seed(config.seed)
+    np.random.seed(config.seed)
+    dataset = open_data(config)
+    recorder = Recorder(
+        config,
+        files,
+        asked.tell,
+        asked.steps,
+        work=asked.work,
+        steps_per_epoch=dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None,
+        memory_in_use=lambda: memory_in_use(devices),
+    )
+    recorder.remember(metrics_of(asked.folder))
+    recorder.tell(
+        Started(
+            name=config.name,
+            num_parameters=config.model.num_parameters,
+            device_kind=devices[0].device_kind,
+            num_devices=len(devices),
+            steps=asked.steps,
         )
-        mesh = mesh_of(layout.axes, devices)
-        programs = compile_programs(config, mesh, fleet.chip.platform)
-        on_event(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
-        growth = ResidentGrowth()
-        loop = Loop(config, programs, dataset, files, on_event, steps)
-        loop.run(waits=fleet.chip.platform == "cpu")
-        grown = growth.bytes()
-        sample = _sample(config, mesh, loop)
-        if sample is not None:
-            on_event(sample)
-    measurement = _measurement(config, fleet, loop, devices, grown, growth.why_not, sample)
-    on_event(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
+    )
+    mesh = mesh_of(asked.layout.axes, devices)
+    platform = asked.fleet.chip.platform
+    with phases.of("compile"):
+        programs = compile_programs(config, mesh, platform)
+    recorder.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
+    growth = ResidentGrowth()
+    waits = platform == "cpu"
+    loop = Loop(config, programs, dataset, recorder, saving, phases, watchdog, steps=asked.steps, waits=waits)
+    _begin(loop, found, changes, asked.steps)
+    loop.run()
+    grown = growth.bytes()
+    phases.enter("end")
+    sample = _sample(config, mesh, loop, dataset)
+    if sample is not None:
+        recorder.tell(sample)
+    measurement = measurement_of(
+        config, loop, dataset, devices, platform, phases.seconds(), grown, growth.why_not, found, sample
+    )
+    recorder.tell(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
     return measurement, loop.state
 
 
-def _sample(config: RunConfig, mesh: Mesh, loop: Loop) -> Sampled | None:
+def _begin(loop: Loop, found: Found | None, changes: list[str], steps: int) -> None:
+    """The state of the checkpoint, or that of the seed."""
+    if found is None:
+        loop.begin()
+        return
+    loop.go_to(found)
+    changed = f", with {'; '.join(changes)}" if changes else ""
+    done = "nothing is left to do" if found.step >= steps else f"goes on to step {steps}"
+    loop.recorder.notice(found.step, "resumed", f"from the checkpoint of step {found.step}, {done}{changed}")
+
+
+def _sample(config: RunConfig, mesh: Mesh, loop: Loop, data: Dataset) -> Sampled | None:
     """What the model writes; None where it knows no text, is spread over devices, or was stopped."""
-    data = loop.dataset
-    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.interrupted:
+    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.signal is not None:
         return None
     held_out = data.batch(0, "held-out")["tokens"][0]
     parts = sample_tokens(config, mesh, loop.state["parameters"], held_out)
     prompt, text = (data.decode(part) for part in parts)
     return Sampled(prompt=prompt, text=text)
-
-
-def _measurement(
-    config: RunConfig,
-    fleet: Fleet,
-    loop: Loop,
-    devices: list[Any],
-    grown: int | None,
-    no_growth: str,
-    sample: Sampled | None,
-) -> Measurement:
-    programs, spread, peak = loop.programs, loop.clock.spread(), _peak_bytes(devices)
-    reasons = {
-        "step_seconds": "" if spread else "the first two steps are left out, and there were no others",
-        "peak_bytes": "" if peak is not None else f"a {fleet.chip.platform} device keeps no such figure",
-        "process_rss_growth_bytes": no_growth,
-        "xla_flops": programs.no_xla_flops,
-    }
-    return Measurement(
-        steps=len(loop.losses),
-        interrupted=loop.interrupted,
-        tokens_per_step=config.batch.tokens_per_step,
-        step_seconds=spread,
-        compile_seconds=programs.compile_seconds,
-        losses=loop.losses,
-        held_out_losses=loop.held_out_losses,
-        unigram_entropy_nats=_unigram_entropy(loop.dataset),
-        argument_bytes_per_device=loop.argument_bytes,
-        peak_bytes=peak,
-        process_rss_growth_bytes=grown,
-        xla_flops=programs.xla_flops,
-        not_measured={name: why for name, why in reasons.items() if why},
-        fingerprint=programs.fingerprint,
-        platform=fleet.chip.platform,
-        device_kind=devices[0].device_kind,
-        num_devices=len(devices),
-        host=describe_host(),
-        versions=installed_versions(),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        sample_prompt=sample.prompt if sample else "",
-        sample=sample.text if sample else "",
-    )
-
-
-def _peak_bytes(devices: list[Any]) -> int | None:
-    """The most that any device's allocator has held; None where the runtime keeps no such figure."""
-    found = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
-    known = [int(peak) for peak in found if peak is not None]
-    return max(known) if len(known) == len(found) else None
-
-
-def _unigram_entropy(dataset: Dataset) -> float | None:
-    if isinstance(dataset, RandomTokens | TokenWindows):
-        return dataset.unigram_entropy_nats("held-out")
-    return None  # rows and images have no tokens

@@ -1,0 +1,173 @@
+"""What the steps of a run came to: told, written, and kept for the measurement."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import RunConfig
+from ..measure import StepClock
+from ._events import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, StepDone
+from ._faults import Spikes, what_is_bad
+from ._files import RunFiles
+
+BASIC = ("loss", "gradient_norm", "learning_rate", "applied", "loss_scale")  # of every model's metrics
+FIRST_STEPS = 5  # timed, before they are set beside the prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of one step on all devices, as weighed, and the fleet's dense peak."""
+
+    model_flops: int
+    executed_flops: int
+    peak_flops_per_second: float
+
+
+class Recorder:
+    """Losses by step, seconds, epochs; to the files, and to who listens.
+
+    Args:
+        work: None where the fleet's peak is not known: no MFU is told then.
+        steps_per_epoch: None where the data has no epochs.
+        memory_in_use: bytes on the fullest device now; None where the runtime does not tell.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        files: RunFiles,
+        tell: Callable[[Event], None],
+        steps: int,
+        *,
+        work: StepFlops | None = None,
+        steps_per_epoch: int | None = None,
+        memory_in_use: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.clock = StepClock()
+        self.losses: dict[int, float] = {}
+        self.held_out_losses: dict[int, float] = {}
+        self.held_out_metrics: dict[int, dict[str, float]] = {}
+        self.argument_bytes = 0
+        self.num_bad_steps = 0
+        self._config, self._files, self._listener, self._steps = config, files, tell, steps
+        self._work, self._memory_in_use = work, memory_in_use
+        self._spikes = Spikes(config.faults.spike_sigmas)
+        self._per_epoch = steps_per_epoch
+        self._epoch: list[dict[str, float]] = []  # of the steps of the epoch that runs
+        self._epoch_seconds = 0.0
+        self._full = False
+
+    def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """What the lines of a resumed run's metrics.jsonl tell of the steps before."""
+        for line in lines:
+            step = int(line["step"])
+            if isinstance(line.get("loss"), float):
+                self.losses[step] = line["loss"]
+            if isinstance(line.get("held_out_loss"), float):
+                names = [name for name in line if name.startswith("held_out_") and name != "held_out_loss"]
+                self._keep_held_out(step, line["held_out_loss"], {n[9:]: line[n] for n in names})
+
+    def step(self, step: int, batch_index: int, values: dict[str, float], waited_seconds: float) -> None:
+        """A good or a bad step is done: its metrics, and how long the devices had waited for its batch."""
+        seconds = self.clock.tick()
+        rate = self._config.batch.tokens_per_step / seconds
+        mfu, hfu = self._shares(seconds)
+        more = {name: value for name, value in values.items() if name not in BASIC}
+        line = {**values, "seconds": seconds, "tokens_per_second": rate, "input_wait_seconds": waited_seconds}
+        optional = {"mfu": mfu, "hfu": hfu, "memory_in_use_bytes": self._memory_in_use()}
+        line |= {name: float(value) for name, value in optional.items() if value is not None}
+        self._files.write(step, "train", _finite(line))
+        if what_is_bad(values):
+            self.num_bad_steps += 1
+        elif math.isfinite(values["loss"]):
+            self.losses[step] = values["loss"]
+            if spike := self._spikes.judge(values["loss"]):
+                self.notice(step, "spike", f"step {step}: {spike}")
+        self.tell(
+            StepDone(
+                step=step,
+                steps=self._steps,
+                loss=values["loss"],
+                gradient_norm=values["gradient_norm"],
+                learning_rate=values["learning_rate"],
+                tokens_per_second=rate,
+                seconds_left=self.clock.usual_seconds() * (self._steps - step),
+                mfu=mfu,
+                hfu=hfu,
+                metrics=more,
+            )
+        )
+        self._first_steps()
+        self._count_epoch(step, batch_index + 1, seconds + waited_seconds, {"loss": values["loss"], **more})
+
+    def evaluated(self, step: int, values: dict[str, float]) -> None:
+        """Held-out metrics of the parameters after `step` updates."""
+        line = {f"held_out_{name}": value for name, value in values.items()}
+        self._files.write(step, "held-out", _finite(line))
+        if not math.isfinite(values["loss"]):
+            hint = "the parameters may have outgrown the format: look at the training loss, lower the rate"
+            self.notice(step, "held-out", f"step {step}: the held-out loss is {values['loss']}", hint)
+        more = {name: value for name, value in values.items() if name != "loss"}
+        self._keep_held_out(step, values["loss"], more)
+        self.tell(Evaluated(step=step, held_out_loss=values["loss"], metrics=more))
+
+    def notice(self, step: int, kind: NoticeKind, message: str, hint: str = "") -> None:
+        """Something a person should know."""
+        self.tell(Noticed(step=step, kind=kind, message=message, hint=hint))
+
+    def tell(self, event: Event) -> None:
+        """Pass an event on; a notice is written down first. A full disk is told once."""
+        if isinstance(event, Noticed):
+            self._files.notice(event.step, event.kind, event.message, event.hint)
+        self._listener(event)
+        full, self._full = self._full, bool(self._files.trouble)
+        if self._full and not full:
+            words = f"the run's files cannot be written: {self._files.trouble}"
+            hint = "make room; lines wait in memory until there is some, and TensorBoard's are left out"
+            self._listener(Noticed(step=max(self.losses, default=0), kind="disk", message=words, hint=hint))
+
+    def _keep_held_out(self, step: int, loss: float, more: dict[str, float]) -> None:
+        if math.isfinite(loss):
+            self.held_out_losses[step] = loss
+            if more:
+                self.held_out_metrics[step] = more
+
+    def _shares(self, seconds: float) -> tuple[float | None, float | None]:
+        """MFU and HFU of a step."""
+        if self._work is None:
+            return None, None
+        possible = seconds * self._work.peak_flops_per_second
+        return self._work.model_flops / possible, self._work.executed_flops / possible
+
+    def _first_steps(self) -> None:
+        spread = self.clock.spread()
+        if spread is not None and spread.num_steps == FIRST_STEPS:
+            self.tell(FirstStepsDone(step_seconds=spread, argument_bytes_per_device=self.argument_bytes))
+
+    def _count_epoch(self, step: int, num_batches: int, seconds: float, values: dict[str, float]) -> None:
+        """An epoch that was begun in another process, or gone back over, is not told: it was not timed."""
+        if self._per_epoch is None:
+            return
+        self._epoch.append(values)
+        self._epoch_seconds += seconds
+        if num_batches % self._per_epoch:
+            return
+        steps, seconds = self._epoch, self._epoch_seconds
+        self._epoch, self._epoch_seconds = [], 0.0
+        if len(steps) != self._per_epoch:
+            return
+        means = {name: statistics.fmean(each[name] for each in steps) for name in steps[0]}
+        done = EpochDone(epoch=num_batches // self._per_epoch, step=step, seconds=seconds, metrics=means)
+        line = {"epoch": float(done.epoch), "epoch_seconds": seconds}
+        line |= {f"epoch_{name}": value for name, value in means.items()}
+        self._files.write(step, "epoch", _finite(line))
+        self.tell(done)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON knows no NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

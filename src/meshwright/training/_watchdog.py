@@ -1,0 +1,91 @@
+"""Ends a run that no longer goes on, after it has said where every thread stands."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..config import FaultConfig
+from ..errors import EXIT_BROKE_OFF
+from ..units import format_seconds
+from ._phases import Phases
+
+LOOKS_PER_DEADLINE = 20
+
+
+class Watchdog:
+    """A thread that looks whether `step_done` is called within the deadlines.
+
+    When it is not, hang.txt in the run's folder and stderr get the run's phase and all threads' stacks, and
+    the process ends with status 4 at once: a thread that hangs in a collective can be stopped in no other
+    way. The checkpoints on the disk are whole, whatever moment that is.
+
+    Args:
+        end: ends the process with a status.
+    """
+
+    def __init__(
+        self, folder: Path, faults: FaultConfig, phases: Phases, end: Callable[[int], object] = os._exit
+    ) -> None:
+        self._folder, self._faults, self._phases, self._end = folder, faults, phases, end
+        self._over = threading.Event()
+        self._step: int | None = None  # of the last that was done here
+        self._since = time.monotonic()
+
+    def step_done(self, step: int) -> None:
+        """A step is done, or anything else that shows that the run goes on."""
+        self._step, self._since = step, time.monotonic()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Watchdog]:
+        """Looks after the block."""
+        self._since = time.monotonic()
+        thread = threading.Thread(target=self._watch, name="meshwright-watchdog", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _deadline(self) -> float | None:
+        faults = self._faults
+        return faults.startup_deadline_seconds if self._step is None else faults.step_deadline_seconds
+
+    def _watch(self) -> None:
+        known = (self._faults.startup_deadline_seconds, self._faults.step_deadline_seconds)
+        deadlines = [each for each in known if each is not None]
+        if not deadlines:
+            return
+        while not self._over.wait(min(deadlines) / LOOKS_PER_DEADLINE):
+            deadline, waited = self._deadline(), time.monotonic() - self._since
+            if deadline is not None and waited > deadline:
+                self._tell(waited, deadline)
+                self._end(EXIT_BROKE_OFF)
+                return
+
+    def _tell(self, waited: float, deadline: float) -> None:
+        kind = "startup" if self._step is None else "step"
+        after = "before the first step" if self._step is None else f"after step {self._step}"
+        words = (
+            f"error: nothing has gone on for {format_seconds(waited)} {after}, in phase "
+            f"{self._phases.current!r}: process {os.getpid()} on {socket.gethostname()} hangs and is ended\n"
+            f"hint: the threads' stacks are in {self._folder / 'hang.txt'}; resume with --resume. If the run "
+            f"was only slow, raise faults.{kind}_deadline_seconds, which is {deadline:g}\n"
+        )
+        sys.stderr.write(words)
+        sys.stderr.flush()
+        # Without a file number (a captured stderr) or without room on the disk the other one still tells.
+        with contextlib.suppress(OSError, ValueError):
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        with contextlib.suppress(OSError), (self._folder / "hang.txt").open("w") as file:
+            file.write(words)
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
