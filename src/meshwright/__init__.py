@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from ._explain import Change as Change
     from ._explain import explain as explain
     from ._sweep import sweep as sweep
-    from .api import Run as Run
+    from ._train import Run as Run
+    from ._train import train as train
     from .api import Weighing as Weighing
-    from .api import train as train
     from .api import weigh as weigh
     from .config import RunConfig as RunConfig
     from .eager import account_torch as account_torch
@@ -36,9 +36,9 @@ _HOMES = {
     "Change": "_explain",
     "explain": "_explain",
     "sweep": "_sweep",
-    "Run": "api",
+    "Run": "_train",
+    "train": "_train",
     "Weighing": "api",
-    "train": "api",
     "weigh": "api",
     "RunConfig": "config",
     "account_torch": "eager",

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .api import new_folder, train
+from ._train import new_folder, train
 from .config import RunConfig, load_config, overridden
 from .errors import InputError, MeshwrightError
 from .reconcile import Measurement
@@ -50,7 +49,7 @@ def sweep(
             brackets or quotes part no values: 'layout="fsdp=4,tensor=2","data=8"'.
         on, layout, steps: as `train` takes them.
         folder: of the sweep; runs/sweep-NAME-TIME unless told. Finished runs that it holds already are read
-            and not run again; one that was not finished is begun again.
+            and not run again; one that was not finished goes on from its newest checkpoint.
         on_run: told the number of a run, of how many, and its values, before it begins.
 
     A run that fails is listed with the reason, and the others go on. Ctrl-C ends it with what there is.
@@ -186,10 +185,9 @@ def _run(
     on_event: Callable[[Event], None],
 ) -> tuple[SweepRun, bool]:
     """One run, and whether the user stopped it."""
-    if folder.exists():
-        shutil.rmtree(folder)  # of a run that was not finished: its files would be mixed with the new one's
+    told = {"on": on, "steps": steps, "folder": folder, "on_phase": on_phase, "on_event": on_event}
     try:
-        done = train(config, on=on, steps=steps, folder=folder, on_phase=on_phase, on_event=on_event)
+        done = train(config, resume=True, **told)  # from its newest checkpoint, where it was begun before
     except InputError:
         raise
     except MeshwrightError as failed:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
 from .config import Layout, RunConfig, check_layout, check_precision, load_config, overridden, settled
@@ -23,11 +21,7 @@ from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
 from .measure import calibration_of_chip, calibration_of_this_machine
 from .predict import Calibration, Prediction, predict, predicted_trace
-from .reconcile import Measurement, Reconciliation, reconcile
 from .report import HandSum, hand_sum
-
-if TYPE_CHECKING:
-    from .training import Event
 
 SCHEMA = 2
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
@@ -143,8 +137,8 @@ def weigh(
         InputError: the config, fleet or layout is wrong, or the target's compiler is not installed.
         CompileError: the compiler failed; its own words are in the message.
     """
-    fleet = on if isinstance(on, Fleet) else _fleet(on)
-    run = _run_config(config, overrides, layout)
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    run = config_of_run(config, overrides, layout)
     if run is None:
         assert isinstance(config, str)
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
@@ -172,7 +166,8 @@ def weigh(
     )
 
 
-def _fleet(text: str) -> Fleet:
+def fleet_of(text: str) -> Fleet:
+    """The fleet of that name; "local" is what is attached."""
     if text != "local":
         return Fleet.parse(text)
     from .training import local_fleet  # looks at the attached devices: imports jax
@@ -180,7 +175,7 @@ def _fleet(text: str) -> Fleet:
     return local_fleet()
 
 
-def _run_config(config: str | RunConfig, overrides: Sequence[str], layout: str | None) -> RunConfig | None:
+def config_of_run(config: str | RunConfig, overrides: Sequence[str], layout: str | None) -> RunConfig | None:
     """The config with its overrides and layout; None for a foreign program, which takes none."""
     if isinstance(config, str) and ":" in config and not Path(config).exists():
         if overrides:
@@ -213,7 +208,7 @@ def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bo
         topology=topology,
         num_devices=fleet.num_devices,
         mesh_axes=layout.axes,
-        options=compiler_options(platform, fleet.num_devices),
+        options=compiler_options(platform, fleet.num_devices, ours and config.deterministic),
         config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
@@ -255,69 +250,3 @@ def _prediction(
         return predict(program, ledger, compiled, fleet, calibration), ""
     except InputError as unknown:
         return None, f"{unknown.message}; {unknown.hint}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One training run: its folder, what was weighed, what was measured, and the two side by side."""
-
-    folder: Path
-    weighing: Weighing
-    measurement: Measurement
-    reconciliation: Reconciliation
-
-
-def train(
-    config: str | RunConfig,
-    *,
-    on: str = "local",
-    layout: str | None = None,
-    overrides: Sequence[str] = (),
-    steps: int | None = None,
-    folder: Path | None = None,
-    on_phase: Callable[[str], None] = lambda phase: None,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> Run:
-    """Weigh a step, train with that same program, and set what was predicted beside what was measured.
-
-    Args:
-        on: the attached devices ("local") or simulated ones ("8xCPU").
-        steps: of this run; the config's own unless told.
-        folder: for the run's files; runs/NAME-TIME unless told. The report is report.html in it.
-        on_event: told of each step, evaluation and sample.
-
-    Raises:
-        InputError: as `weigh`; also a fleet that is not attached, or a folder that cannot be written.
-    """
-    from .report import write_report
-    from .training import devices_of, run_training
-
-    run = _run_config(config, overrides, layout)
-    if run is None:
-        raise InputError(
-            f"{config} is a program of its own; `train` runs configs",
-            hint="run it with your own loop, or write a config; `meshwright presets` lists some",
-        )
-    fleet = _fleet(on)
-    devices_of(
-        fleet, Layout.parse(run.layout).resolve(fleet.num_devices)
-    )  # absent ones: known before compiling
-    weighing = weigh(run, on=fleet.name, on_phase=on_phase)
-    if folder is None:
-        folder = new_folder(f"{weighing.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    measurement = run_training(run, weighing.fleet, weighing.layout, folder, steps=steps, on_event=on_event)
-    reconciliation = reconcile(
-        weighing.compiled.fingerprint, weighing.ledger, weighing.prediction, measurement
-    )
-    (folder / "config.json").write_text(run.model_dump_json(indent=1))
-    (folder / "weighing.json").write_text(json.dumps(weighing.to_dict(), indent=1))
-    (folder / "measurement.json").write_text(measurement.to_json())
-    (folder / "reconciliation.json").write_text(reconciliation.to_json())
-    write_report(folder)
-    return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
-
-
-def new_folder(name: str) -> Path:
-    """A folder of that name below runs/ that is not there yet: two runs may begin in one second."""
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
-    return next(path for each in names if not (path := Path("runs") / each).exists())

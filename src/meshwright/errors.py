@@ -26,6 +26,10 @@ class MeshwrightError(Exception):
         self.hint = hint
 
 
+EXIT_BROKE_OFF = 4
+"""Status of a process that ended with an error nobody foresaw, or that hung: it may do better once more."""
+
+
 class InputError(MeshwrightError):
     """The user's input is wrong: an unknown name, a size that does not divide."""
 

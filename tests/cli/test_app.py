@@ -93,15 +93,17 @@ def test_a_failure_that_is_not_the_users_exits_with_1(meshwright, monkeypatch):
     assert (done.status, done.talk) == (1, "error: the compiler ended\nhint: see its words\n")
 
 
-def test_a_bug_keeps_its_traceback(meshwright, monkeypatch):
+def test_a_bug_keeps_its_traceback_and_exits_with_4(meshwright, monkeypatch):
     from meshwright import api
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a bug")
 
     monkeypatch.setattr(api, "weigh", fail)
-    with pytest.raises(AssertionError, match="a bug"):
-        meshwright("weigh", "linear", "--on", "1xCPU")
+    done = meshwright("weigh", "linear", "--on", "1xCPU")
+    assert done.status == 4
+    assert done.talk.startswith("Traceback (most recent call last)")
+    assert done.talk.endswith("AssertionError: a bug\n")
 
 
 @pytest.mark.parametrize("module", ["meshwright", "meshwright.cli"])

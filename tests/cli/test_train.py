@@ -7,7 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from meshwright.cli._train import _state_of
-from meshwright.training import Compiled, Evaluated, Finished, Started, StepDone
+from meshwright.training import (
+    CheckpointSaved,
+    Compiled,
+    EpochDone,
+    Evaluated,
+    Finished,
+    Started,
+    StepDone,
+)
 
 
 def test_a_run_prints_its_account_and_leaves_its_files(meshwright, tmp_path: Path, monkeypatch):
@@ -55,18 +63,23 @@ def test_bad_input_exits_with_2(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_run_that_ctrl_c_ended_exits_with_130(meshwright, monkeypatch, interrupted: bool):
-    from meshwright import api, report
+@pytest.mark.parametrize(("name", "status"), [("", 0), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_run_that_a_signal_ended_says_so_in_its_status(meshwright, monkeypatch, name: str, status: int):
+    from meshwright import _train, report
 
-    run = SimpleNamespace(
-        folder=Path("r"), measurement=SimpleNamespace(interrupted=interrupted), reconciliation=None
-    )
-    monkeypatch.setattr(api, "train", lambda *_, **__: run)
+    run = SimpleNamespace(folder=Path("r"), measurement=SimpleNamespace(signal=name), reconciliation=None)
+    monkeypatch.setattr(_train, "train", lambda *_, **__: run)
     monkeypatch.setattr(report, "run_text", lambda *_: "the account")
     done = meshwright("train", "linear")
-    assert done.status == (130 if interrupted else 0)
+    assert done.status == status
     assert done.output == "the account\nReport: r/report.html\n"
+
+
+def test_the_first_steps_are_set_beside_the_prediction_while_the_run_goes_on(meshwright, tmp_path: Path):
+    done = meshwright("train", "linear", "--on", "1xCPU", "--steps", "8", "--folder", str(tmp_path / "run"))
+    assert done.talk.startswith("first steps: argument bytes per device ")
+    assert "step seconds" in done.talk
+    assert "predicted" in done.talk
 
 
 def test_the_bar_follows_the_events():
@@ -80,5 +93,11 @@ def test_the_bar_follows_the_events():
         "completed": 3,
         "total": 9,
     }
+    more = StepDone(step=3, steps=9, loss=2.3456, mfu=0.4512, metrics={"accuracy": 0.5}, **rates)
+    assert "loss 2.346, accuracy 0.500, 1.23K tokens/s, MFU 45.1 %, 90.0 s" in _state_of(more)["description"]
+    epoch = EpochDone(epoch=2, step=8, seconds=3.0, metrics={"accuracy": 0.75})
+    assert _state_of(epoch)["description"] == "epoch 2 in 3.00 s, accuracy 0.750"
+    saved = CheckpointSaved(step=4, num_bytes=1, blocked_seconds=0.1, write_seconds=0.2)
+    assert _state_of(saved)["description"] == "checkpoint of step 4 saved"
     assert "held-out loss 2.500" in _state_of(Evaluated(step=3, held_out_loss=2.5))["description"]
     assert _state_of(Finished(steps=9, interrupted=False)) == {}

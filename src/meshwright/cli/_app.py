@@ -1,15 +1,17 @@
 """The command `meshwright`: its verbs, and what its exit status says.
 
-0 done; 1 failed; 2 the user's input is wrong; 3 `--check` and it does not fit; 130 stopped by Ctrl-C.
+0 done; 1 failed; 2 the user's input is wrong; 3 `--check` and it does not fit; 4 broke off: an error nobody
+foresaw, or a run that hung; 130 stopped by Ctrl-C, 143 by SIGTERM (`train` has then saved a checkpoint).
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 
 import typer
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import EXIT_BROKE_OFF, MeshwrightError
 
 from ._account import account
 from ._catalog import fleets, formats
@@ -49,3 +51,6 @@ def main() -> None:
     except MeshwrightError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    except Exception:  # Python's own status for it is 1, which says that there is a hint
+        traceback.print_exc()
+        sys.exit(EXIT_BROKE_OFF)

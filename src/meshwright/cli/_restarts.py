@@ -1,0 +1,83 @@
+"""A run in a process of its own, begun again where it stopped when that process dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from meshwright.errors import EXIT_BROKE_OFF
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
+    """Run this process's command again as a child, at most `restarts` times more; its last exit status.
+
+    A child that was killed, that broke with an error nobody foresaw, or that the watchdog ended is resumed;
+    one that ended with words for the user is not: they would be the same again. SIGTERM and Ctrl-C are the
+    child's, and end both.
+    """
+    arguments = _without_restarts(sys.argv[1:])
+    if folder is None:
+        assert config is not None or "--resume" in arguments, "a run has a config or a folder"
+        name = f"{Path(config or 'run').stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        folder = Path("runs") / name
+        arguments += ["--folder", str(folder)]
+    for left in range(restarts, -1, -1):
+        status, asked = _run([sys.executable, "-m", "meshwright", *arguments])
+        if asked or not left or not _is_worth_it(status):
+            return status if status >= 0 else 128 - status
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        number = restarts - left + 1
+        print(f"restart {number} of {restarts}: the run {how}; it is resumed", file=sys.stderr)
+        if "--resume" not in arguments:
+            arguments.append("--resume")
+    raise AssertionError("the last run returns")
+
+
+def _is_worth_it(status: int) -> bool:
+    """Whether a process that ended so may do better the next time."""
+    return status < 0 or status == EXIT_BROKE_OFF
+
+
+def _run(command: list[str]) -> tuple[int, bool]:
+    """The child's exit status, and whether a signal has asked for the end meanwhile."""
+    child = subprocess.Popen(command)
+    with _passed_on(child) as asked:
+        return child.wait(), bool(asked)
+
+
+@contextmanager
+def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Signals go to the child. The terminal sends Ctrl-C to both; once is enough for it."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if number == signal.SIGTERM:
+            child.send_signal(number)
+
+    before = {each: signal.signal(each, note) for each in SIGNALS}
+    try:
+        yield asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _without_restarts(arguments: list[str]) -> list[str]:
+    """The command line without `--restarts N`."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == "--restarts":
+            next(words)
+        elif not word.startswith("--restarts="):
+            kept.append(word)
+    return kept
