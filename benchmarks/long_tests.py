@@ -1,6 +1,6 @@
 """Run the tests that take minutes and leave a dated record of how each went.
 
-Run: python benchmarks/long_tests.py (or `make test-long`). Writes
+Run: python benchmarks/long_tests.py [PYTEST ARGUMENT ...] (or `make test-long`, which runs all). Writes
 benchmarks/records/DATE_long_tests.toml with the command, commit, versions, machine, and the outcome and
 seconds of each test. Exit status is pytest's.
 """
@@ -26,11 +26,11 @@ def outcome_of(case: ET.Element) -> str:
     return "passed"
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Run pytest and write the record; nothing is recorded where no test was found."""
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "pytest", *ARGUMENTS]
+        command = [sys.executable, "-m", "pytest", *ARGUMENTS, *arguments]
         status = subprocess.run([*command, f"--junitxml={xml}"], cwd=ROOT).returncode
         cases = list(ET.parse(xml).iter("testcase")) if xml.exists() else []
     if not cases:
@@ -44,11 +44,12 @@ def main() -> int:
         }
         for case in cases
     ]
+    said = " ".join(["python benchmarks/long_tests.py", *arguments]) if arguments else "make test-long"
     packages = ("jax", "jaxlib", "numpy", "pytest")
-    record = write_record("long_tests", "make test-long", packages, {"exit_status": status}, {"test": rows})
+    record = write_record("long_tests", said, packages, {"exit_status": status}, {"test": rows})
     print(f"wrote {record.relative_to(ROOT)}", file=sys.stderr)
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,11 +1,13 @@
 """`mw.train`: what it writes, what it refuses, and how it goes on with a run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import meshwright as mw
+from meshwright.checkpoint import Checkpoints
 from meshwright.compiler._request import DETERMINISTIC_OPTIONS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.training import StepDone
@@ -101,6 +103,19 @@ def test_a_run_that_stops_has_its_report(tmp_path):
         mw.train("linear", on="1xCPU", folder=tmp_path / "run", overrides=wild)
     assert (tmp_path / "run/report.html").exists()
     assert not (tmp_path / "run/measurement.json").exists()
+
+
+def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    holder = Checkpoints(folder / "checkpoints")
+    try:
+        before = (folder / "config.json").read_bytes()
+        with pytest.raises(InputError, match="are being written by process"):
+            mw.train(folder=folder, resume=True, on="1xCPU", steps=20, overrides=["faults.bad_step=skip"])
+    finally:
+        holder.close()
+    assert (folder / "config.json").read_bytes() == before
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):

@@ -75,8 +75,6 @@ def train(
     weighing = weigh(run, on=fleet.name, on_phase=on_phase)
     assert weighing.config is not None, "a config was weighed"
     run = weighing.config  # its batch is settled for the layout
-    _write(folder, "config.json", run.model_dump_json(indent=1))
-    _write(folder, "weighing.json", json.dumps(weighing.to_dict(), indent=1))
     try:
         measurement = run_training(
             run,
@@ -87,6 +85,7 @@ def train(
             resume=resume,
             work=_work(weighing),
             about={"ledger": weighing.ledger.to_dict()},
+            documents=_documents(run, weighing),
             on_event=_listener(folder, weighing, on_event, on_first_steps),
         )
     except MeshwrightError:
@@ -95,14 +94,21 @@ def train(
     return _ended(folder, weighing, measurement)
 
 
+def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
+    """What is trained and what is predicted of it, as the run's folder keeps them."""
+    weighed = json.dumps(weighing.to_dict(), indent=1)
+    return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
+
+
 def _ended(folder: Path, weighing: Weighing, measurement: Measurement) -> Run:
     """What is predicted beside what was measured, and all of it on the disk."""
     from .report import write_report
+    from .training import write_document
 
     fingerprint = weighing.compiled.fingerprint
     reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
-    _write(folder, "measurement.json", measurement.to_json())
-    _write(folder, "reconciliation.json", reconciliation.to_json())
+    write_document(folder, "measurement.json", measurement.to_json())
+    write_document(folder, "reconciliation.json", reconciliation.to_json())
     write_report(folder)
     return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
 
@@ -172,21 +178,6 @@ def _listener(
             drawn = time.monotonic()
 
     return listen
-
-
-def _write(folder: Path, name: str, text: str) -> None:
-    """Write one of a run's files.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        (folder / name).write_text(text, "utf-8")
-    except OSError as refused:
-        raise InputError(
-            f"cannot write {folder / name}: {refused.strerror}",
-            hint="make room there, or choose a folder that can be written",
-        ) from refused
 
 
 def new_folder(name: str) -> Path:

@@ -18,6 +18,7 @@ from ._events import Sampled as Sampled
 from ._events import Started as Started
 from ._events import StepDone as StepDone
 from ._files import prepare_folder as prepare_folder
+from ._files import write_document as write_document
 from ._recorder import StepFlops as StepFlops
 from ._run import run_training as run_training
 from ._sample_run import SampleOfRun as SampleOfRun

@@ -155,6 +155,21 @@ def prepare_folder(folder: Path, *, resume: bool) -> None:
         )
 
 
+def write_document(folder: Path, name: str, text: str) -> None:
+    """Write one of a run's files.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        (folder / name).write_text(text, "utf-8")
+    except OSError as refused:
+        raise InputError(
+            f"cannot write {folder / name}: {refused.strerror}",
+            hint="make room there, or choose a folder that can be written",
+        ) from refused
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, as written; none where there is no file."""
     path = folder / METRICS

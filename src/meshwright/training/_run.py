@@ -22,7 +22,7 @@ from ..reconcile import Measurement
 from ..sharding import mesh_of
 from ._devices import devices_of
 from ._events import Compiled, Event, Finished, Sampled, Started
-from ._files import RunFiles, metrics_of, prepare_folder
+from ._files import RunFiles, metrics_of, prepare_folder, write_document
 from ._loop import Loop
 from ._measured import measurement_of, memory_in_use
 from ._phases import Phases
@@ -48,6 +48,7 @@ class Asked:
     resume: bool = False
     work: StepFlops | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
     tell: Listener = lambda event: None
 
 
@@ -61,6 +62,7 @@ def run_training(
     resume: bool = False,
     work: StepFlops | None = None,
     about: Mapping[str, Any] = types.MappingProxyType({}),
+    documents: Mapping[str, str] = types.MappingProxyType({}),
     on_event: Listener = lambda event: None,
 ) -> Measurement:
     """Train `config` on the fleet's devices, which must be attached or simulated, and measure it.
@@ -74,6 +76,7 @@ def run_training(
         resume: go on from the folder's newest good checkpoint; begin anew where there is none.
         work: FLOPs of a step and the fleet's peak, for MFU and HFU.
         about: JSON data that the checkpoints carry beside the config.
+        documents: texts to write into the folder by name, once it is known that nobody else writes there.
         on_event: told what happens, in this thread.
 
     Raises:
@@ -95,6 +98,7 @@ def run_training(
         resume=resume,
         work=work,
         about=about,
+        documents=documents,
         tell=on_event,
     )
     return train(asked)[0]
@@ -107,6 +111,8 @@ def train(asked: Asked) -> tuple[Measurement, Any]:
     about = {**asked.about, **about_of(config, asked.layout)}
     saving = Saving(folder, config.checkpoint, about, phases)  # a bad folder is known before what takes long
     try:
+        for name, text in asked.documents.items():
+            write_document(folder, name, text)
         with Watchdog(folder, config.faults, phases).watching() as watchdog:
             found = saving.newest() if asked.resume else None
             changes = [] if found is None else changes_since(found, config, asked.layout)
