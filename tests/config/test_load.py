@@ -150,7 +150,8 @@ def test_the_schema_is_json_and_knows_every_section():
     schema = json.loads(json.dumps(config_schema()))
     assert set(schema["properties"]) == {
         "preset", "model", "data", "optimizer", "schedule", "precision", "layout", "remat", "batch", "steps",
-        "seed", "evaluation", "checkpoint", "faults",
+        "seed", "evaluation", "checkpoint", "deterministic",
+        "faults",
     }  # fmt: skip
     assert schema["additionalProperties"] is False
     assert "rope_theta" in schema["$defs"]["TransformerModel"]["properties"]
