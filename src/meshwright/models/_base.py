@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
-from ..sharding import gather, pin
+from ..sharding import AnyMesh, activation_spec, gather, on_each_device, pin
 
 Tree = Any  # a pytree: nested dicts and lists of leaves
 Batch = Mapping[str, Array]
@@ -35,9 +34,12 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a model must know of the run: where it lies and in which format it computes."""
+    """What a model must know of the run: where it lies and in which format it computes.
 
-    mesh: Mesh
+    `mesh` is the abstract one where the model is called inside a `shard_map` over some axes (`AnyMesh`).
+    """
+
+    mesh: AnyMesh
     dtype: jax.typing.DTypeLike
     platform: str  # cuda | tpu | cpu
     remat: str
@@ -48,6 +50,13 @@ class Context:
     def pin(self, x: Array, *dims: str) -> Array:
         """`x`, laid on the mesh by the names of its dimensions."""
         return pin(x, self.mesh, *dims)
+
+    def on_each_device(
+        self, local: Callable[..., Any], inputs: tuple[tuple[str, ...], ...], output: tuple[str, ...]
+    ) -> Callable[..., Any]:
+        """`local`, run on each device's shards of activations laid by the names of their dimensions."""
+        specs = tuple(activation_spec(dims, self.mesh) for dims in inputs)
+        return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
 
     def gather(self, x: Array, *dims: str) -> Array:
         """A parameter in the format of the computation, gathered over `fsdp`."""

@@ -15,6 +15,7 @@ be compiled for a target that is not there.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -80,14 +81,26 @@ def causal_attention(
     Query heads share key heads in groups.
     """
     with jax.named_scope("attention"):
-        bias = None if documents is None else documents.bias
-        if uses_cudnn(context, query.shape[-1]) and (documents is None or bias is not None):
-            out = jax.nn.dot_product_attention(
-                query, key, value, bias, is_causal=True, implementation="cudnn"
-            )
-        else:
-            out = _in_blocks(query, key, value, None if documents is None else documents.segments)
+        local = partial(_on_one_device, cudnn=_goes_to_cudnn(context, query.shape[-1], documents))
+        heads = ("batch", "sequence", "heads", "head_dim")
+        kv_heads = ("batch", "sequence", "kv_heads", "head_dim")
+        # By hand for each device: where a mesh is partly manual, cuDNN's own partitioner fails.
+        each = context.on_each_device(local, (heads, kv_heads, kv_heads, ("batch",)), heads)
+        out = each(query, key, value, documents)
         return checkpoint_name(context.pin(out, "batch", "sequence", "heads", "head_dim"), NAME)
+
+
+def _goes_to_cudnn(context: Context, head_dim: int, documents: Documents | None) -> bool:
+    return uses_cudnn(context, head_dim) and (documents is None or documents.bias is not None)
+
+
+def _on_one_device(
+    query: Array, key: Array, value: Array, documents: Documents | None, *, cudnn: bool
+) -> Array:
+    if not cudnn:
+        return _in_blocks(query, key, value, None if documents is None else documents.segments)
+    bias = None if documents is None else documents.bias
+    return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True, implementation="cudnn")
 
 
 def _in_blocks(query: Array, key: Array, value: Array, segments: Array | None) -> Array:

@@ -12,14 +12,13 @@ gradient in every chunk, or gathers the vocabulary.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import batch_axes
+from ..sharding import activation_spec, axis_size, on_each_device, token_axes
 from ._base import Context
 
 Saved = tuple[Array, Array]  # d_hidden, d_head: of the sum, not yet of the mean
@@ -40,10 +39,11 @@ def mean_cross_entropy(
 
     Args:
         head: gathered over `fsdp`; its vocabulary may be split over `tensor`.
-        most_positions: of the sequence, whose logits may exist at once; divides it, or exceeds it.
+        most_positions: of a device's part of the sequence, whose logits may exist at once; divides it, or
+            exceeds it.
         gaps: whether targets may be `LEFT_OUT`, and then do not count; without any that counts it is 0.
     """
-    chunk = min(most_positions, hidden.shape[1])
+    chunk = min(most_positions, hidden.shape[1] // axis_size(context.mesh, "context"))
     targets = context.pin(targets, "batch", "sequence")
     total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
     if not gaps:
@@ -52,14 +52,8 @@ def mean_cross_entropy(
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
-    """The axes that split the batch, and the one that splits the vocabulary, of more than one device."""
-    return batch_axes(context.mesh), "tensor" if context.mesh.shape.get("tensor", 1) > 1 else None
-
-
-def _on_each_device(local: Any, context: Context, inputs: tuple[Any, ...], outputs: Any) -> Any:
-    if context.mesh.size == 1:
-        return local
-    return jax.shard_map(local, mesh=context.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    """The axes that split the tokens, and the one that splits the vocabulary, of more than one device."""
+    return token_axes(context.mesh), "tensor" if axis_size(context.mesh, "tensor") > 1 else None
 
 
 def _at(x: Array, index: Array, chunk: int) -> Array:
@@ -95,7 +89,7 @@ def _chunk(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array) -> Array:
-    (chunk, gaps), (batch, vocab) = how, _axes(context)
+    (chunk, gaps), (split, vocab) = how, _axes(context)
 
     def local(hidden: Array, head: Array, targets: Array) -> Array:
         def one(total: Array, index: Array) -> tuple[Array, None]:
@@ -103,10 +97,10 @@ def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array,
             return total + _chunk(x, head, labels, vocab, gaps)[0], None
 
         total, _ = jax.lax.scan(one, jnp.float32(0), jnp.arange(hidden.shape[1] // chunk))
-        return jax.lax.psum(total, batch) if batch else total
+        return jax.lax.psum(total, split) if split else total
 
-    rows = PartitionSpec(batch or None)
-    each = _on_each_device(local, context, (rows, PartitionSpec(vocab), rows), PartitionSpec())
+    rows = activation_spec(("batch", "sequence"), context.mesh)
+    each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), PartitionSpec())
     with jax.named_scope("loss"):
         return each(hidden, head, targets)
 
@@ -114,8 +108,9 @@ def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array,
 def _forward(
     context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, Saved]:
-    (chunk, gaps), (batch, vocab) = how, _axes(context)
-    scattered = "fsdp" if "fsdp" in batch else None
+    (chunk, gaps), (split, vocab) = how, _axes(context)
+    scattered = "fsdp" if "fsdp" in split else None
+    others = tuple(axis for axis in split if axis != "fsdp")
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array, Array]:
         def one(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], None]:
@@ -139,12 +134,12 @@ def _forward(
                 d_head = d_head.astype(head.dtype)
             if scattered:
                 d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
-            d_head = jax.lax.psum(d_head, "data") if "data" in batch else d_head
-        return jax.lax.psum(total, batch) if batch else total, d_hidden, d_head
+            d_head = jax.lax.psum(d_head, others) if others else d_head
+        return jax.lax.psum(total, split) if split else total, d_hidden, d_head
 
-    rows = PartitionSpec(batch or None)
+    rows = activation_spec(("batch", "sequence"), context.mesh)
     outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered))
-    each = _on_each_device(local, context, (rows, PartitionSpec(vocab), rows), outputs)
+    each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
         total, d_hidden, d_head = each(hidden, head, targets)
     return total, (d_hidden, d_head)

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Array, Float
 
 from ..config import TransformerModel
-from ..sharding import gather, look_up
+from ..sharding import gather, look_up, num_shards
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
@@ -110,28 +110,42 @@ class Transformer:
         Args:
             segments: the number of each token's document in its window, same shape; None is one document.
         """
-        c = self.config
-        documents = None if segments is None else documents_of(segments, context, c.head_dim)
+        documents = None if segments is None else documents_of(segments, context, self.config.head_dim)
+        x = self.embedded(parameters, tokens, context, documents)
+        x = self.through_blocks(parameters["layers"], x, context, documents)
+        return self._norm(x, parameters["final_norm"], context)
+
+    def embedded(
+        self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
+    ) -> Float[Array, "batch sequence embed"]:
+        """What the first block is given, in the layout of residuals."""
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             x = look_up(context.gather(parameters["embedding"], "vocab", "embed"), tokens, context.mesh)
-            if c.position == "learned":
+            if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 x = x + (table[: tokens.shape[1]][None] if documents is None else table[documents.positions])
-            x = context.pin(self._dropout(x, context, 0), *RESIDUAL)
+            return context.pin(self._dropout(x, context, 0), *RESIDUAL)
+
+    def through_blocks(
+        self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
+    ) -> Float[Array, "batch sequence embed"]:
+        """`x` after all of `layers`, of which the first is number `first` of the model."""
 
         def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, None]:
             return self._block(x, layer[0], layer[1], context, documents), None
 
-        block = _rematerialised(block, context, scanned=not c.unroll)
-        indices = jnp.arange(1, c.num_layers + 1)
+        unrolled = self.config.unroll
+        block = _rematerialised(block, context, scanned=not unrolled)
+        num_layers = len(layers) if unrolled else jax.tree.leaves(layers)[0].shape[0]
+        indices = first + jnp.arange(1, num_layers + 1)
         with jax.named_scope("layers"):
-            if c.unroll:
-                for index, layer in enumerate(parameters["layers"]):
+            if unrolled:
+                for index, layer in enumerate(layers):
                     x, _ = block(x, (layer, indices[index]))
             else:
-                x, _ = jax.lax.scan(block, x, (parameters["layers"], indices))
-        return self._norm(x, parameters["final_norm"], context)
+                x, _ = jax.lax.scan(block, x, (layers, indices))
+        return x
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """The output matrix, gathered for use; the embedding where they are tied."""
@@ -159,11 +173,14 @@ class Transformer:
         else:
             hidden = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        return self.loss_of(parameters, hidden, targets, context, gaps=segments is not None), STATELESS
+
+    def loss_of(
+        self, parameters: Tree, hidden: Array, targets: Array, context: Context, *, gaps: bool = False
+    ) -> Float[Array, ""]:
+        """Mean cross entropy of `targets` [batch, sequence] after the final hidden states."""
         head = self.head(parameters, context)
-        loss = mean_cross_entropy(
-            hidden, head, targets, context, self.config.loss_chunk, gaps=segments is not None
-        )
-        return loss, STATELESS
+        return mean_cross_entropy(hidden, head, targets, context, self.config.loss_chunk, gaps=gaps)
 
     def _block(
         self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
@@ -199,7 +216,7 @@ class Transformer:
             num_inputs = x.ndim - 2
             outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"
             y: Any
-            if context.mesh.size == 1:
+            if num_shards(context.mesh) == 1:
                 flat = x.reshape(x.shape[0] * x.shape[1], -1)
                 matrix = weight.reshape(flat.shape[1], -1)
                 y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else flat @ matrix
@@ -271,7 +288,7 @@ def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bo
 
 def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     """`block` under the run's rematerialisation policy."""
-    if context.remat == "none" and context.mesh.size == 1:
+    if context.remat == "none" and num_shards(context.mesh) == 1:
         return block
     policies = jax.checkpoint_policies
     dots = policies.dots_with_no_batch_dims_saveable

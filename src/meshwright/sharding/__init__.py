@@ -5,9 +5,14 @@ Imports: `config` (axis names), jax. Imported by: `models`, `step`, `training`, 
 from ._mesh import mesh_of as mesh_of
 from ._rules import ACTIVATION_RULES as ACTIVATION_RULES
 from ._rules import PARAMETER_RULES as PARAMETER_RULES
+from ._rules import AnyMesh as AnyMesh
 from ._rules import activation_spec as activation_spec
+from ._rules import axis_size as axis_size
 from ._rules import batch_axes as batch_axes
 from ._rules import gather as gather
 from ._rules import look_up as look_up
+from ._rules import num_shards as num_shards
+from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec
 from ._rules import pin as pin
+from ._rules import token_axes as token_axes
