@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from meshwright.compiler import compile_program
-from meshwright.compiler._foreign import foreign_program, trace_foreign
+from meshwright.compiler._foreign import argument_paths, foreign_program, lower_foreign
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
 
@@ -92,12 +92,15 @@ def program(request_for, tmp_path, monkeypatch):
     """The program of a module with the given text, on a mesh of eight."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
+    def request(function="train_step", module="somebodys"):
+        return request_for(f"{module}:{function}", "8xCPU", "data=-1", search_path=(str(tmp_path),))
+
     def make(text, function="train_step", module="somebodys"):
         (tmp_path / "somebodys.py").write_text(text)
         sys.modules.pop("somebodys", None)
-        request = request_for(f"{module}:{function}", "8xCPU", "data=-1", search_path=(str(tmp_path),))
-        return foreign_program(request, mesh_of((("data", 8),), jax.devices()))
+        return foreign_program(request(function, module), mesh_of((("data", 8),), jax.devices()))
 
+    make.request = request
     return make
 
 
@@ -176,7 +179,7 @@ def test_a_step_that_fails_when_it_is_traced(program, tmp_path):
         "    return step, (jnp.ones((2, 3)), jnp.ones((4, 5)))\n"
     )
     step, arguments, keywords = program(text)
-    message, hint = refused(trace_foreign, "somebodys:train_step", step, arguments, keywords)
+    message, hint = refused(lower_foreign, program.request(), step, arguments, keywords)
     assert message.startswith(
         f"the step that somebodys:train_step returned failed at {tmp_path / 'somebodys.py'}:3"
     )
@@ -196,6 +199,34 @@ def test_arrays_become_shapes_on_the_mesh_and_what_is_no_array_stays(program):
     _, (weight, number), keywords = program(text)
     assert (weight.shape, weight.sharding.spec, number) == ((8, 2), jax.sharding.PartitionSpec(), 3)
     assert keywords["x"].sharding.shard_shape((8,)) == (1,)
+
+
+def test_what_the_steps_own_jit_says_of_its_arguments_is_where_they_lie(program):
+    text = (
+        "import jax, numpy as np\n"
+        "from jax.sharding import NamedSharding, PartitionSpec as P\n"
+        "def train_step(mesh):\n"
+        "    split = NamedSharding(mesh, P('data'))\n"
+        "    step = jax.jit(lambda params, x: params['w'] * x, in_shardings=({'w': split}, None))\n"
+        "    return step, ({'w': jax.ShapeDtypeStruct((16,), 'float32')}, np.ones(16, 'float32'))\n"
+    )
+    step, (params, x), keywords = program(text)
+    assert params["w"].sharding.spec == jax.sharding.PartitionSpec("data")
+    assert x.sharding.spec == jax.sharding.PartitionSpec()
+    _, lowered = lower_foreign(program.request(), step, (params, x), keywords)
+    (of_params, of_x), _ = lowered.compile().input_shardings
+    assert of_params["w"].shard_shape((16,)) == (2,)
+    assert of_x.is_fully_replicated
+
+
+def test_arguments_are_named_as_jax_names_them():
+    def step(params, *rest, batch):
+        return params
+
+    arguments, keywords = ([{"w": 1}], 2, {"x": 3}), {"batch": {"tokens": 4}}
+    paths = argument_paths(step, arguments, keywords)
+    assert paths == ["params[0]['w']", "rest[0]", "rest[1]['x']", "batch['tokens']"]
+    assert paths == list(jax.jit(step).trace(*arguments, **keywords).jaxpr.jaxpr.debug_info.arg_names)
 
 
 def test_the_worker_hands_on_the_words(request_for):

@@ -52,7 +52,12 @@ def needs(name: str, missing: ModuleNotFoundError) -> InputError:
 
 
 def where(failed: Exception, libraries: tuple[str, ...]) -> str:
-    """At which line, the innermost outside the folders `libraries`, with what words."""
+    """At which line of the user's, if it is known, with what words."""
+    return f"{place_of(failed, libraries) or 'in a library'}: {type(failed).__name__}: {failed}"
+
+
+def place_of(failed: Exception, libraries: tuple[str, ...]) -> str:
+    """The innermost line outside the folders `libraries`; nothing where all are inside."""
     frames = traceback.extract_tb(failed.__traceback__)
-    place = [frame for frame in frames if not frame.filename.startswith(libraries)][-1]
-    return f"at {place.filename}:{place.lineno}: {type(failed).__name__}: {failed}"
+    places = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    return f"at {places[-1].filename}:{places[-1].lineno}" if places else ""

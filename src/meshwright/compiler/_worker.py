@@ -63,11 +63,11 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     step, arguments, keywords, facts = _program(request, mesh)
     if request.function is None:
         traced = step.trace(*arguments)
+        lowered = traced.lower(lowering_platforms=(request.platform,))
     else:
-        from ._foreign import trace_foreign
+        from ._foreign import lower_foreign
 
-        traced = trace_foreign(request.function, step, arguments, keywords)
-    lowered = traced.lower(lowering_platforms=(request.platform,))
+        traced, lowered = lower_foreign(request, step, arguments, keywords)
     key = {}
     if request.function is not None:
         key = {"key": request.key(lowered.as_text())}

@@ -2,6 +2,7 @@
 Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
 """
 
+from ._base import Problem as Problem
 from ._data import IdxData as IdxData
 from ._data import LineData as LineData
 from ._data import Order as Order
@@ -13,6 +14,9 @@ from ._divide import settled as settled
 from ._layout import AXES as AXES
 from ._layout import RESERVED_AXES as RESERVED_AXES
 from ._layout import Layout as Layout
+from ._layout import near_divisors as near_divisors
+from ._layout import near_multiples as near_multiples
+from ._layout import or_list as or_list
 from ._load import config_schema as config_schema
 from ._load import load_config as load_config
 from ._load import overridden as overridden
@@ -36,6 +40,7 @@ from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
 from ._precision import check_precision as check_precision
+from ._problems import input_error as input_error
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig

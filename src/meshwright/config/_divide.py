@@ -7,7 +7,7 @@ import math
 from meshwright.errors import InputError
 
 from ._base import Problem
-from ._layout import RESERVED_AXES, Layout, near_divisors, or_list
+from ._layout import RESERVED_AXES, Layout, near_divisors, near_multiples, or_list
 from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel
 from ._problems import input_error
 from ._run import RunConfig
@@ -79,7 +79,7 @@ def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Pro
             path,
             f"= {quantity} does not divide over {axis} = {size}",
             f"use {axis}={or_list(near_divisors(common, size))}"
-            + (f", or {path} = {or_list(_near_multiples(size, quantity))}" if "." in path else ""),
+            + (f", or {path} = {or_list(near_multiples(size, quantity))}" if "." in path else ""),
         )
         for path, quantity in quantities.items()
         if quantity % size
@@ -97,13 +97,7 @@ def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:
         (
             "batch.sequences",
             f"= {sequences} does not divide over data*fsdp = {replicas}{by_micro}",
-            f"use batch.sequences = {or_list(_near_multiples(replicas * (micro or 1), sequences))}, "
+            f"use batch.sequences = {or_list(near_multiples(replicas * (micro or 1), sequences))}, "
             f"or data*fsdp = {or_list(ways)}",
         )
     ]
-
-
-def _near_multiples(step: int, wanted: int) -> list[int]:
-    """The multiples of `step` on both sides of `wanted`, none of them zero."""
-    below = wanted - wanted % step
-    return [n for n in (below, below + step) if n]

@@ -26,6 +26,12 @@ def near_divisors(number: int, wanted: int) -> list[int]:
     return below[-1:] + above[:1]
 
 
+def near_multiples(step: int, wanted: int) -> list[int]:
+    """The multiples of `step` on both sides of `wanted`, none of them zero."""
+    below = wanted - wanted % step
+    return [n for n in (below, below + step) if n]
+
+
 def or_list(numbers: Iterable[int]) -> str:
     """Numbers as a sentence has them: "4", "4 or 8"."""
     return " or ".join(str(n) for n in numbers)
