@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._train import train as train
     from .api import Weighing as Weighing
     from .api import weigh as weigh
+    from .compiler import sharding_errors as sharding_errors
     from .config import RunConfig as RunConfig
     from .eager import account_torch as account_torch
     from .errors import CompileError as CompileError
@@ -40,6 +41,7 @@ _HOMES = {
     "train": "_train",
     "Weighing": "api",
     "weigh": "api",
+    "sharding_errors": "compiler",
     "RunConfig": "config",
     "account_torch": "eager",
     "CompileError": "errors",
@@ -80,6 +82,7 @@ __all__ = [
     "memory",
     "probe",
     "register_call",
+    "sharding_errors",
     "sweep",
     "train",
     "weigh",

@@ -1,4 +1,4 @@
-"""What a program with a wrong sharding is told: each error really provoked, in JAX, by a program of a user's."""
+"""What a program with a wrong sharding is told: each error provoked in JAX by a program of a user's."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from meshwright.sharding import mesh_of
 
 LAYOUT = (("data", 4), ("tensor", 2))
 HEAD = """
-import jax, jax.numpy as jnp, numpy as np
+import functools, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 def shape(*sizes, on=None):
@@ -22,6 +22,7 @@ def shape(*sizes, on=None):
 def train_step(mesh):
     def on(*spec):
         return NamedSharding(mesh, P(*spec))
+    mapped = functools.partial(jax.shard_map, mesh=mesh)
 """
 IN_JAX_S_WORDS = "\n  in JAX's words: "
 
@@ -31,10 +32,10 @@ def told(request_for, tmp_path, monkeypatch):
     """The message and the hint for a program with these lines, on four by two devices."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def tell(lines):
+    def tell(lines, fleet="8xCPU"):
         (tmp_path / "wrong.py").write_text(HEAD + textwrap.indent(textwrap.dedent(lines), "    "))
         sys.modules.pop("wrong", None)
-        request = request_for("wrong:train_step", "8xCPU", "data=4,tensor=2", search_path=(str(tmp_path),))
+        request = request_for("wrong:train_step", fleet, "data=4,tensor=2", search_path=(str(tmp_path),))
         with pytest.raises(InputError) as error:
             lower_foreign(request, *foreign_program(request, mesh_of(LAYOUT, jax.devices())))
         assert error.value.exit_code == 2
@@ -61,6 +62,18 @@ def test_every_argument_that_does_not_divide_is_named_with_sizes_that_work(told)
     assert "batch: use data*tensor = 6 or 12, or a dimension of 8 or 16" in hint
 
 
+def test_rows_of_one_of_several_hosts_are_told_what_makes_them_global(told):
+    lines = 'return lambda batch: batch, (shape({}, on=on(("data", "tensor"))),)'
+    _, hint = told(lines.format(4), "2x4xCPU")
+    assert hint == (
+        "use data*tensor = 4, or a dimension of 8; if these are the rows that one of 2 processes has read, "
+        "the global array has 8: jax.make_array_from_process_local_data(sharding, rows), or "
+        "jax.experimental.multihost_utils.host_local_array_to_global_array(rows, mesh, spec)"
+    )
+    _, hint = told(lines.format(6), "2x4xCPU")  # twice as many do not divide either
+    assert hint == "use data*tensor = 6, or a dimension of 8"
+
+
 W = '({"w": shape(12, 6)},)'
 DOES_NOT_DIVIDE = [
     (
@@ -84,13 +97,14 @@ DOES_NOT_DIVIDE = [
         "use data = 3 or 9, or a dimension of 8 or 12",
     ),
     (
-        f'jax.shard_map(lambda p: p, mesh=mesh, in_specs=P(None, "data"), out_specs=P()), {W}',
+        f'mapped(lambda p: p, in_specs=P(None, "data"), out_specs=P()), {W}',
         "shard_map's argument p['w'] float32[12,6]: dimension 1 = 6 does not divide over data = 4",
         "use data = 3 or 6, or a dimension of 4 or 8",
     ),
     (
-        f'jax.shard_map(lambda p: p, mesh=mesh, in_specs=P(("data", "tensor")), out_specs=P()), {W}',
-        "shard_map's argument p['w'] float32[12,6]: dimension 0 = 12 does not divide over data*tensor = 4*2 = 8",
+        f'mapped(lambda p: p, in_specs=P(("data", "tensor")), out_specs=P()), {W}',
+        "shard_map's argument p['w'] float32[12,6]: "
+        "dimension 0 = 12 does not divide over data*tensor = 4*2 = 8",
         "use data*tensor = 6 or 12, or a dimension of 8 or 16",
     ),
 ]
@@ -115,13 +129,13 @@ UNKNOWN = [
         "known: data, tensor;",
     ),
     (
-        'jax.shard_map(lambda x: x, mesh=mesh, in_specs=P("fsdp"), out_specs=P()), (shape(8),)',
+        'mapped(lambda x: x, in_specs=P("fsdp"), out_specs=P()), (shape(8),)',
         "shard_map's in_specs names",
         "fsdp",
         "known: data, tensor;",
     ),
     (
-        'jax.shard_map(lambda x: jax.lax.psum(x, "fsdp"), mesh=mesh, in_specs=P(), out_specs=P()), (shape(8),)',
+        'mapped(lambda x: jax.lax.psum(x, "fsdp"), in_specs=P(), out_specs=P()), (shape(8),)',
         "a collective names",
         "fsdp",
         "known: data, tensor;",
@@ -167,7 +181,7 @@ def test_an_axis_of_the_layout_in_a_collective_outside_shard_map(told):
             "use P('data', None), or another axis: tensor",
         ),
         (
-            'jax.shard_map(lambda x: x, mesh=mesh, in_specs=P("data", "data"), out_specs=P()), (shape(8, 8),)',
+            'mapped(lambda x: x, in_specs=P("data", "data"), out_specs=P("data")), (shape(8, 8),)',
             "P('data', 'data')",
             "use P('data', None), or another axis: tensor",
         ),
@@ -201,16 +215,17 @@ def test_a_mesh_axis_that_is_used_twice(told, returned, spec, mend):
         ),
         (
             'lambda x: jax.lax.with_sharding_constraint(x, on(None, "data")), (shape(8),)',
-            "one of with_sharding_constraint arguments has 1 dimension, and its sharding P(None, 'data') has 2",
+            "one of with_sharding_constraint arguments has 1 dimension, "
+            "and its sharding P(None, 'data') has 2",
             "use P(None), or give the array 2 dimensions",
         ),
         (
-            'jax.shard_map(lambda x: x, mesh=mesh, in_specs=P("data", "tensor"), out_specs=P()), (shape(8),)',
+            'mapped(lambda x: x, in_specs=P("data", "tensor"), out_specs=P()), (shape(8),)',
             "shard_map's args[0] float32[8] has 1 dimension, and in_specs P('data', 'tensor') has 2",
             "use P('data'), or give the array 2 dimensions",
         ),
         (
-            'jax.shard_map(lambda x: x.sum(), mesh=mesh, in_specs=P("data"), out_specs=P("data")), (shape(8),)',
+            'mapped(lambda x: x.sum(), in_specs=P("data"), out_specs=P("data")), (shape(8),)',
             "shard_map's <lambda>(*args) float32[] has 0 dimensions, and out_specs P('data') has 1",
             "use P(), or give the array 1 dimension",
         ),

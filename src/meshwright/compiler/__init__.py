@@ -1,5 +1,6 @@
 """A program compiled for a fleet that may not exist: the record, its folder, the cache, the worker.
-Imports: `config`, `hardware`. jax only inside the worker process. Imported by: `ledger`, `api`.
+Imports: `config`, `hardware`. jax only inside the worker process, and where an error of a user's own loop is
+translated. Imported by: `ledger`, `api`.
 """
 
 from ._cache import cache_root as cache_root
@@ -7,6 +8,7 @@ from ._executables import keep_executables as keep_executables
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._modules import module_of as module_of
+from ._own_loop import sharding_errors as sharding_errors
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder

@@ -15,11 +15,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..config import Problem, input_error
 from ..errors import InputError
+from ..hardware import Fleet
 from ._functions import find_function, needs, place_of, where
 from ._request import Request
 from ._sharding_errors import Known, does_not_divide, indivisible, sharding_error
 
 JAX = (str(Path(jax.__file__).parent), str(Path(__file__).parent))  # and ourselves, who call it
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
 
 
@@ -39,7 +41,7 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
         raise _failed(
             f"{request.function}(mesh) failed",
             failed,
-            Known(axes=request.mesh_axes, shapes={}),
+            _known(request, {}),
             "its devices are descriptions and hold no data: return `jax.ShapeDtypeStruct` arguments "
             "(jax.eval_shape makes them), with NamedSharding(mesh, ...) where they are split",
         ) from failed
@@ -55,7 +57,7 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     jitted = step if hasattr(step, "trace") else jax.jit(step)
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
     paths = argument_paths(step, arguments, keywords)
-    known = Known(axes=request.mesh_axes, shapes=_shapes(paths, leaves))
+    known = _known(request, _shapes(paths, leaves))
     asked = _in_shardings(request, jitted, tree, leaves, known) if jitted is step else [None] * len(leaves)
     abstract = [
         _abstract(request, path, leaf, sharding, mesh)
@@ -79,7 +81,7 @@ def lower_foreign(
         traced = step.trace(*arguments, **keywords)
         return traced, traced.lower(lowering_platforms=(request.platform,))
     except Exception as failed:
-        known = Known(axes=request.mesh_axes, shapes=shapes)
+        known = _known(request, shapes)
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
 
 
@@ -89,14 +91,9 @@ def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):  # a callable that tells no signature
         parameters = []
-    names: list[str] = []
-    for index in range(len(arguments)):
-        at = parameters[min(index, len(parameters) - 1)] if parameters else None
-        if at is None or at.kind is inspect.Parameter.VAR_POSITIONAL:
-            first = len(parameters) - 1 if at is None else parameters.index(at)
-            names.append(f"{'args' if at is None else at.name}[{index - max(first, 0)}]")
-        else:
-            names.append(at.name)
+    names = [each.name for each in parameters if each.kind in POSITIONAL][: len(arguments)]
+    rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    names += [f"{rest}[{index}]" for index in range(len(arguments) - len(names))]
     paths = []
     for keys, _ in jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))[0]:
         top = names[keys[1].idx] if keys[0].idx == 0 else keys[1].key
@@ -106,6 +103,11 @@ def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
 
 def _shapes(paths: list[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:
     return {path: np.shape(leaf) for path, leaf in zip(paths, leaves, strict=True) if hasattr(leaf, "dtype")}
+
+
+def _known(request: Request, shapes: dict[str, tuple[int, ...]]) -> Known:
+    hosts = Fleet.parse(request.fleet).num_hosts
+    return Known(axes=request.mesh_axes, shapes=shapes, num_processes=hosts)
 
 
 def _in_shardings(request: Request, step: Any, tree: Any, leaves: list[Any], known: Known) -> list[Any]:
@@ -151,7 +153,7 @@ def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) ->
     """
     if not _is_array(leaf):
         return leaf
-    known = Known(axes=request.mesh_axes, shapes={path: leaf.shape})
+    known = _known(request, {path: leaf.shape})
     try:
         sharding = getattr(leaf, "sharding", None)
     except TypeError as failed:  # a PartitionSpec without a mesh
@@ -178,12 +180,12 @@ def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) ->
 def _check_division(request: Request, arguments: dict[str, Any]) -> None:
     """Refuse arguments whose dimensions do not divide by the axes that split them, all at once."""
     problems: list[Problem] = []
+    known = _known(request, {})
+    sizes = dict(known.axes)
     for path, leaf in arguments.items():
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
-            sizes = dict(request.mesh_axes)
             for dim, axes in indivisible(leaf.shape, tuple(leaf.sharding.spec), sizes):
-                what, hint = does_not_divide(leaf.shape[dim], axes)
-                problems.append((path, f"{leaf.shape}: dimension {dim} {what}", hint))
+                what, hint = does_not_divide(dim, leaf.shape[dim], axes, known.num_processes)
+                problems.append((path, f"{leaf.shape}: {what}", hint))
     if problems:
-        layout = ",".join(f"{name}={size}" for name, size in request.mesh_axes)
-        raise input_error(f"{request.function} on layout {layout}", problems)
+        raise input_error(f"{request.function} on layout {known.layout}", problems)

@@ -22,16 +22,19 @@ Shape = tuple[int, ...]
 Found = tuple[str, str]  # what is wrong, and what to do
 
 MAKE_GLOBAL = (
-    "if these are the rows that this process has read, make them global first: "
     "jax.make_array_from_process_local_data(sharding, rows), or "
-    "multihost_utils.host_local_array_to_global_array(rows, mesh, spec)"
+    "jax.experimental.multihost_utils.host_local_array_to_global_array(rows, mesh, spec)"
 )
+ROWS_OF_ONE = f"if these are the rows that this process has read, make them global first: {MAKE_GLOBAL}"
 _COLLECTIVES = "psum|pmean|pmax|pmin|psum_scatter|all_gather|all_to_all|ppermute|axis_index|axis_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known where JAX refused: the layout's axes, the arguments' shapes by path, the processes."""
+    """What is known where JAX refused: the layout's axes, the arguments' shapes by path, the processes.
+
+    `num_processes` of a fleet that is not there is that of its hosts.
+    """
 
     axes: Axes
     shapes: Mapping[str, Shape]
@@ -90,16 +93,25 @@ def axes_of(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple | list) else ()
 
 
-def does_not_divide(size: int, axes: Axes) -> Found:
-    """What to say of a dimension of `size` over `axes`, and the nearest sizes of both that work."""
+def does_not_divide(dim: int, size: int, axes: Axes, num_processes: int = 1) -> Found:
+    """What to say of dimension `dim` of `size` over `axes`, and the nearest sizes of both that work.
+
+    If the rows of all processes together would divide, these may be the rows of one, and are told how to
+    become the global array.
+    """
     ways = math.prod(each for _, each in axes)
     names = "*".join(name for name, _ in axes)
     told = "*".join(str(each) for _, each in axes) + (f" = {ways}" if len(axes) > 1 else "")
-    return (
-        f"= {size} does not divide over {names} = {told}",
+    hint = (
         f"use {names} = {or_list(near_divisors(size, ways))}, or a dimension of "
-        f"{or_list(near_multiples(ways, size))}",
+        f"{or_list(near_multiples(ways, size))}"
     )
+    if dim == 0 and num_processes > 1 and size * num_processes % ways == 0:
+        hint += (
+            f"; if these are the rows that one of {num_processes} processes has read, the global array has "
+            f"{size * num_processes}: {MAKE_GLOBAL}"
+        )
+    return f"dimension {dim} = {size} does not divide over {names} = {told}", hint
 
 
 def _divides(text: str, known: Known) -> Found | None:
@@ -114,9 +126,8 @@ def _divides(text: str, known: Known) -> Found | None:
     dim, ways, size = (int(found[n]) for n in (1, 2, 3))
     spec, sizes = _spec(text), _mesh_sizes(text)
     axes = [(axis, sizes[axis]) for axis in axes_of(spec[dim])] if dim < len(spec) else []
-    what, hint = does_not_divide(size, axes or [("the devices", ways)])
-    hint += f"; {MAKE_GLOBAL}" if known.num_processes > 1 else ""
-    return f"{known.named(ast.literal_eval(found[4]))}: dimension {dim} {what}", hint
+    what, hint = does_not_divide(dim, size, axes or [("the devices", ways)], known.num_processes)
+    return f"{known.named(ast.literal_eval(found[4]))}: {what}", hint
 
 
 def _map_divides(text: str, known: Known) -> Found | None:
@@ -134,9 +145,9 @@ def _map_divides(text: str, known: Known) -> Found | None:
     axes = [(name, sizes[name]) for name in names if name in sizes]
     if math.prod(size for _, size in axes) != int(found[7]):  # another mesh
         axes = [("*".join(names), int(found[7]))]
-    what, hint = does_not_divide(int(found[5]), axes)
+    what, hint = does_not_divide(int(found[4]), int(found[5]), axes, known.num_processes)
     path = re.sub(r"^args\[\d+\]", found[3], found[1]) if found[3] else found[1]
-    return f"shard_map's argument {path} {found[2]}: dimension {found[4]} {what}", hint
+    return f"shard_map's argument {path} {found[2]}: {what}", hint
 
 
 def _dimensions(text: str, known: Known) -> Found | None:
@@ -292,7 +303,7 @@ def _devices(text: str, known: Known) -> Found | None:
     return (
         f"what one program uses lies on different devices: {first}, {second}",
         f"place both on the mesh that the function is given ({known.layout}): NamedSharding(mesh, ...); "
-        "make no second mesh of other devices",
+        "make no second mesh of other devices" + (f"; {ROWS_OF_ONE}" if known.num_processes > 1 else ""),
     )
 
 
@@ -306,9 +317,9 @@ def _host_local(text: str, known: Known) -> Found | None:
     if found := re.search(
         r"non-trivial shardings for numpy inputs is not allowed.*Got arg type: (\S+)", text, re.S
     ):
-        return f"a NumPy array {found[1]} of one process is passed as if it were the global one", MAKE_GLOBAL
+        return f"a NumPy array {found[1]} of one process is passed as if it were the global one", ROWS_OF_ONE
     if "passed to device_put is not the same on each process" in text:
-        return "the processes place different arrays as if each were the whole, global one", MAKE_GLOBAL
+        return "the processes place different arrays as if each were the whole, global one", ROWS_OF_ONE
     found = re.search(
         r"In dimension (\d+), the process data has (\d+) elements\. Process addresses (\d+) elements and "
         r"global_shape=(\(.*?\))",
