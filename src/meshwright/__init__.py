@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ._train import train as train
     from .api import Weighing as Weighing
     from .api import weigh as weigh
-    from .compiler import sharding_errors as sharding_errors
     from .config import RunConfig as RunConfig
     from .eager import account_torch as account_torch
     from .errors import CompileError as CompileError
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .measure import probe as probe
     from .report import Sweep as Sweep
     from .report import SweepRun as SweepRun
+    from .sharding import sharding_errors as sharding_errors
 
 _HOMES = {
     "Change": "_explain",
@@ -41,7 +41,6 @@ _HOMES = {
     "train": "_train",
     "Weighing": "api",
     "weigh": "api",
-    "sharding_errors": "compiler",
     "RunConfig": "config",
     "account_torch": "eager",
     "CompileError": "errors",
@@ -59,6 +58,7 @@ _HOMES = {
     "probe": "measure",
     "Sweep": "report",
     "SweepRun": "report",
+    "sharding_errors": "sharding",
 }
 __all__ = [
     "Call",

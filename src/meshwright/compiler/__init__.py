@@ -1,6 +1,5 @@
 """A program compiled for a fleet that may not exist: the record, its folder, the cache, the worker.
-Imports: `config`, `hardware`. jax only inside the worker process, and where an error of a user's own loop is
-translated. Imported by: `ledger`, `api`.
+Imports: `config`, `hardware`. jax only inside the worker process. Imported by: `ledger`, `sharding`, `api`.
 """
 
 from ._cache import cache_root as cache_root
@@ -8,7 +7,6 @@ from ._executables import keep_executables as keep_executables
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._modules import module_of as module_of
-from ._own_loop import sharding_errors as sharding_errors
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder
@@ -19,3 +17,5 @@ from ._request import compiler_options as compiler_options
 from ._request import fingerprint_of as fingerprint_of
 from ._request import installed_versions as installed_versions
 from ._run import compile_program as compile_program
+from ._sharding_errors import Surroundings as Surroundings
+from ._sharding_errors import sharding_error as sharding_error

@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ._functions import find_function, needs, place_of, where
 from ._request import Request
-from ._sharding_errors import Known, does_not_divide, indivisible, sharding_error
+from ._sharding_errors import Surroundings, does_not_divide, indivisible, sharding_error
 
 JAX = (str(Path(jax.__file__).parent), str(Path(__file__).parent))  # and ourselves, who call it
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -105,12 +105,14 @@ def _shapes(paths: list[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:
     return {path: np.shape(leaf) for path, leaf in zip(paths, leaves, strict=True) if hasattr(leaf, "dtype")}
 
 
-def _known(request: Request, shapes: dict[str, tuple[int, ...]]) -> Known:
+def _known(request: Request, shapes: dict[str, tuple[int, ...]]) -> Surroundings:
     hosts = Fleet.parse(request.fleet).num_hosts
-    return Known(axes=request.mesh_axes, shapes=shapes, num_processes=hosts)
+    return Surroundings(axes=request.mesh_axes, shapes=shapes, num_processes=hosts)
 
 
-def _in_shardings(request: Request, step: Any, tree: Any, leaves: list[Any], known: Known) -> list[Any]:
+def _in_shardings(
+    request: Request, step: Any, tree: Any, leaves: list[Any], known: Surroundings
+) -> list[Any]:
     """For each leaf what the step's own `jax.jit(in_shardings=...)` says; None where it says nothing."""
     bare = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_array(leaf) else leaf for leaf in leaves]
     arguments, keywords = jax.tree.unflatten(tree, bare)
@@ -129,7 +131,7 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def _step_failed(request: Request, failed: Exception, known: Known, given: Any) -> InputError:
+def _step_failed(request: Request, failed: Exception, known: Surroundings, given: Any) -> InputError:
     told = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), given)
     return _failed(
         f"the step that {request.function} returned failed",
@@ -139,7 +141,7 @@ def _step_failed(request: Request, failed: Exception, known: Known, given: Any) 
     )
 
 
-def _failed(what: str, failed: Exception, known: Known, hint: str) -> InputError:
+def _failed(what: str, failed: Exception, known: Surroundings, hint: str) -> InputError:
     """JAX's complaint about a sharding translated; any other error as it is, with `hint`."""
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)

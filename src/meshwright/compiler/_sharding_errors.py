@@ -30,7 +30,7 @@ _COLLECTIVES = "psum|pmean|pmax|pmin|psum_scatter|all_gather|all_to_all|ppermute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Surroundings:
     """What is known where JAX refused: the layout's axes, the arguments' shapes by path, the processes.
 
     `num_processes` of a fleet that is not there is that of its hosts.
@@ -54,7 +54,7 @@ class Known:
         return f"an array of shape {shape}{among}"
 
 
-def sharding_error(failed: BaseException, known: Known, start: str = "") -> InputError | None:
+def sharding_error(failed: BaseException, known: Surroundings, start: str = "") -> InputError | None:
     """`failed`, if it is one of JAX's complaints about a sharding, in Meshwright's words.
 
     Args:
@@ -114,7 +114,7 @@ def does_not_divide(dim: int, size: int, axes: Axes, num_processes: int = 1) -> 
     return f"dimension {dim} = {size} does not divide over {names} = {told}", hint
 
 
-def _divides(text: str, known: Known) -> Found | None:
+def _divides(text: str, known: Surroundings) -> Found | None:
     """Of `Sharding.shard_shape`: arguments and results of jit, device_put."""
     found = re.search(
         r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
@@ -130,7 +130,7 @@ def _divides(text: str, known: Known) -> Found | None:
     return f"{known.named(ast.literal_eval(found[4]))}: {what}", hint
 
 
-def _map_divides(text: str, known: Known) -> Found | None:
+def _map_divides(text: str, known: Surroundings) -> Found | None:
     """Of `jax.shard_map`, which names its own arguments."""
     found = re.search(
         r"the passed (\S+) of shape (\S+?),"
@@ -150,7 +150,7 @@ def _map_divides(text: str, known: Known) -> Found | None:
     return f"shard_map's argument {path} {found[2]}: {what}", hint
 
 
-def _dimensions(text: str, known: Known) -> Found | None:
+def _dimensions(text: str, known: Surroundings) -> Found | None:
     """A sharding of more dimensions than the array has."""
     found = re.search(r"values of rank at least (\d+), but was applied to a value of rank (\d+)", text)
     if found is None:
@@ -179,7 +179,7 @@ def _dims(number: int) -> str:
     return f"{number} dimension{'' if number == 1 else 's'}"
 
 
-def _map_dimensions(text: str, known: Known) -> Found | None:
+def _map_dimensions(text: str, known: Surroundings) -> Found | None:
     """The same of `jax.shard_map`."""
     found = re.search(
         r"((?:in|out)_specs\S*) is (P\(.*?\)) which has length (\d+), but (?:the passed )?(.*?)"
@@ -193,7 +193,7 @@ def _map_dimensions(text: str, known: Known) -> Found | None:
     return _too_long(what, int(found[6]), found[1], _read(found[2]), int(found[3]))
 
 
-def _twice(text: str, known: Known) -> Found | None:
+def _twice(text: str, known: Surroundings) -> Found | None:
     found = re.search(r"but (P\(.*\)) has duplicate entries for `?(.*?)`?$", text, re.M)
     if found is None:
         return None
@@ -212,7 +212,7 @@ def _twice(text: str, known: Known) -> Found | None:
     )
 
 
-def _unknown(text: str, known: Known) -> Found | None:
+def _unknown(text: str, known: Surroundings) -> Found | None:
     if found := re.search(r"Resource axis: (\S+) of (P\(.*\)) is not found in mesh: (\(.*?\))", text):
         return _no_axis(found[1], f"{found[2]} names", ast.literal_eval(found[3]), known)
     if found := re.search(r"(\w+_specs\S*) refers to '(\w+)'", text):
@@ -228,7 +228,7 @@ def _unknown(text: str, known: Known) -> Found | None:
     return None
 
 
-def _no_axis(axis: str, who: str, names: Iterable[str], known: Known) -> Found:
+def _no_axis(axis: str, who: str, names: Iterable[str], known: Surroundings) -> Found:
     names = list(names)
     near = nearest_name(axis, names)
     near += "" if near.endswith("?") else ";"
@@ -239,7 +239,7 @@ def _no_axis(axis: str, who: str, names: Iterable[str], known: Known) -> Found:
     )
 
 
-def _unknown_in_line(failed: BaseException, known: Known) -> Found | None:
+def _unknown_in_line(failed: BaseException, known: Surroundings) -> Found | None:
     """Of errors without words: the axis that the failing line names, in a collective or in `mesh.shape`."""
     lines = [frame.line or "" for frame in traceback.extract_tb(failed.__traceback__)]
     sizes = dict(known.axes)
@@ -257,7 +257,7 @@ def _unknown_in_line(failed: BaseException, known: Known) -> Found | None:
     return None
 
 
-def _no_mesh(text: str, known: Known) -> Found | None:
+def _no_mesh(text: str, known: Surroundings) -> Found | None:
     found = re.search(
         r"requires a non-empty mesh in context|context mesh cannot be empty|not under a mesh context", text
     )
@@ -271,7 +271,7 @@ def _no_mesh(text: str, known: Known) -> Found | None:
     )
 
 
-def _contradiction(text: str, known: Known) -> Found | None:
+def _contradiction(text: str, known: Surroundings) -> Found | None:
     found = re.search(
         r"Sharding passed to jit does not match .*?Got jit sharding: (.*?),\s*arg sharding: (.*?) "
         r"for arg type: (\w+)\[([\d,]*)\]",
@@ -289,7 +289,7 @@ def _contradiction(text: str, known: Known) -> Found | None:
     return f"{known.named(shape)} lies as {lies}, and in_shardings asks for {asked}", hint
 
 
-def _devices(text: str, known: Known) -> Found | None:
+def _devices(text: str, known: Surroundings) -> Found | None:
     found = re.search(
         r"Received incompatible devices for jitted computation\. "
         r"Got (.*?) with device ids \[(.*?)\] on platform (\w+) "
@@ -312,7 +312,7 @@ def _ids(text: str) -> str:
     return f"device {ids[0]}" if len(ids) == 1 else f"{len(ids)} devices ({ids[0]} to {ids[-1]})"
 
 
-def _host_local(text: str, known: Known) -> Found | None:
+def _host_local(text: str, known: Surroundings) -> Found | None:
     """What JAX says in several processes only."""
     if found := re.search(
         r"non-trivial shardings for numpy inputs is not allowed.*Got arg type: (\S+)", text, re.S

@@ -1,8 +1,9 @@
 """From a layout to a mesh, and from named dimensions to the axes that split them.
-Imports: `config` (axis names), jax. Imported by: `models`, `step`, `training`, the compile worker.
+Imports: `config` (axis names), `compiler` (the words of errors), jax. Imported by: `models`, `step`, `training`, the compile worker.
 """
 
 from ._mesh import mesh_of as mesh_of
+from ._own_loop import sharding_errors as sharding_errors
 from ._rules import ACTIVATION_RULES as ACTIVATION_RULES
 from ._rules import PARAMETER_RULES as PARAMETER_RULES
 from ._rules import AnyMesh as AnyMesh

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._sharding_errors import Known, sharding_error
+import jax
+
+from ..compiler import Surroundings, sharding_error
 
 
 @contextmanager
@@ -30,15 +32,13 @@ def sharding_errors(mesh: Any, **arguments: Any) -> Iterator[None]:
     try:
         yield
     except Exception as failed:
-        import jax
-
         leaves = jax.tree_util.tree_flatten_with_path(arguments)[0]
         shapes = {
             f"{keys[0].key}{jax.tree_util.keystr(keys[1:])}": tuple(leaf.shape)
             for keys, leaf in leaves
             if hasattr(leaf, "shape")
         }
-        known = Known(axes=mesh.shape_tuple, shapes=shapes, num_processes=jax.process_count())
+        known = Surroundings(axes=mesh.shape_tuple, shapes=shapes, num_processes=jax.process_count())
         translated = sharding_error(failed, known)
         if translated is None:
             raise
