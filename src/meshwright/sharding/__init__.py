@@ -1,5 +1,6 @@
 """From a layout to a mesh, and from named dimensions to the axes that split them.
-Imports: `config` (axis names), `compiler` (the words of errors), jax. Imported by: `models`, `step`, `training`, the compile worker.
+Imports: `config` (axis names), `compiler` (the words of errors), jax. Imported by: `models`, `step`,
+`training`, the compile worker.
 """
 
 from ._mesh import mesh_of as mesh_of
