@@ -12,6 +12,7 @@ NUM_GPUS = tuple(2**power for power in range(3, 13))  # 8 to 4096
 MODES = ("strong", "weak")
 SEQUENCES_PER_GPU = 2  # of weak scaling; the published bf16 runs of these models had 2, one had 1.5
 MOST_TENSOR = 8  # a host's GPUs
+HYBRID_FROM = 512  # GPUs; on 16 to 64 the state over all of them was the faster, with memory to spare
 # GPUs that hold one copy of the state in the hybrid layout, and what is rematerialised: what fits an H100.
 COPY_GPUS = {"llama3-8b": 8, "llama3-70b": 64}
 REMAT = {"llama3-8b": "dots-attention", "llama3-70b": "full"}
@@ -35,8 +36,8 @@ def candidates(preset: str, num_gpus: int, sequences: int) -> list[list[Candidat
     """Layouts to weigh, in groups: the next group is for where nothing of the ones before fits.
 
     The batch goes over as many GPUs as it divides over; each sequence over `tensor`, only as far as there
-    are more GPUs than sequences. The state lies over all of them, or (hybrid) over as many as hold one copy,
-    with `data` between. Two sequences at a time, then one.
+    are more GPUs than sequences. The state lies over all of them, or, of large fleets, also over as many as
+    hold one copy, with `data` between (hybrid). Two sequences at a time, then one.
     """
     tensor = 1
     while sequences % (num_gpus // tensor):
@@ -46,7 +47,7 @@ def candidates(preset: str, num_gpus: int, sequences: int) -> list[list[Candidat
     ways = num_gpus // tensor
     copy = COPY_GPUS[preset] // tensor
     sizes = [{"fsdp": ways, "tensor": tensor}]
-    if ways > copy:
+    if num_gpus >= HYBRID_FROM:
         sizes.append({"data": ways // copy, "fsdp": copy, "tensor": tensor})
     layouts = [",".join(f"{axis}={size}" for axis, size in each.items() if size > 1) for each in sizes]
     microbatches = [2, 1] if sequences // ways % 2 == 0 else [1]

@@ -68,9 +68,10 @@ def test_a_sequence_is_split_only_where_there_are_more_gpus_than_sequences():
         return [[(each.layout, each.microbatch_sequences) for each in group] for group in groups]
 
     assert told(8, 512) == [[("fsdp=8", 2)], [("fsdp=8", 1)]]
-    assert told(64, 128) == [
-        [("fsdp=64", 2), ("data=8,fsdp=8", 2)],
-        [("fsdp=64", 1), ("data=8,fsdp=8", 1)],
+    assert told(64, 128) == [[("fsdp=64", 2)], [("fsdp=64", 1)]]
+    assert told(512, 1024) == [
+        [("fsdp=512", 2), ("data=64,fsdp=8", 2)],
+        [("fsdp=512", 1), ("data=64,fsdp=8", 1)],
     ]
     assert told(1024, 512) == [[("fsdp=512,tensor=2", 1), ("data=128,fsdp=4,tensor=2", 1)]]
     assert told(4096, 512) == [[("fsdp=512,tensor=8", 1), ("data=512,tensor=8", 1)]]
