@@ -37,7 +37,8 @@ install_import_hook(
 )
 
 
-RUN_ONCE = ("models", "sharding", "step", "test_optimizers")  # folders, files: programs run a few times
+# Folders and files whose programs run a few times.
+RUN_ONCE = ("models", "sharding", "step", "test_optimizers", "test_layouts")
 
 
 @pytest.fixture(scope="module", autouse=True)

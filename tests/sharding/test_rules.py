@@ -91,8 +91,8 @@ def test_a_gathered_parameter_is_whole_over_fsdp_and_its_gradient_is_split_again
 def test_looking_up_gives_the_rows_and_sums_the_gradients_of_repeated_ones(layout, mesh):
     on = mesh(**layout)
     random = np.random.default_rng(0)
-    table = jnp.array(random.standard_normal((16, 6), dtype="float32"))
-    weights = random.standard_normal((8, 4, 6), dtype="float32")
+    table = jnp.array(random.standard_normal((16, 8), dtype="float32"))
+    weights = random.standard_normal((8, 4, 8), dtype="float32")
     indices = random.integers(16, size=(8, 4), dtype=np.int32)
     indices[0] = [0, 15, 15, 0]  # the ends, repeated
 
@@ -102,9 +102,22 @@ def test_looking_up_gives_the_rows_and_sums_the_gradients_of_repeated_ones(layou
 
     (_, found), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(table)
     np.testing.assert_array_equal(found, np.asarray(table)[indices])
-    expected = np.zeros((16, 6))
-    np.add.at(expected, indices.ravel(), weights.reshape(-1, 6))
+    expected = np.zeros((16, 8))
+    np.add.at(expected, indices.ravel(), weights.reshape(-1, 8))
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_a_frequent_tokens_gradient_is_not_lost_in_sixteen_bits(layout, mesh):
+    """4096 terms of 0.01; summed one after the other in bfloat16 they would make 4."""
+    table = jnp.zeros((4, 8), jnp.bfloat16)
+    indices = jnp.zeros((8, 512), jnp.int32)
+
+    def total(table):
+        return jnp.sum(look_up(table, indices, mesh(**layout)) * jnp.bfloat16(0.01), dtype=jnp.float32)
+
+    gradient = jax.jit(jax.grad(total))(table)
+    np.testing.assert_allclose(np.asarray(gradient[0], np.float32), 40.96, rtol=0.01)
 
 
 def test_a_lookup_over_tensor_leaves_the_residuals_layout_and_never_the_whole_table(mesh):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -148,17 +149,53 @@ def look_up(table: Array, indices: Array, mesh: AnyMesh) -> Array:
     """Rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
     Over `tensor` each device looks up the rows it holds, and the sum is scattered by position: the
-    layout of residuals. Left to itself the partitioner gathers the whole table.
+    layout of residuals. Left to itself the partitioner gathers the whole table. The gradient is summed on
+    each device in float32, and only then cast: a frequent token's terms, thousands in a batch, would round
+    each other away in sixteen bits.
     """
-    if axis_size(mesh, "tensor") == 1:
-        return table[indices]
-
-    def local(rows: Array, indices: Array) -> Array:
-        place = indices - jax.lax.axis_index("tensor") * rows.shape[0]
-        here = (place >= 0) & (place < rows.shape[0])
-        found = jnp.where(here[..., None], rows[jnp.clip(place, 0, rows.shape[0] - 1)], 0)
-        return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
-
-    split = activation_spec(("batch", "sequence"), mesh)
+    whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
-    return on_each_device(local, mesh, (PartitionSpec("tensor", None), split), residual)(table, indices)
+    columns = PartitionSpec(_one(mesh, "tensor"), _one(mesh, "fsdp"))
+
+    @jax.custom_vjp
+    def find(table: Array, indices: Array) -> Array:
+        if axis_size(mesh, "tensor") == 1:
+            return table[indices]
+        return on_each_device(partial(_found, mesh), mesh, (whole, split), residual)(table, indices)
+
+    def backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+        local = partial(_table_gradient, mesh, saved[0].shape[0] // axis_size(mesh, "tensor"))
+        return on_each_device(local, mesh, (split, residual), columns)(saved[1], gradient), None
+
+    find.defvjp(lambda table, indices: (find(table, indices), (table, indices)), backward)
+    return find(table, indices)
+
+
+def _one(mesh: AnyMesh, axis: str) -> str | None:
+    return axis if axis_size(mesh, axis) > 1 else None
+
+
+def _place(mesh: AnyMesh, indices: Array, num_rows: int) -> Array:
+    """Where in this device's rows; `num_rows` for what others hold."""
+    first = jax.lax.axis_index("tensor") * num_rows if _one(mesh, "tensor") else 0
+    place = indices - first
+    return jnp.where((place >= 0) & (place < num_rows), place, num_rows)
+
+
+def _found(mesh: AnyMesh, rows: Array, indices: Array) -> Array:
+    found = rows.at[_place(mesh, indices, rows.shape[0])].get(mode="fill", fill_value=0)
+    return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
+
+
+def _table_gradient(mesh: AnyMesh, num_rows: int, indices: Array, gradient: Array) -> Array:
+    """Of this device's rows and, over `fsdp`, columns: those of every token's gradient are sent to it."""
+    if _one(mesh, "tensor"):
+        gradient = jax.lax.all_gather(gradient, "tensor", axis=1, tiled=True)
+    if _one(mesh, "fsdp"):
+        gradient = jax.lax.all_to_all(gradient, "fsdp", split_axis=2, concat_axis=0, tiled=True)
+        indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
+    place = _place(mesh, indices, num_rows)
+    total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
+    total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(gradient.dtype)
+    others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
+    return jax.lax.psum(total, others) if others else total
