@@ -93,7 +93,7 @@ def is_model(row: Mapping[str, str], config: RunConfig) -> bool:
 
 
 def published(rows: Iterable[Mapping[str, str]], config: RunConfig) -> list[dict[str, Any]]:
-    """The published H100 runs of a preset's model: bf16 ones and, told apart, 8-bit ones.
+    """A preset's model published on H100: bf16 runs; told apart, those on slower cards, and 8-bit ones.
 
     Of rows that say the same of the same number of GPUs (a table printed again) the first stays.
     """
@@ -102,12 +102,15 @@ def published(rows: Iterable[Mapping[str, str]], config: RunConfig) -> list[dict
         rate, accelerator = row["tokens_per_s_per_device"].strip(), row["accelerator"].upper()
         if not rate or not accelerator.startswith("H100") or not is_model(row, config):
             continue
+        eight_bits = "8" in row["precision"].lower().replace("bf16", "")
+        limited = "500W" in accelerator.replace(" ", "")
         point = {
             "id": row["id"],
             "source": row["source"],
             "num_gpus": int(row["n_devices"]),
             "tokens_per_second_per_gpu": float(rate),
-            "arithmetic": "8-bit" if "8" in row["precision"].lower().replace("bf16", "") else "bf16",
+            "kind": "8-bit" if eight_bits else "bf16, cards of 500 W" if limited else "bf16",
+            "accelerator": row["accelerator"],
             "precision": row["precision"],
             "sharding": row["sharding"],
             "tensor": int(row["tp"] or 1),

@@ -31,6 +31,7 @@ from _scaling_points import (
     overrides,
     published,
 )
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -40,7 +41,11 @@ from meshwright.errors import CompileError
 
 PRESETS = tuple(COPY_GPUS)
 COLOURS = {"strong": "#b4552d", "weak": "#2d5fb4"}
-MARKERS = {"bf16": ("D", "#222222"), "8-bit": ("x", "#8a8a8a")}
+MARKERS = {  # shape, colour and fill of published points, by kind
+    "bf16": ("D", "#222222", "#222222"),
+    "bf16, cards of 500 W": ("D", "#222222", "none"),
+    "8-bit": ("x", "#8a8a8a", "none"),
+}
 
 
 def weighed(preset: str, mode: str, num_gpus: int, sequences: int, candidate: Candidate) -> dict[str, Any]:
@@ -112,24 +117,24 @@ def draw(figure: Figure, rows: Sequence[Mapping[str, Any]], beside: Sequence[Map
     """Tokens per second per GPU, and MFU, against the number of GPUs: a panel for each preset."""
     panels = figure.subplots(1, len(PRESETS))
     for axes, preset in zip(panels, PRESETS, strict=True):
-        of_preset = [row for row in rows if row["preset"] == preset and row["taken"]]
+        of_preset = [row for row in rows if row["preset"] == preset]
         for mode in MODES:
-            line = [row for row in of_preset if row["mode"] == mode]
-            _line(axes, line, mode)
-        for arithmetic, (marker, colour) in MARKERS.items():
-            shown = [each for each in beside if each["preset"] == preset and each["arithmetic"] == arithmetic]
+            _line(axes, [row for row in of_preset if row["mode"] == mode and row["taken"]], mode)
+        for kind, (marker, colour, fill) in MARKERS.items():
+            shown = [each for each in beside if each["preset"] == preset and each["kind"] == kind]
             axes.plot(
                 [each["num_gpus"] for each in shown],
                 [each["tokens_per_second_per_gpu"] for each in shown],
                 marker,
                 color=colour,
+                markerfacecolor=fill,
                 markersize=5,
-                label=f"published, {arithmetic}",
+                label=f"published, {kind}",
             )
         _dressed(axes, preset, of_preset)
     panels[0].set_ylabel("tokens/s per GPU")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8.5, frameon=False)
 
 
 def _line(axes: Axes, line: Sequence[Mapping[str, Any]], mode: str) -> None:
@@ -145,12 +150,12 @@ def _line(axes: Axes, line: Sequence[Mapping[str, Any]], mode: str) -> None:
 def _dressed(axes: Axes, preset: str, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_title(f"{preset}, bf16, 8192 tokens per sequence", fontsize=10)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(NUM_GPUS, [str(each) for each in NUM_GPUS])
+    axes.set_xticks(NUM_GPUS, [str(each) for each in NUM_GPUS], fontsize=8)
     axes.set_xlim(NUM_GPUS[0] / 1.3, NUM_GPUS[-1] * 1.3)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("H100")
     axes.grid(alpha=0.25, linewidth=0.5)
-    ratio = rows[0]["model_flops_per_token"] / rows[0]["peak_flops_per_second"] if rows else 1.0
+    ratio = rows[0]["model_flops_per_token"] / rows[0]["peak_flops_per_second"]
     mfu = axes.secondary_yaxis(
         "right", functions=(lambda y: _times(y, 100 * ratio), lambda y: _times(y, 0.01 / ratio))
     )
@@ -202,9 +207,12 @@ def main() -> None:
             facts,
             {"weighed": rows, "published": beside},
         )
-        figure = Figure(figsize=(11, 4.4), layout="constrained")
-        draw(figure, rows, beside)
-        figure.savefig(record.with_suffix(".svg"), metadata={"Date": None})
+        with rc_context(
+            {"svg.fonttype": "none", "svg.hashsalt": "scaling"}
+        ):  # text as text; same bytes again
+            figure = Figure(figsize=(11, 4.4), layout="constrained")
+            draw(figure, rows, beside)
+            figure.savefig(record.with_suffix(".svg"), metadata={"Date": None})
         print("wrote", record, "and its picture")
 
 

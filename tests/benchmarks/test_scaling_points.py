@@ -103,14 +103,16 @@ def test_published_runs_are_shown_by_gpus_and_format_and_once():
         ROW,
         {**ROW, "id": "again-001"},
         {**ROW, "id": "fp8", "precision": "float8(linear)+bf16", "tokens_per_s_per_device": "5570.1"},
+        {**ROW, "id": "slow", "accelerator": "H100-96GB-HBM2e-SXM-500W", "n_devices": "128"},
         {**ROW, "id": "small", "n_devices": "8", "tokens_per_s_per_device": "5762"},
         {**ROW, "id": "no rate", "tokens_per_s_per_device": ""},
         {**ROW, "id": "another chip", "accelerator": "A100-80GB-SXM"},
     ]
     found = published(rows, load_config("llama3-8b"))
-    assert [(each["id"], each["num_gpus"], each["arithmetic"]) for each in found] == [
+    assert [(each["id"], each["num_gpus"], each["kind"]) for each in found] == [
         ("small", 8, "bf16"),
         ("fp8", 64, "8-bit"),
         ("someone-001", 64, "bf16"),
+        ("slow", 128, "bf16, cards of 500 W"),
     ]
     assert (found[2]["tensor"], found[2]["stage"], found[2]["global_sequences"]) == (8, 1, 96)
