@@ -1,4 +1,4 @@
-"""Traffic against the textbook's volumes of data, sharded-data and tensor parallel steps, on eight H100.
+"""Traffic against the textbook's volumes of data, sharded-data and tensor parallel steps, on H100.
 
 What the compiled step sends beyond the textbook, or less, is named, and asserted too. The program: 4 layers
 of width 256, 8 heads of 32, a gated MLP of 512, 1024 tokens of vocabulary, 32 sequences of 128, bf16. A ring
@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 import meshwright as mw
+from meshwright.ledger import Ledger
 
 OVERRIDES = (
     "precision=bf16",
@@ -42,8 +43,21 @@ def sent(layout: str, *overrides: str) -> Counter[str]:
     return found
 
 
-def ring(whole_bytes: float) -> float:
-    return whole_bytes * (N - 1) / N
+def ring(whole_bytes: float, size: int = N) -> float:
+    return whole_bytes * (size - 1) / size
+
+
+def over(ledger: Ledger, *axes: str) -> Counter[str]:
+    """Bytes that one device sends along exactly these axes, by kind."""
+    found: Counter[str] = Counter()
+    for collective in ledger.traffic:
+        if collective.axes == axes:
+            found[collective.kind] += collective.wire_bytes
+    return found
+
+
+def weighed(layout: str, *overrides: str, on: str = "8xH100") -> Ledger:
+    return mw.weigh("bytes-nano", on=on, layout=layout, overrides=[*OVERRIDES, *overrides]).ledger
 
 
 def test_data_parallel_reduces_every_gradient_once_in_its_format():
@@ -101,3 +115,65 @@ def test_tensor_parallel_moves_the_residual_as_megatrons_sequence_parallelism_do
     assert round(num_arrays) in (3, 4)
     assert num_arrays == pytest.approx(round(num_arrays), abs=0.01)
     assert not found
+
+
+FP32_IN_USE = NORMS + 256  # vectors are gathered as they are used
+
+
+def test_accumulation_reduces_once_over_data_however_many_microbatches():
+    """Textbook: one all-reduce of fp32 sums of gradients. Nothing is added, and none lies in a loop."""
+    ledger = weighed("data=8", "batch.microbatch_sequences=1")
+    (reduction,) = ledger.traffic
+    assert (reduction.kind, reduction.count, reduction.in_loop) == ("all-reduce", 1, False)
+    assert reduction.wire_bytes == pytest.approx(2 * ring(4 * PARAMETERS), abs=SCALARS)
+    assert not ledger.findings
+
+
+def test_with_fsdp_inside_a_host_accumulation_reduces_a_shard_once_between_hosts():
+    """Of the sums each device has 1/fsdp. The scatters over fsdp stay in each microbatch, in bf16, all but the
+    embedding's gradient, which goes by columns."""
+    ledger = weighed("data=2,fsdp=8", "batch.microbatch_sequences=1", on="16xH100")
+    between = [c for c in ledger.traffic if "data" in c.axes]
+    assert {c.link for c in between} == {"between"}
+    assert sum(c.wire_bytes for c in between) == pytest.approx(2 * ring(4 * PARAMETERS / 8, 2), abs=SCALARS)
+    assert not any(c.in_loop for c in between)
+    assert over(ledger, "fsdp")["reduce-scatter"] == pytest.approx(
+        2 * ring(2 * (PARAMETERS - TABLE)), rel=0.01
+    )
+
+
+@pytest.mark.parametrize(("layout", "parts"), [("data=8", 1), ("data=2,fsdp=4", 4)])
+def test_zero1_gathers_parameters_and_scatters_gradients_once(layout, parts):
+    """Textbook (ZeRO, section 7): one gather of the parameters in bf16, one scatter of the fp32 sums, of a
+    replica's part of them; and parameters and moments, 12 bytes each, are divided by all devices."""
+    ledger, replicas = weighed(layout, "zero1=true", "batch.microbatch_sequences=1"), N // parts
+    found = over(ledger, "data")
+    assert found.pop("all-gather") == ring((2 * PARAMETERS + 2 * FP32_IN_USE) / parts, replicas)
+    assert found.pop("reduce-scatter") == ring(4 * PARAMETERS / parts, replicas)
+    assert found.pop("all-reduce") <= SCALARS
+    assert not found
+    assert not any(c.in_loop for c in ledger.traffic if "data" in c.axes)
+    assert not ledger.findings
+    assert ledger.memory.argument_bytes == pytest.approx(12 * PARAMETERS / N, rel=0.01)
+
+
+def test_zero1_with_one_microbatch_scatters_layer_by_layer_inside_a_host_and_then_between():
+    """In bf16, in the backward pass. The tables' gradients go by columns; the layers' are named here."""
+    ledger = weighed("data=2,fsdp=8", "zero1=true", on="16xH100")
+    layers = [c for c in ledger.traffic if c.kind == "reduce-scatter" and c.in_loop]
+    assert {(c.axes, c.link): c.wire_bytes for c in layers} == {
+        (("fsdp",), "inside"): ring(2 * LAYERS),
+        (("data",), "between"): ring(2 * LAYERS / 8, 2),
+    }
+    assert over(ledger, "data")["all-gather"] == ring((2 * PARAMETERS + 2 * FP32_IN_USE) / 8, 2)
+
+
+def test_hybrid_sharding_scatters_inside_a_host_and_sums_a_shard_of_it_between():
+    """Textbook: gathers and scatters over fsdp as fsdp alone; an all-reduce over data of 1/fsdp, in bf16."""
+    ledger = weighed("data=2,fsdp=8", on="16xH100")
+    inside, between = over(ledger, "fsdp"), over(ledger, "data")
+    assert inside["reduce-scatter"] == pytest.approx(ring(2 * PARAMETERS), rel=0.01)
+    assert inside["all-gather"] == pytest.approx(ring(2 * (2 * PARAMETERS - 2 * TABLE)), rel=0.01)
+    assert between["all-reduce"] == pytest.approx(2 * ring(2 * PARAMETERS / 8, 2), rel=0.01)
+    assert set(between) == {"all-reduce"}
+    assert {c.link for c in ledger.traffic if c.axes == ("fsdp",)} == {"inside"}

@@ -73,6 +73,16 @@ def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str,
     assert caught.value.exit_code == 2
 
 
+def test_zero1_splits_embed_over_data_as_well():
+    overrides = ["batch.sequences=24", "zero1=true"]
+    with pytest.raises(
+        InputError, match=r"model.embed_dim = 64 does not divide over data\*fsdp = 24"
+    ) as caught:
+        check_layout(load_config("bytes-nano", overrides), Layout.parse("data=12,fsdp=2"))
+    assert "use data*fsdp=16 or 32, or model.embed_dim = 48 or 72" in caught.value.hint
+    check_layout(load_config("bytes-nano", overrides[:1]), Layout.parse("data=12,fsdp=2"))
+
+
 def test_the_sizes_that_are_suggested_do_work():
     config = load_config("llama3-8b", ["batch.microbatch_sequences=2"])
     with pytest.raises(InputError, match=r"use batch.sequences = 384 or 576, or data\*fsdp = 64 or 128"):

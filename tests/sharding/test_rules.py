@@ -13,8 +13,11 @@ from meshwright.sharding import (
     batch_axes,
     gather,
     look_up,
+    mean_over_manual,
+    mesh_here,
     parameter_spec,
     pin,
+    rows_here,
 )
 
 P = PartitionSpec
@@ -127,3 +130,29 @@ def test_a_lookup_over_tensor_leaves_the_residuals_layout_and_never_the_whole_ta
     compiled = jax.jit(lambda t, i: look_up(t, i, on)).lower(table, indices).compile()
     assert compiled.output_shardings.shard_shape((8, 4, 6)) == (4, 1, 6)
     assert "f32[512,6]" not in compiled.as_text()
+
+
+def test_zero1_splits_embed_over_data_inside_fsdp(mesh):
+    all_three = mesh(data=2, fsdp=2, tensor=2)
+    assert parameter_spec(("embed", "mlp"), all_three, zero1=True) == P(("fsdp", "data"), "tensor")
+    assert parameter_spec(("embed", "mlp"), mesh(data=2), zero1=True) == P("data", None)
+
+
+def test_code_of_one_replica_knows_its_rows_and_the_mean_over_all(mesh):
+    axes = mesh(data=2, fsdp=2)
+    assert mesh_here(axes) is axes
+
+    def local(x):
+        here = mesh_here(axes)
+        assert here.manual_axes == ("data",)
+        return rows_here(x.shape[0], here), mean_over_manual(x, here)
+
+    x = jnp.arange(8.0)
+    each = jax.shard_map(
+        local, mesh=axes, axis_names={"data"}, in_specs=P("data"), out_specs=P("data"), check_vma=False
+    )
+    rows, means = jax.jit(each)(x)
+    np.testing.assert_array_equal(rows, np.arange(8))
+    np.testing.assert_array_equal(means, np.tile([2.0, 3, 4, 5], 2))
+    np.testing.assert_array_equal(rows_here(3, axes), np.arange(3))
+    np.testing.assert_array_equal(mean_over_manual(x, axes), x)

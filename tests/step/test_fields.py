@@ -152,6 +152,7 @@ PROGRAM = {
     "schedule.inverse-square-root.scale": ((*CRUNCHER_SCALED, *ROOT[1:]), "schedule.scale=sqrt"),
     "precision": (NANO, "precision=bf16"),
     "remat": (NANO, "remat=full"),
+    "zero1": (NANO, "zero1=true"),
     "batch.sequences": (NANO, "batch.sequences=16"),
     "batch.sequence_length": (NANO, "batch.sequence_length=32"),
     "batch.base_sequences": (CRUNCHER_SCALED, "batch.base_sequences=3"),

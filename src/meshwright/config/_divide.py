@@ -31,7 +31,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     """Refuse a resolved `layout` over which a settled `config` cannot be split evenly.
 
     Checked: the batch over data * fsdp * microbatch; parameters' embed (width, input) dimension over
-    fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor; of lenet, its hidden layer.
+    fsdp, under ZeRO-1 over data * fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor; of
+    lenet, its hidden layer.
 
     Raises:
         InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
@@ -43,8 +44,11 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
                 hint=f"use {name}=1; the axes data, fsdp and tensor are built",
             )
     problems = _batch_problems(config, layout)
-    for axis in ("fsdp", "tensor"):
-        problems += _axis_problems(axis, layout.size(axis), _split_sizes(config, axis))
+    problems += _axis_problems("tensor", layout.size("tensor"), _split_sizes(config, "tensor"))
+    axis, size = ("fsdp", layout.size("fsdp"))
+    if config.zero1:
+        axis, size = ("data*fsdp", layout.size("data") * size)
+    problems += _axis_problems(axis, size, _split_sizes(config, "fsdp"))
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 

@@ -92,7 +92,8 @@ class RunConfig(Section):
 
     `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
     fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
-    the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `steps`: of `train`.
+    the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `zero1`: parameters
+    and moments are split over data too, and the parameters gathered once a step. `steps`: of `train`.
     `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
     """
 
@@ -104,6 +105,7 @@ class RunConfig(Section):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     layout: str = "data=-1"
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
+    zero1: bool = False
     batch: BatchConfig
     steps: Positive
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -24,12 +24,14 @@ class Parameter:
     """One parameter before it exists: shape, the names of its dimensions, how it starts.
 
     `initial`: "fan_in" draws from a normal truncated at three sigma, scaled by 1/sqrt(fan_in).
+    `wide`: used in float32, whatever the format of the computation.
     """
 
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     initial: Literal["fan_in", "zeros", "ones"] = "fan_in"
     fan_in: int = 1
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Context:
     dtype: jax.typing.DTypeLike
     platform: str  # cuda | tpu | cpu
     remat: str
+    zero1: bool = False  # gradients are left split over `data`
     fp8: bool = False  # the layers' products in eight bits
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False where held-out data is judged
@@ -58,9 +61,9 @@ class Context:
         specs = tuple(activation_spec(dims, self.mesh) for dims in inputs)
         return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
 
-    def gather(self, x: Array, *dims: str) -> Array:
-        """A parameter in the format of the computation, gathered over `fsdp`."""
-        return gather(x, self.mesh, self.dtype, *dims)
+    def gather(self, x: Array, *dims: str, wide: bool = False) -> Array:
+        """A parameter in the format of the computation, in float32 if `wide`, gathered over `fsdp`."""
+        return gather(x, self.mesh, jnp.float32 if wide else self.dtype, *dims, zero1=self.zero1)
 
 
 class Outcome(NamedTuple):

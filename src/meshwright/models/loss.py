@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import activation_spec, axis_size, on_each_device, token_axes
+from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
 from ._base import Context
 
 Saved = tuple[Array, Array]  # d_hidden, d_head: of the sum, not yet of the mean
@@ -48,7 +48,9 @@ def mean_cross_entropy(
     total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
     if not gaps:
         return total / targets.size
-    return total / jnp.maximum(jnp.sum(targets != LEFT_OUT), 1).astype(jnp.float32)
+    # Where the code is one replica's, a mean over replicas follows: each must divide by the same count.
+    counted = mean_over_manual(jnp.sum(targets != LEFT_OUT).astype(jnp.float32), context.mesh)
+    return total / jnp.where(counted > 0, counted, 1.0)
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
@@ -109,8 +111,8 @@ def _forward(
     context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, Saved]:
     (chunk, gaps), (split, vocab) = how, _axes(context)
-    scattered = "fsdp" if "fsdp" in split else None
-    others = tuple(axis for axis in split if axis != "fsdp")
+    scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
+    others = tuple(axis for axis in split if axis not in scattered)
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array, Array]:
         def one(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], None]:
@@ -132,13 +134,13 @@ def _forward(
         with jax.named_scope(BACKWARD):
             if head.dtype != jnp.float16:  # of the sum over the batch, it could overflow there
                 d_head = d_head.astype(head.dtype)
-            if scattered:
-                d_head = jax.lax.psum_scatter(d_head, "fsdp", scatter_dimension=1, tiled=True)
+            for axis in scattered:
+                d_head = jax.lax.psum_scatter(d_head, axis, scatter_dimension=1, tiled=True)
             d_head = jax.lax.psum(d_head, others) if others else d_head
         return jax.lax.psum(total, split) if split else total, d_hidden, d_head
 
     rows = activation_spec(("batch", "sequence"), context.mesh)
-    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered))
+    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
         total, d_hidden, d_head = each(hidden, head, targets)

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Array, Float
 
 from ..config import TransformerModel
-from ..sharding import gather, look_up, num_shards
+from ..sharding import look_up, num_shards, rows_here
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
@@ -53,6 +53,7 @@ class Transformer:
                     dims=("layers", *p.dims),
                     initial=p.initial,
                     fan_in=p.fan_in,
+                    wide=p.wide,
                 ),
                 self.block,
                 is_leaf=lambda p: isinstance(p, Parameter),
@@ -64,9 +65,9 @@ class Transformer:
 
     def _norm_parameters(self) -> dict[str, Parameter]:
         shape = (self.config.embed_dim,)
-        declared = {"scale": Parameter(shape=shape, dims=("embed",), initial="ones")}
+        declared = {"scale": Parameter(shape=shape, dims=("embed",), initial="ones", wide=True)}
         if self.config.norm == "layer" and self.config.bias:
-            declared["bias"] = Parameter(shape=shape, dims=("embed",), initial="zeros")
+            declared["bias"] = Parameter(shape=shape, dims=("embed",), initial="zeros", wide=True)
         return declared
 
     def _block_parameters(self) -> dict[str, dict[str, Parameter]]:
@@ -240,9 +241,9 @@ class Transformer:
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        wide = wide * gather(group["scale"], context.mesh, jnp.float32, "embed")[None, None]
+        wide = wide * context.gather(group["scale"], "embed", wide=True)[None, None]
         if "bias" in group:
-            wide = wide + gather(group["bias"], context.mesh, jnp.float32, "embed")[None, None]
+            wide = wide + context.gather(group["bias"], "embed", wide=True)[None, None]
         normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # else float32 would cross `tensor`
         return context.pin(normed, "batch", "sequence", "embed")
 
@@ -251,7 +252,10 @@ class Transformer:
         if context.dropout_key is None or self.config.dropout == 0:
             return x
         kept = 1.0 - self.config.dropout
-        mask = jax.random.bernoulli(jax.random.fold_in(context.dropout_key, place), kept, x.shape)
+        key = jax.random.fold_in(context.dropout_key, place)
+        # A key for each row of the batch, so that it does not matter which rows are seen here.
+        keys = jax.vmap(partial(jax.random.fold_in, key))(rows_here(x.shape[0], context.mesh))
+        mask = jax.vmap(lambda key: jax.random.bernoulli(key, kept, x.shape[1:]))(keys)
         return jnp.where(context.pin(mask, *RESIDUAL), x / kept, 0).astype(x.dtype)
 
 

@@ -13,8 +13,11 @@ from ._rules import axis_size as axis_size
 from ._rules import batch_axes as batch_axes
 from ._rules import gather as gather
 from ._rules import look_up as look_up
+from ._rules import mean_over_manual as mean_over_manual
+from ._rules import mesh_here as mesh_here
 from ._rules import num_shards as num_shards
 from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec
 from ._rules import pin as pin
+from ._rules import rows_here as rows_here
 from ._rules import token_axes as token_axes

@@ -37,6 +37,8 @@ PARAMETER_RULES: Rules = {
     "height": (),
     "width": (),
 }
+# Parameters, moments and gradients of ZeRO-1: fsdp outside, so that a part of fsdp's parts is a replica's.
+ZERO1_RULES: Rules = {"embed": ("fsdp", "data")}
 ACTIVATION_RULES: Rules = {
     "batch": ("data", "fsdp"),
     "sequence": ("context",),  # inside a block, where heads or hidden units are split too
@@ -65,6 +67,27 @@ def num_shards(mesh: AnyMesh) -> int:
     return math.prod(axis_size(mesh, axis) for axis in mesh.axis_names)
 
 
+def mesh_here(mesh: Mesh) -> AnyMesh:
+    """`mesh`, or inside a `shard_map` over some of its axes the mesh that knows they are manual."""
+    here = jax.sharding.get_abstract_mesh()
+    return here if here.manual_axes else mesh
+
+
+def mean_over_manual(x: Array, mesh: AnyMesh) -> Array:
+    """The mean of `x` over the axes of the batch along which the code is one shard's already."""
+    axes = tuple(axis for axis in ACTIVATION_RULES["batch"] if axis in mesh.manual_axes)
+    return jax.lax.pmean(x, axes) if axes else x
+
+
+def rows_here(num_rows: int, mesh: AnyMesh) -> Array:
+    """The numbers, in the whole batch, of the rows that code sees which sees `num_rows` of them."""
+    rows = jnp.arange(num_rows)
+    for axis in ACTIVATION_RULES["batch"][::-1]:
+        if axis in mesh.manual_axes:
+            rows, num_rows = rows + jax.lax.axis_index(axis) * num_rows, num_rows * mesh.shape[axis]
+    return rows
+
+
 def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, outputs: Any) -> Callable[..., Any]:
     """`local`, run on each device's shards (`jax.shard_map` over all axes that are not manual yet).
 
@@ -88,9 +111,9 @@ def _spec(dims: Sequence[str], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def parameter_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:
-    """How a parameter with these dimension names lies on the mesh at rest."""
-    return _spec(dims, mesh, PARAMETER_RULES)
+def parameter_spec(dims: Sequence[str], mesh: AnyMesh, zero1: bool = False) -> PartitionSpec:
+    """How a parameter with these dimension names lies on the mesh at rest, under ZeRO-1 if `zero1`."""
+    return _spec(dims, mesh, {**PARAMETER_RULES, **ZERO1_RULES} if zero1 else PARAMETER_RULES)
 
 
 def activation_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:
@@ -106,16 +129,18 @@ def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, activation_spec(dims, mesh)))
 
 
-def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str) -> Array:
+def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zero1: bool = False) -> Array:
     """A parameter made ready for use: cast to `dtype`, and gathered over `fsdp`.
 
     The gradient goes back the same road: reduce-scattered over `fsdp` in `dtype`, then cast to the
     parameter's format. (A plain sharding constraint would pin the gradient to the gathered layout,
-    an all-reduce of twice the bytes.)
+    an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
+    reduce-scattered over `data` too.
     """
     if num_shards(mesh) == 1:
         return x.astype(dtype)
     at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
+    left = NamedSharding(mesh, parameter_spec(dims, mesh, zero1))
     in_use = NamedSharding(mesh, _spec(dims, mesh, {**PARAMETER_RULES, "embed": ()}))
     stored = x.dtype
 
@@ -125,7 +150,9 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str) -> 
         return jax.lax.with_sharding_constraint(cast, in_use)
 
     def backward(_: None, gradient: Array) -> tuple[Array]:
-        return (jax.lax.with_sharding_constraint(gradient, at_rest).astype(stored),)
+        if "vocab" not in dims:  # over `fsdp` first, which lies inside a host; a table's by columns at once
+            gradient = jax.lax.with_sharding_constraint(gradient, at_rest)
+        return (jax.lax.with_sharding_constraint(gradient, left).astype(stored),)
 
     use.defvjp(lambda x: (use(x), None), backward)
     return use(x)

@@ -19,12 +19,15 @@ from jaxtyping import Array, Key
 
 from ..config import RunConfig
 from ..models import Context, Outcome, initial_parameters, model_of
-from ._gradients import Loss
+from ..sharding import mesh_here
+from ._gradients import gradients_by_replica, gradients_of
 from ._optimizer import optimizer_of, schedule_of
 from ._precision import FORMATS, initial_scale, next_scale, scale_metrics, scaled_gradients
 from ._state import abstract_batch, abstract_state
+from ._zero1 import whole_over_replicas
 
 Tree = Any
+_Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # of the state and a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
             **initial_scale(config.precision),
         }
 
-    state = abstract_state(init, declared, mesh)
+    state = abstract_state(init, declared, mesh, config.zero1)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
 
@@ -78,22 +81,36 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
     ) -> tuple[Array, Outcome]:
         context = Context(
-            mesh=mesh,
+            mesh=mesh_here(mesh),
             dtype=FORMATS[config.precision],
             platform=_platform(mesh),
             remat=config.remat,
+            zero1=config.zero1,
             fp8=config.precision == "fp8",
             dropout_key=key,
             training=key is not None,
         )
         return model.loss(parameters, model_state, microbatch, context)
 
+    def used(parameters: Tree) -> Tree:
+        if not config.zero1:
+            return parameters
+        return whole_over_replicas(parameters, declared, mesh, FORMATS[config.precision])
+
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
+        parameters = used(parameters)
+
         def one(microbatch: Tree) -> dict[str, Array]:
             value, outcome = loss(parameters, model_state, microbatch, None)
             return {"loss": value, **outcome.metrics}
 
         return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
+
+    def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
+        # Statistics of the batch are the whole batch's: such a model sees all replicas at once.
+        sums = gradients_of if jax.tree.leaves(model.state()) else gradients_by_replica
+        held = {**state, "parameters": used(state["parameters"])}
+        return scaled_gradients(sums, loss, laid, held, batch, _key_of(state))
 
     replicated = NamedSharding(mesh, PartitionSpec())
     arguments = (state_shardings, batch_shardings)
@@ -101,26 +118,26 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     judged = (laid, state_shardings["model_state"], batch_shardings)
     return TrainStep(
         step=jax.jit(
-            _step(config, optimizer, loss, laid),
+            _step(config, optimizer, gradients, laid),
             donate_argnums=0,
             in_shardings=arguments,
             out_shardings=(state_shardings, replicated),
         ),
         init=jax.jit(init, out_shardings=state_shardings),
         evaluate=jax.jit(evaluate, in_shardings=judged, out_shardings=replicated),
-        inspect=jax.jit(_inspect(loss, laid), in_shardings=arguments, out_shardings=replicated),
+        inspect=jax.jit(_inspect(gradients), in_shardings=arguments, out_shardings=replicated),
         state=state,
         batch=batch,
     )
 
 
-def _step(config: RunConfig, optimizer: Any, loss: Loss, shardings: Tree) -> Any:
+def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
     """The undecorated step: gradients over the microbatches, then one update, if they are finite."""
     rate = schedule_of(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         before = state["parameters"]
-        value, outcome, gradient = scaled_gradients(loss, shardings, state, batch, _key_of(state))
+        value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
@@ -148,14 +165,14 @@ def _step(config: RunConfig, optimizer: Any, loss: Loss, shardings: Tree) -> Any
     return step
 
 
-def _inspect(loss: Loss, shardings: Tree) -> Any:
+def _inspect(gradients: _Gradients) -> Any:
     """How many numbers of each array are not finite: what a step that was not applied stumbled over."""
 
     def count(array: Array) -> Array:
         return jnp.sum(~jnp.isfinite(array))  # whole numbers always are
 
     def inspect(state: Tree, batch: Tree) -> Tree:
-        value, _, gradient = scaled_gradients(loss, shardings, state, batch, _key_of(state))
+        value, _, gradient = gradients(state, batch)
         found = {"batch": batch, "parameters": state["parameters"], "loss": value, "gradients": gradient}
         return jax.tree.map(count, found)
 

@@ -7,39 +7,115 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from ..models import Outcome
+from ..sharding import AnyMesh, axis_size
 
 Tree = Any
 Loss = Callable[[Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome]]
 """Parameters, model state, microbatch and key to the mean loss and what else came of it."""
+Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome, Tree]]
+"""What `gradients_of` is: loss, shardings, parameters, model state, batch and key to the whole batch's mean
+loss, outcome (state after the last microbatch, mean metrics) and mean gradient in float32."""
+REPLICAS = "data"
 
 
 def gradients_of(
     loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
 ) -> tuple[Array, Outcome, Tree]:
-    """Mean loss, outcome (state after the last microbatch, mean metrics) and mean gradient of a batch.
+    """See `Gradients`. The partitioner places the reductions: with several microbatches, one in each.
 
-    Gradients are summed over the microbatches in the parameters' format, laid as `shardings` say.
+    Gradients are summed over the microbatches in float32, laid as `shardings` say.
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     grad = jax.value_and_grad(loss, has_aux=True)
     if num_microbatches == 1:
         first = jax.tree.map(lambda x: x[0], batch)
         (value, outcome), gradient = grad(parameters, state, first, jax.random.fold_in(key, 0))
-        return value, outcome, gradient
+        return value, outcome, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
 
     def add(carry: tuple[Tree, Tree, Array], item: tuple[Tree, Array]) -> tuple[Any, dict[str, Array]]:
         (state, total, value), (microbatch, index) = carry, item
         (more, outcome), gradient = grad(parameters, state, microbatch, jax.random.fold_in(key, index))
-        total = jax.lax.with_sharding_constraint(jax.tree.map(jnp.add, total, gradient), shardings)
+        total = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradient)
+        total = jax.lax.with_sharding_constraint(total, shardings)
         return (outcome.state, total, value + more), outcome.metrics
 
-    zeros = jax.tree.map(jnp.zeros_like, parameters)
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), parameters)
     with jax.named_scope("microbatches"):
         (state, total, value), metrics = jax.lax.scan(
             add, (state, zeros, jnp.float32(0)), (batch, jnp.arange(num_microbatches))
         )
     outcome = Outcome(state, jax.tree.map(jnp.mean, metrics))
     return value / num_microbatches, outcome, jax.tree.map(lambda g: g / num_microbatches, total)
+
+
+def gradients_by_replica(
+    loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
+) -> tuple[Array, Outcome, Tree]:
+    """As `gradients_of`, with one reduction over `data` in a step however many microbatches there are.
+
+    Each replica sums up its own rows' gradients; `loss` sees a mesh along whose `data` it is manual, and
+    must give the mean over the replica's part so that the mean over replicas is the whole's. What the model
+    keeps must not depend on the rows. One microbatch is left to the partitioner, whose reductions then lie
+    in the backward pass and can be hidden behind it.
+    """
+    mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
+    if jax.tree.leaves(batch)[0].shape[0] == 1 or axis_size(mesh, REPLICAS) == 1:
+        return gradients_of(loss, shardings, parameters, state, batch, key)
+
+    def local(parameters: Tree, state: Tree, batch: Tree, key: Array) -> tuple[Array, Outcome, Tree]:
+        left = jax.sharding.get_abstract_mesh()
+        here = jax.tree.map(lambda s: NamedSharding(left, _without_replicas(s.spec)), shardings)
+        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key)
+        value, metrics = jax.lax.pmean((value, outcome.metrics), REPLICAS)
+        return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
+
+    whole, split = PartitionSpec(), PartitionSpec(REPLICAS)
+    each = jax.shard_map(
+        local,
+        mesh=mesh,
+        axis_names={REPLICAS},
+        in_specs=(whole, whole, PartitionSpec(None, REPLICAS), whole),
+        out_specs=(whole, whole, split),
+        check_vma=False,
+    )
+    value, outcome, parts = each(parameters, state, batch, key)
+    return value, outcome, mean_over_replicas(parts, shardings)
+
+
+def mean_over_replicas(parts: Tree, shardings: Tree) -> Tree:
+    """The mean of arrays [replicas, ...] over their first dim, of which each replica holds its own part.
+
+    One all-reduce over `data` where `shardings` keep the result whole along it, one reduce-scatter where
+    they split it too.
+    """
+    mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
+
+    def local(parts: Tree) -> Tree:
+        return jax.tree.map(lambda part, s: _mean(part[0], s.spec, mesh), parts, shardings)
+
+    laid = jax.tree.map(lambda s: PartitionSpec(REPLICAS, *_without_replicas(s.spec)), shardings)
+    results = jax.tree.map(lambda s: s.spec, shardings)
+    with jax.named_scope("replicas"):
+        return jax.shard_map(local, mesh=mesh, in_specs=(laid,), out_specs=results, check_vma=False)(parts)
+
+
+def _mean(part: Array, spec: PartitionSpec, mesh: AnyMesh) -> Array:
+    split = [place for place, axes in enumerate(spec) if REPLICAS in _axes(axes)]
+    if split:
+        part = jax.lax.psum_scatter(part, REPLICAS, scatter_dimension=split[0], tiled=True)
+    else:
+        part = jax.lax.psum(part, REPLICAS)
+    return part / mesh.shape[REPLICAS]
+
+
+def _axes(part: Any) -> tuple[str, ...]:
+    return part if isinstance(part, tuple) else (part,) if part else ()
+
+
+def _without_replicas(spec: PartitionSpec) -> PartitionSpec:
+    left = (tuple(axis for axis in _axes(part) if axis != REPLICAS) for part in spec)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in left))

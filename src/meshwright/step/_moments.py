@@ -15,7 +15,7 @@ Tree = Any
 Shape = tuple[int, ...]
 
 
-def moment_shardings(state: Tree, declared: Tree, mesh: Mesh) -> Tree:
+def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
     """The shardings of an optimizer's state of these shapes.
 
     An array below a parameter's own path is that parameter's moment. One of the parameter's shape lies
@@ -33,14 +33,14 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh) -> Tree:
         if found is None:
             return NamedSharding(mesh, PartitionSpec())
         name = jax.tree_util.keystr(path).removesuffix(found).rpartition(".")[2]
-        return NamedSharding(mesh, _spec(name, moment.shape, parameters[found], mesh))
+        return NamedSharding(mesh, _spec(name, moment.shape, parameters[found], mesh, zero1))
 
     return jax.tree_util.tree_map_with_path(sharding, state)
 
 
-def _spec(name: str, shape: Shape, parameter: Parameter, mesh: Mesh) -> PartitionSpec:
+def _spec(name: str, shape: Shape, parameter: Parameter, mesh: Mesh, zero1: bool) -> PartitionSpec:
     """How one moment lies."""
-    whole = parameter_spec(parameter.dims, mesh)
+    whole = parameter_spec(parameter.dims, mesh, zero1)
     if shape == parameter.shape:
         return whole
     dims = matrix_dims(parameter)

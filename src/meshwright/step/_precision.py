@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from ..models import Outcome
-from ._gradients import Loss, gradients_of
+from ._gradients import Gradients, Loss
 
 Tree = Any
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "fp8": jnp.bfloat16}
@@ -34,22 +34,22 @@ def initial_scale(precision: str) -> Tree:
 
 
 def scaled_gradients(
-    loss: Loss, shardings: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
+    gradients: Gradients, loss: Loss, shardings: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
 ) -> tuple[Array, Outcome, Tree]:
-    """`gradients_of` at the state's parameters, taken of the scaled loss where the state has a scale.
+    """`gradients` at the state's parameters, taken of the scaled loss where the state has a scale.
 
     Loss and gradients come back unscaled, in float32.
     """
     before = (state["parameters"], state["model_state"])
     if "loss_scale" not in state:
-        return gradients_of(loss, shardings, *before, batch, key)
+        return gradients(loss, shardings, *before, batch, key)
     scale = state["loss_scale"]["scale"]
 
     def scaled(parameters: Tree, kept: Tree, microbatch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome]:
         value, outcome = loss(parameters, kept, microbatch, key)
         return value * scale, outcome
 
-    value, outcome, gradient = gradients_of(scaled, shardings, *before, batch, key)
+    value, outcome, gradient = gradients(scaled, shardings, *before, batch, key)
     return value / scale, outcome, jax.tree.map(lambda g: g / scale, gradient)
 
 

@@ -24,15 +24,15 @@ from ._moments import moment_shardings
 Tree = Any
 
 
-def abstract_state(init: Any, declared: Tree, mesh: Mesh) -> Tree:
+def abstract_state(init: Any, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
     """The state's shapes with their shardings; each moment lies where its parameter lies."""
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: replicated, shapes)
     shardings["parameters"] = jax.tree.map(
-        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh)), declared, is_leaf=is_parameter
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
     )
-    shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh)
+    shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
     return jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
         shapes,
