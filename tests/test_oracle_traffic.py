@@ -130,8 +130,8 @@ def test_accumulation_reduces_once_over_data_however_many_microbatches():
 
 
 def test_with_fsdp_inside_a_host_accumulation_reduces_a_shard_once_between_hosts():
-    """Of the sums each device has 1/fsdp. The scatters over fsdp stay in each microbatch, in bf16, all but the
-    embedding's gradient, which goes by columns."""
+    """Of the sums each device has 1/fsdp. The scatters over fsdp stay in each microbatch, in bf16, all but
+    the embedding's gradient, which goes by columns."""
     ledger = weighed("data=2,fsdp=8", "batch.microbatch_sequences=1", on="16xH100")
     between = [c for c in ledger.traffic if "data" in c.axes]
     assert {c.link for c in between} == {"between"}

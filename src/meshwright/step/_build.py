@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from ..config import RunConfig
-from ..models import Context, Outcome, initial_parameters, model_of
+from ..models import Context, Model, Outcome, initial_parameters, model_of
 from ..sharding import mesh_here
 from ._gradients import gradients_by_replica, gradients_of
 from ._optimizer import optimizer_of, schedule_of
@@ -60,37 +60,10 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     model = model_of(config.model)
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)
-
-    def init(seed: Array) -> Tree:
-        root = jax.random.key(seed)
-        parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
-        return {
-            "parameters": parameters,
-            "model_state": initial_parameters(model.state(), root),
-            "optimizer": optimizer.init(parameters),
-            "key": jax.random.key_data(jax.random.fold_in(root, 1)),
-            "step": jnp.int32(0),
-            **initial_scale(config.precision),
-        }
-
+    init, loss = _init_of(config, model, optimizer), _loss_of(config, model, mesh)
     state = abstract_state(init, declared, mesh, config.zero1)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
-
-    def loss(
-        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
-    ) -> tuple[Array, Outcome]:
-        context = Context(
-            mesh=mesh_here(mesh),
-            dtype=FORMATS[config.precision],
-            platform=_platform(mesh),
-            remat=config.remat,
-            zero1=config.zero1,
-            fp8=config.precision == "fp8",
-            dropout_key=key,
-            training=key is not None,
-        )
-        return model.loss(parameters, model_state, microbatch, context)
 
     def used(parameters: Tree) -> Tree:
         if not config.zero1:
@@ -129,6 +102,48 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         state=state,
         batch=batch,
     )
+
+
+def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
+    """The undecorated maker of a state from a seed."""
+
+    def init(seed: Array) -> Tree:
+        root = jax.random.key(seed)
+        parameters = initial_parameters(model.parameters(), jax.random.fold_in(root, 0))
+        return {
+            "parameters": parameters,
+            "model_state": initial_parameters(model.state(), root),
+            "optimizer": optimizer.init(parameters),
+            "key": jax.random.key_data(jax.random.fold_in(root, 1)),
+            "step": jnp.int32(0),
+            **initial_scale(config.precision),
+        }
+
+    return init
+
+
+def _loss_of(config: RunConfig, model: Model, mesh: Mesh) -> Any:
+    """The model's loss in the run's format, on what of the mesh the code that calls it sees.
+
+    Without a key held-out data is judged.
+    """
+
+    def loss(
+        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
+    ) -> tuple[Array, Outcome]:
+        context = Context(
+            mesh=mesh_here(mesh),
+            dtype=FORMATS[config.precision],
+            platform=_platform(mesh),
+            remat=config.remat,
+            zero1=config.zero1,
+            fp8=config.precision == "fp8",
+            dropout_key=key,
+            training=key is not None,
+        )
+        return model.loss(parameters, model_state, microbatch, context)
+
+    return loss
 
 
 def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
