@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .api import Weighing, config_of_run, fleet_of, weigh
 from .config import Layout, RunConfig
 from .errors import InputError, MeshwrightError
+from .processes import Alone
 from .reconcile import Measurement, Reconciliation, Row, first_steps, reconcile
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def train(
 ) -> Run:
     """Weigh a step, train with that same program, and set what was predicted beside what was measured.
 
+    In several processes that `jax.distributed.initialize` has joined, each calls this alike: the first
+    chooses the folder and writes to it, and every one returns what it measured itself.
+
     Args:
         config: as `weigh` takes it; of a run that is resumed, its own unless told.
         on: the attached devices ("local") or simulated ones ("8xCPU").
@@ -63,16 +67,17 @@ def train(
             checkpoint of another config.
         MeshwrightError: a step went wrong, as the config's `faults` say; see `run_training`.
     """
+    from .processes import processes_of_this_run
     from .report import write_report
-    from .training import devices_of, prepare_folder, run_training
+    from .training import devices_of, run_training
 
+    peers = processes_of_this_run()
     run = _config_to_train(config, overrides, layout, folder, resume)
     fleet = fleet_of(on)
     mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
     devices_of(fleet, mesh)  # absent ones, and a folder of another run, are known before compiling
-    folder = folder or new_folder(f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    prepare_folder(folder, resume=resume)
-    weighing = weigh(run, on=fleet.name, on_phase=on_phase)
+    folder = _prepared(peers, folder, run.name, resume)
+    weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
     assert weighing.config is not None, "a config was weighed"
     run = weighing.config  # its batch is settled for the layout
     try:
@@ -86,12 +91,29 @@ def train(
             work=_work(weighing),
             about={"ledger": weighing.ledger.to_dict()},
             documents=_documents(run, weighing),
-            on_event=_listener(folder, weighing, on_event, on_first_steps),
+            on_event=_listener(folder, weighing, on_event, on_first_steps, writes=peers.is_first),
         )
     except MeshwrightError:
-        write_report(folder)  # what there is until then
+        if peers.is_first:
+            write_report(folder)  # what there is until then
         raise
-    return _ended(folder, weighing, measurement)
+    done = _ended(folder, weighing, measurement, writes=peers.is_first)
+    peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
+    return done
+
+
+def _prepared(peers: Alone, folder: Path | None, name: str, resume: bool) -> Path:
+    """The run's folder, as the first process chooses it; every process must see it."""
+    from .training import check_shared, prepare_folder
+
+    def choose() -> str:
+        chosen = folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+        prepare_folder(chosen, resume=resume)
+        return str(chosen)
+
+    chosen = Path(peers.from_first("run folder", choose))
+    check_shared(chosen, peers)
+    return chosen
 
 
 def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
@@ -100,16 +122,17 @@ def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
     return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
 
 
-def _ended(folder: Path, weighing: Weighing, measurement: Measurement) -> Run:
+def _ended(folder: Path, weighing: Weighing, measurement: Measurement, *, writes: bool) -> Run:
     """What is predicted beside what was measured, and all of it on the disk."""
     from .report import write_report
     from .training import write_document
 
     fingerprint = weighing.compiled.fingerprint
     reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
-    write_document(folder, "measurement.json", measurement.to_json())
-    write_document(folder, "reconciliation.json", reconciliation.to_json())
-    write_report(folder)
+    if writes:
+        write_document(folder, "measurement.json", measurement.to_json())
+        write_document(folder, "reconciliation.json", reconciliation.to_json())
+        write_report(folder)
     return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
 
 
@@ -159,6 +182,8 @@ def _listener(
     weighing: Weighing,
     on_event: Callable[[Event], None],
     on_first_steps: Callable[[tuple[Row, ...]], None],
+    *,
+    writes: bool,
 ) -> Callable[[Event], None]:
     """`on_event`; and beside it the prediction set beside the first steps, and a report that grows."""
     from .report import write_report
@@ -173,7 +198,7 @@ def _listener(
             measured = event.step_seconds, event.argument_bytes_per_device
             rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
             on_first_steps(rows)
-        if isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
+        if writes and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
             write_report(folder)
             drawn = time.monotonic()
 

@@ -34,13 +34,13 @@ def steps_of(folder: Path) -> list[int]:
 
 def held_writing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is written before this is set."""
-    may_write, write = threading.Event(), _checkpoints.write_checkpoint
+    may_write, write = threading.Event(), _checkpoints.write_part
 
     def held(*arguments: Any) -> Any:
         assert may_write.wait(30)
         return write(*arguments)
 
-    monkeypatch.setattr(_checkpoints, "write_checkpoint", held)
+    monkeypatch.setattr(_checkpoints, "write_part", held)
     return may_write
 
 
@@ -145,7 +145,7 @@ def test_what_json_cannot_say_is_refused_before_anything_is_copied(
 def test_a_mistake_of_ours_in_the_background_is_raised_in_the_foreground(
     checkpoints: Checkpoints, small_state: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(_checkpoints, "write_checkpoint", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(_checkpoints, "write_part", lambda *arguments: 1 / 0)
     checkpoints.save(1, small_state(), {})
     with pytest.raises(ZeroDivisionError):
         checkpoints.wait()
@@ -168,7 +168,7 @@ def test_old_checkpoints_are_deleted_but_the_last_and_every_so_manyeth(
 def test_none_is_deleted_before_the_new_one_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     there_at_commit: list[list[int]] = []
-    folder = checkpoints._folder
+    folder = checkpoints._owned[0]
     commit = folder.commit
 
     def noting(step: int) -> None:
@@ -253,7 +253,7 @@ def test_an_old_one_that_cannot_be_deleted_is_told_and_the_new_one_stands(
     def refuse(step: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checkpoints._folder, "remove", refuse)
+    monkeypatch.setattr(checkpoints._owned[0], "remove", refuse)
     for step in (1, 2):
         checkpoints.save(step, {"x": jnp.int32(step)}, {})
     checkpoints.close()

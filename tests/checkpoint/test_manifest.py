@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.checkpoint._copy import HostArray
 from meshwright.checkpoint._manifest import MANIFEST, MANIFEST_HASH, Damaged, hash_line, verified
-from meshwright.checkpoint._write import write_checkpoint
+from meshwright.checkpoint._write import write_manifest, write_part
 
 DATA = "arrays-0-00000.bin"
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     values = np.arange(40, dtype=np.float32)
     array = HostArray(path="a", shape=(40,), dtype="float32", starts=((0,),), pieces=(values,))
-    write_checkpoint(made, 3, [array], {"note": "x"})
+    write_manifest(made, [write_part(made, 3, [array], 0)], {"note": "x"})
     return made
 
 

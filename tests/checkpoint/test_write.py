@@ -10,7 +10,7 @@ from meshwright.checkpoint import _write
 from meshwright.checkpoint._copy import HostArray
 from meshwright.checkpoint._manifest import verified
 from meshwright.checkpoint._restore import whole_array
-from meshwright.checkpoint._write import write_checkpoint
+from meshwright.checkpoint._write import write_manifest, write_part
 
 
 def host(path: str, values: np.ndarray, num_pieces: int = 1) -> HostArray:
@@ -25,7 +25,11 @@ def test_what_was_written_is_verified_and_read_back(tmp_path: Path):
     folder = tmp_path / "7"
     folder.mkdir()
     values = np.arange(24, dtype=np.float32).reshape(8, 3)
-    write_checkpoint(folder, 7, [host("a", values, 4), host("b", values[:, 0].copy())], {"lr": 0.1})
+    write_manifest(
+        folder,
+        [write_part(folder, 7, [host("a", values, 4), host("b", values[:, 0].copy())], 0)],
+        {"lr": 0.1},
+    )
     manifest = verified(folder, 7)
     assert manifest.about == {"lr": 0.1}
     np.testing.assert_array_equal(whole_array(folder, manifest.arrays[0]), values)
@@ -37,7 +41,9 @@ def test_large_arrays_are_cut_and_files_stay_about_one_size(tmp_path: Path, monk
     folder = tmp_path / "1"
     folder.mkdir()
     values = np.arange(2000, dtype=np.int32).reshape(100, 20)
-    manifest = write_checkpoint(folder, 1, [host("a", values, 2), host("b", values[:1])], {})
+    manifest = write_manifest(
+        folder, [write_part(folder, 1, [host("a", values, 2), host("b", values[:1])], 0)], {}
+    )
     sizes = [file.num_bytes for file in manifest.files]
     assert len(sizes) > 4
     assert max(sizes) <= 2000
@@ -49,14 +55,14 @@ def test_every_piece_begins_at_a_multiple_of_64_bytes(tmp_path: Path):
     arrays = [
         host(name, np.ones(size, np.uint8)) for name, size in (("a", 1), ("b", 65), ("c", 64), ("d", 3))
     ]
-    manifest = write_checkpoint(tmp_path, 1, arrays, {})
+    manifest = write_manifest(tmp_path, [write_part(tmp_path, 1, arrays, 0)], {})
     offsets = [array.pieces[0].offset_bytes for array in manifest.arrays]
     assert offsets == [0, 64, 192, 256]
     assert manifest.files[0].num_bytes == 259
 
 
 def test_hashes_are_those_of_sha256sum(tmp_path: Path):
-    manifest = write_checkpoint(tmp_path, 1, [host("a", np.arange(5000.0))], {})
+    manifest = write_manifest(tmp_path, [write_part(tmp_path, 1, [host("a", np.arange(5000.0))], 0)], {})
     command = ["sha256sum", manifest.files[0].name]
     printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert printed.split()[0] == manifest.files[0].sha256

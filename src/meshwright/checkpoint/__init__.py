@@ -1,5 +1,5 @@
 """Checkpoints of a run's state: written beside the run, verified, restored onto any layout.
-Imports: `errors`, `units`, jax. Imported by: `training`, `api`, the command line.
+Imports: `errors`, `processes`, `units`, jax. Imported by: `training`, `api`, the command line.
 """
 
 from ._checkpoints import Checkpoints as Checkpoints

@@ -6,22 +6,25 @@ import errno
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from ..processes import Alone
 from ..units import format_bytes
 from ._copy import HostArray, Tree, copy_off
-from ._folder import CheckpointFolder, steps_in
-from ._newest import newest_checkpoint
+from ._folder import CheckpointFolder, partial_folder, steps_in
+from ._manifest import Manifest
+from ._newest import found_at, newest_checkpoint
 from ._records import Found, Saved, SaveFailed
 from ._restore import restore
-from ._write import write_checkpoint
+from ._write import leave_part, take_part, write_manifest, write_part
 
 Outcome = Saved | SaveFailed
+ALONE = Alone()
 
 
 class Checkpoints:
@@ -29,19 +32,26 @@ class Checkpoints:
 
     At most one save is in flight, so the host holds at most one copy of the state (`host_copy_bytes`).
 
+    Of several processes each writes what it holds, and the first alone makes checkpoints of that: it owns the
+    folder, which all must see. All call the same methods in the same order, and all are told the same.
+
     Args:
         folder: the run's `checkpoints`; made if need be. What a killed save has left there is removed.
         keep_last: how many of the newest stay.
         keep_every: checkpoints of steps that are multiples of this stay as well.
+        peers: the processes of the run.
 
     Raises:
-        InputError: the folder cannot be written, or another process writes it.
+        InputError: the folder cannot be written, or another run writes it.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int = 3, keep_every: int | None = None) -> None:
-        assert jax.process_count() == 1, "checkpoints of several processes are not written yet"
+    def __init__(
+        self, folder: Path, *, keep_last: int = 3, keep_every: int | None = None, peers: Alone = ALONE
+    ) -> None:
         assert keep_last >= 1, f"keep_last = {keep_last} would keep nothing to resume from"
-        self._folder = CheckpointFolder(folder)
+        self._path, self._peers = folder, peers
+        self._owned: list[CheckpointFolder] = []  # by the first process
+        peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._bad_steps: set[int] = set()
@@ -88,7 +98,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
-            self._folder.close()
+            for owned in self._owned:
+                owned.close()
 
     def newest(self) -> Found | None:
         """The newest checkpoint whose every file is what was written, once no save is in flight; None where
@@ -98,7 +109,14 @@ class Checkpoints:
             MeshwrightError: there are checkpoints, and all are damaged.
         """
         self.wait()
-        found = newest_checkpoint(self._folder.path)
+        read: list[Found | None] = []
+        step = self._peers.from_first("newest", lambda: read.append(self._newest()) or _step_of(read[0]))
+        if read:
+            return read[0]
+        return None if step is None else found_at(self._path, step)
+
+    def _newest(self) -> Found | None:
+        found = newest_checkpoint(self._path)
         if found is not None:
             self._bad_steps = {each.step for each in found.rejected}
         return found
@@ -110,26 +128,50 @@ class Checkpoints:
     def _write(
         self, step: int, arrays: list[HostArray], about: Mapping[str, Any], blocked_seconds: float
     ) -> Outcome:
-        begun = time.monotonic()
-        need = sum(piece.nbytes for array in arrays for piece in array.pieces)
+        begun, peers, parts = time.monotonic(), self._peers, list[Manifest]()
         try:
-            self._check_room(need)
-            manifest = write_checkpoint(self._folder.begin(step), step, arrays, about)
-            self._folder.commit(step)
-        except OSError as refused:
-            return self._failed(step, need, refused)
+            need = sum(peers.gathered("save/need", sum(p.nbytes for array in arrays for p in array.pieces)))
+            why = peers.from_first("save/begin", lambda: _refusal(lambda: self._begin(step, need)))
+            if not why:
+                whys = peers.gathered("save/part", _refusal(lambda: self._write_part(step, arrays, parts)))
+                why = next((each for each in whys if each), "")
         finally:
             arrays.clear()  # before the next save is let in
-        return Saved(
-            step=step,
-            num_bytes=manifest.num_bytes,
-            blocked_seconds=blocked_seconds,
-            not_removed=self._remove_old(step),
-            write_seconds=time.monotonic() - begun,
-        )
+
+        def end() -> dict[str, Any]:
+            refused = why or _refusal(lambda: self._commit(step, parts, about))
+            if refused:
+                return self._failed(step, need, refused)
+            return {
+                "num_bytes": sum(file.num_bytes for part in parts for file in part.files),
+                "not_removed": self._remove_old(step),
+            }
+
+        ended = peers.from_first("save/end", end)
+        if "reason" in ended:
+            return SaveFailed(step=step, **ended)
+        seconds = time.monotonic() - begun
+        return Saved(step=step, blocked_seconds=blocked_seconds, write_seconds=seconds, **ended)
+
+    def _begin(self, step: int, need: int) -> None:
+        self._check_room(need)
+        self._owned[0].begin(step)
+
+    def _write_part(self, step: int, arrays: list[HostArray], parts: list[Manifest]) -> None:
+        """What this process holds; the first keeps in memory what it has written, the others leave it."""
+        folder, process = partial_folder(self._path, step), self._peers.index
+        parts.append(write_part(folder, step, arrays, process))
+        if process:
+            leave_part(folder, parts[0], process)
+
+    def _commit(self, step: int, parts: list[Manifest], about: Mapping[str, Any]) -> None:
+        folder = partial_folder(self._path, step)
+        parts += [take_part(folder, process) for process in range(1, self._peers.count)]
+        write_manifest(folder, parts, about)
+        self._owned[0].commit(step)
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(self._folder.path)
+        disk = os.statvfs(self._path)
         return disk.f_bavail * disk.f_frsize
 
     def _check_room(self, need: int) -> None:
@@ -137,21 +179,18 @@ class Checkpoints:
         if self._free_bytes() < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _failed(self, step: int, need: int, refused: OSError) -> SaveFailed:
-        reason = f"the checkpoint of step {step} was not saved: {refused.strerror}"
+    def _failed(self, step: int, need: int, refused: str) -> dict[str, Any]:
+        reason = f"the checkpoint of step {step} was not saved: {refused}"
         try:
-            self._folder.abandon(step)
+            self._owned[0].abandon(step)
             room = f"it needs {format_bytes(need)}, and {format_bytes(self._free_bytes())} are free"
-            reason = f"{reason} ({room} in {self._folder.path})"
+            reason = f"{reason} ({room} in {self._path})"
         except OSError as again:
             reason = f"{reason}; what was written of it could not be removed: {again.strerror}"
-        kept = steps_in(self._folder.path) if self._folder.path.is_dir() else []
+        kept = steps_in(self._path) if self._path.is_dir() else []
         last = f"that of step {kept[-1]} is kept" if kept else "there is none yet"
-        return SaveFailed(
-            step=step,
-            reason=reason,
-            hint=f"make room for {format_bytes(need)} or more; of checkpoints, {last}",
-        )
+        hint = f"make room for {format_bytes(need)} or more; of checkpoints, {last}"
+        return {"reason": reason, "hint": hint}
 
     def _remove_old(self, step: int) -> str:
         """Delete what need not stay, now that `step` is committed; what went wrong, in words.
@@ -160,16 +199,29 @@ class Checkpoints:
         known to be damaged do not count as kept.
         """
         self._bad_steps.discard(step)
-        steps = [each for each in steps_in(self._folder.path) if each <= step]
+        steps = [each for each in steps_in(self._path) if each <= step]
         good = [each for each in steps if each not in self._bad_steps]
         kept = set(good[-self._keep_last :])
         if self._keep_every is not None:
             kept |= {each for each in good if each % self._keep_every == 0}
         old = [each for each in steps if each not in kept]
         try:
-            self._folder.drop_replaced(step)
+            self._owned[0].drop_replaced(step)
             for each in old:
-                self._folder.remove(each)
+                self._owned[0].remove(each)
         except OSError as refused:
-            return f"an older checkpoint in {self._folder.path} could not be removed: {refused.strerror}"
+            return f"an older checkpoint in {self._path} could not be removed: {refused.strerror}"
         return ""
+
+
+def _step_of(found: Found | None) -> int | None:
+    return None if found is None else found.step
+
+
+def _refusal(action: Callable[[], object]) -> str:
+    """What the disk says against an action; empty where it is done."""
+    try:
+        action()
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    return ""

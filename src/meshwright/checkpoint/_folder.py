@@ -29,8 +29,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
 
 
+def partial_folder(folder: Path, step: int) -> Path:
+    """Where the files of a checkpoint are written, until all are there."""
+    return folder / f".{step}.partial"
+
+
 class CheckpointFolder:
-    """The folder, for the one process that writes it.
+    """The folder, for the one process that makes checkpoints in it.
 
     The lock is the kernel's, so it ends with the process that holds it, however that ends. What a killed
     save has left is removed here; a folder that another live process writes is not touched.
@@ -64,7 +69,7 @@ class CheckpointFolder:
     def begin(self, step: int) -> Path:
         """An empty folder for the files of a checkpoint."""
         self.abandon(step)
-        partial = self._named(step, "partial")
+        partial = partial_folder(self.path, step)
         partial.mkdir()
         return partial
 
@@ -75,7 +80,7 @@ class CheckpointFolder:
         final = self.path / str(step)
         if final.exists():
             final.rename(self._named(step, "replaced"))
-        self._named(step, "partial").rename(final)
+        partial_folder(self.path, step).rename(final)
         sync_folder(self.path)
 
     def drop_replaced(self, step: int) -> None:
@@ -86,7 +91,7 @@ class CheckpointFolder:
 
     def abandon(self, step: int) -> None:
         """Remove what a failed save has written, and take back what it was to replace."""
-        partial, replaced = self._named(step, "partial"), self._named(step, "replaced")
+        partial, replaced = partial_folder(self.path, step), self._named(step, "replaced")
         if replaced.exists() and not (self.path / str(step)).exists():
             replaced.rename(self.path / str(step))
         if partial.exists():

@@ -108,6 +108,15 @@ def _manifest(folder: Path) -> Manifest:
     text = (folder / MANIFEST).read_bytes()
     if (folder / MANIFEST_HASH).read_bytes() != hash_line(text):
         raise Damaged(f"{MANIFEST} or {MANIFEST_HASH} was altered: the one is not the hash of the other")
+    return manifest_of(text)
+
+
+def manifest_of(text: bytes) -> Manifest:
+    """What `to_json` wrote.
+
+    Raises:
+        Damaged: another version of Meshwright did.
+    """
     fields = json.loads(text)
     if fields["format"] != FORMAT:
         raise Damaged(f"{MANIFEST} has format {fields['format']}, and this Meshwright reads {FORMAT}")

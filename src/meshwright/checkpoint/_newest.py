@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 from ..errors import InputError, MeshwrightError
 from ._folder import steps_in
-from ._manifest import Damaged, verified
+from ._manifest import MANIFEST, Damaged, manifest_of, verified
 from ._records import Found, Rejected
 
 
@@ -29,6 +31,24 @@ def newest_checkpoint(folder: Path) -> Found | None:
             hint=f"bring back a copy of one of them, or remove {folder} to begin anew",
         )
     return None
+
+
+def found_at(folder: Path, step: int) -> Found:
+    """A checkpoint that another process of the run has just examined.
+
+    Raises:
+        MeshwrightError: it is not here: the processes do not see one folder.
+    """
+    path = folder / str(step)
+    try:
+        manifest = manifest_of((path / MANIFEST).read_bytes())
+    except OSError as refused:
+        raise MeshwrightError(
+            f"the first process goes on from {path}, which is not there for process {os.getpid()} on "
+            f"{socket.gethostname()}: {refused.strerror}",
+            hint="put the run's folder where every host sees it",
+        ) from refused
+    return Found(step=step, folder=path, about=manifest.about, rejected=(), manifest=manifest)
 
 
 def checkpoint_of(run: Path, step: int | None = None) -> Found:

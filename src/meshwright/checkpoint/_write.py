@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,18 @@ from typing import Any
 import numpy as np
 
 from ._copy import HostArray
-from ._manifest import MANIFEST, MANIFEST_HASH, Manifest, Piece, StoredArray, StoredFile, hash_line
+from ._manifest import (
+    MANIFEST,
+    MANIFEST_HASH,
+    Manifest,
+    Piece,
+    StoredArray,
+    StoredFile,
+    hash_line,
+    manifest_of,
+)
 
+PART = "part-{}.json"  # what one process has written, until the first has read it
 FILE_BYTES = 1 << 27  # of a file, about: several are hashed, written and synced at once
 WRITE_BYTES = 1 << 22  # at a time
 ALIGNMENT = 64  # of each piece in its file, so that it can be mapped as an array of any format
@@ -29,17 +40,15 @@ class _Placed:
     data: np.ndarray
 
 
-def write_checkpoint(
-    folder: Path, step: int, arrays: Sequence[HostArray], about: Mapping[str, Any]
-) -> Manifest:
-    """Write all files of a checkpoint into an empty folder; the manifest and its hash come last.
+def write_part(folder: Path, step: int, arrays: Sequence[HostArray], process: int) -> Manifest:
+    """Write the files of what one process holds into the checkpoint's folder, and say what lies in them.
 
-    When this returns, all is on the disk. Each array is read once: its hash is made as it is written.
+    Each array is read once: its hash is made as it is written.
 
     Raises:
         OSError: the disk is full, or gone.
     """
-    plan = _plan(arrays)
+    plan = _plan(arrays, process)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         files = list(pool.map(lambda item: _write_file(folder / item[0], item[1]), plan.items()))
     placed = [each for pieces in plan.values() for each in pieces]
@@ -52,7 +61,43 @@ def write_checkpoint(
         )
         for array in arrays
     ]
-    manifest = Manifest(step=step, about=dict(about), arrays=tuple(stored), files=tuple(files))
+    return Manifest(step=step, about={}, arrays=tuple(stored), files=tuple(files))
+
+
+def leave_part(folder: Path, part: Manifest, process: int) -> None:
+    """Leave for the first process what this one has written.
+
+    Raises:
+        OSError: the disk is full, or gone.
+    """
+    _write_bytes(folder / PART.format(process), part.to_json().encode())
+    sync_folder(folder)
+
+
+def take_part(folder: Path, process: int) -> Manifest:
+    """What a process has left; the file is gone then, as a whole checkpoint has none.
+
+    Raises:
+        OSError: it is not there: the processes do not see one folder.
+    """
+    path = folder / PART.format(process)
+    part = manifest_of(path.read_bytes())
+    path.unlink()
+    return part
+
+
+def write_manifest(folder: Path, parts: Sequence[Manifest], about: Mapping[str, Any]) -> Manifest:
+    """Make a checkpoint of what all processes have written: its manifest, and then the manifest's hash.
+
+    Raises:
+        OSError: the disk is full, or gone.
+    """
+    arrays = tuple(
+        dataclasses.replace(array, pieces=tuple(piece for part in parts for piece in part.arrays[at].pieces))
+        for at, array in enumerate(parts[0].arrays)
+    )
+    files = tuple(file for part in parts for file in part.files)
+    manifest = Manifest(step=parts[0].step, about=dict(about), arrays=arrays, files=files)
     text = manifest.to_json().encode()
     _write_bytes(folder / MANIFEST, text)
     _write_bytes(folder / MANIFEST_HASH, hash_line(text))
@@ -69,15 +114,15 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _plan(arrays: Sequence[HostArray]) -> dict[str, list[_Placed]]:
-    """Which pieces go into which file, in order. The first number is the process's; there is one so far."""
+def _plan(arrays: Sequence[HostArray], process: int) -> dict[str, list[_Placed]]:
+    """Which pieces go into which file, in order. The first number of a name is the process's."""
     plan: dict[str, list[_Placed]] = {}
     offset = FILE_BYTES
     name = ""
     for array in arrays:
         for start, data in _parts(array):
             if offset >= FILE_BYTES:
-                name, offset = f"arrays-0-{len(plan):05d}.bin", 0
+                name, offset = f"arrays-{process}-{len(plan):05d}.bin", 0
                 plan[name] = []
             piece = Piece(start=start, shape=data.shape, file=name, offset_bytes=offset)
             plan[name].append(_Placed(path=array.path, piece=piece, data=data))

@@ -23,7 +23,7 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
     one that ended with words for the user is not: they would be the same again. SIGTERM and Ctrl-C are the
     child's, and end both.
     """
-    arguments = _without_restarts(sys.argv[1:])
+    arguments = without_option(sys.argv[1:], "--restarts")
     if folder is None:
         assert config is not None or "--resume" in arguments, "a run has a config or a folder"
         name = f"{Path(config or 'run').stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -71,13 +71,13 @@ def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             signal.signal(each, handler)
 
 
-def _without_restarts(arguments: list[str]) -> list[str]:
-    """The command line without `--restarts N`."""
+def without_option(arguments: list[str], name: str) -> list[str]:
+    """A command line without an option and its value."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
-        if word == "--restarts":
+        if word == name:
             next(words)
-        elif not word.startswith("--restarts="):
+        elif not word.startswith(f"{name}="):
             kept.append(word)
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.processes import join, place_in
+
 from ._console import JsonFlag, console, print_json, show
+from ._processes import run_processes
 from ._restarts import run_with_restarts
 from ._weigh import LayoutOption, SetOption
 
@@ -53,6 +57,18 @@ RestartsOption = Annotated[
 ]
 
 
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        metavar="N",
+        help="Start N processes on this machine, each with its share of the devices.",
+        show_default=False,
+    ),
+]
+
+
 def train(
     config: OptionalConfig = None,
     on: OnOption = "local",
@@ -62,16 +78,20 @@ def train(
     folder: FolderOption = None,
     resume: ResumeFlag = False,
     restarts: RestartsOption = 0,
+    processes: ProcessesOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
     if restarts:
         raise typer.Exit(run_with_restarts(restarts, config, folder))
+    if processes is not None:
+        raise typer.Exit(run_processes(processes, on))
     from meshwright._train import train as run_train
     from meshwright.compiler import keep_executables
 
     keep_executables()
-    with _progress(config or str(folder), on) as (on_phase, on_event, on_first_steps):
+    is_first = _joined()
+    with _progress(config or str(folder), on, is_first) as (on_phase, on_event, on_first_steps):
         run = run_train(
             config,
             on=on,
@@ -84,15 +104,21 @@ def train(
             on_event=on_event,
             on_first_steps=on_first_steps,
         )
-    if as_json:
+    if is_first and as_json:
         print_json(_answer(run))
-    else:
+    elif is_first:
         from meshwright.report import run_text
 
         show(run_text(run.measurement, run.reconciliation))
         print(f"Report: {run.folder / 'report.html'}")  # on one line, however long
     if run.measurement.signal:
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
+
+
+def _joined() -> bool:
+    """Join the other processes of the run, where there are some; whether this is the first, or alone."""
+    place = place_in(os.environ)
+    return place is None or join(place).is_first
 
 
 def _answer(run: Run) -> dict[str, Any]:
@@ -109,10 +135,14 @@ Told = tuple[Callable[[str], None], Callable[["Event"], None], Callable[["tuple[
 
 
 @contextmanager
-def _progress(config: str, on: str) -> Iterator[Told]:
+def _progress(config: str, on: str, is_first: bool) -> Iterator[Told]:
     """What to tell of phases, events and first steps. Notices and first steps are lines on stderr; on a
-    terminal there is also a bar with step, loss, rate and time left."""
+    terminal there is also a bar with step, loss, rate and time left. Of several processes the first tells."""
     from meshwright.training import Noticed
+
+    if not is_first:
+        yield (lambda phase: None), (lambda event: None), (lambda rows: None)
+        return
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)

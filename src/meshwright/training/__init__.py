@@ -17,6 +17,7 @@ from ._events import Noticed as Noticed
 from ._events import Sampled as Sampled
 from ._events import Started as Started
 from ._events import StepDone as StepDone
+from ._files import check_shared as check_shared
 from ._files import prepare_folder as prepare_folder
 from ._files import write_document as write_document
 from ._recorder import StepFlops as StepFlops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -14,24 +15,39 @@ from ..config import Layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, memory_fraction
 from ..ledger import allowance
+from ..processes import processes_of_this_run
+from ._shares import fleet_of_hosts, nearest_divisor, share_of
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses both together
+LOCAL_IDS = "JAX_LOCAL_DEVICE_IDS"  # as told to jax by the user
 LAST_LINES = 8
 Devices = list[Any]  # of jax.Device, which type checkers take for a variable
 _LIST_DEVICES = "import jax, json; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
 
 
 def local_fleet() -> Fleet:
-    """What is attached to this machine: its accelerators as one host, else one CPU device.
+    """What is attached to this machine: its accelerators as one host, else one CPU device. Of several
+    processes: what is attached to all their hosts, which must be alike, else one CPU device for each.
 
     A process of its own looks: the one that looks fixes how much of a GPU's memory jax takes, before
     it is known which GPU that is.
 
     Raises:
-        InputError: no chip of the catalog is of the attached kind.
+        InputError: no chip of the catalog is of the attached kind, or the hosts differ.
         MeshwrightError: jax could not list devices; its last words are in the message.
     """
+    platform, kind, count = _seen()
+    peers = processes_of_this_run()
+    if platform == "cpu":
+        return Fleet.parse(f"{peers.count}xCPU")
+    if peers.count == 1:
+        return Fleet.local(kind, count)
+    return fleet_of_hosts(peers.gathered("devices", [socket.gethostname(), kind, count]))
+
+
+def _seen() -> tuple[str, str, int]:
+    """Platform and kind of the first device that this process may see, and how many are of that kind."""
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(
         [sys.executable, "-c", _LIST_DEVICES], env=environment, capture_output=True, text=True
@@ -44,9 +60,7 @@ def local_fleet() -> Fleet:
         )
     devices: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
     platform, kind = devices[0]
-    if platform == "cpu":
-        return Fleet.parse("1xCPU")
-    return Fleet.local(kind, sum(each == kind for _, each in devices))
+    return platform, kind, sum(each == kind for _, each in devices)
 
 
 def devices_of(fleet: Fleet, layout: Layout) -> Devices:
@@ -59,6 +73,7 @@ def devices_of(fleet: Fleet, layout: Layout) -> Devices:
     if fleet.chip.platform == "cpu":
         return _simulated(fleet)
     if fleet.chip.platform == "cuda":
+        _take_share()
         if _has_devices():
             _attached(fleet, jax.devices())  # absent ones are the first thing to tell
         _set_memory_fraction(fleet, layout)
@@ -84,9 +99,16 @@ def _num_cpu_devices() -> int:
 
 def _simulated(fleet: Fleet) -> Devices:
     """The first devices of the CPU; those of a process that made more serve as well."""
-    wanted = fleet.num_devices
+    wanted, peers = fleet.num_devices, processes_of_this_run()
+    if wanted % peers.count:
+        raise InputError(
+            f"{peers.count} processes cannot share the {wanted} devices of {fleet.name} evenly",
+            hint=f"start {nearest_divisor(wanted, peers.count)} processes, or simulate a multiple of "
+            f"{peers.count} devices",
+        )
     if not _has_devices():
-        jax.config.update("jax_num_cpu_devices", max(wanted, _num_cpu_devices()))
+        own = wanted // peers.count if peers.count > 1 else max(wanted, _num_cpu_devices())
+        jax.config.update("jax_num_cpu_devices", own)
         jax.config.update("jax_platforms", "cpu")
     found = jax.devices("cpu")
     if len(found) < wanted:
@@ -119,4 +141,21 @@ def _attached(fleet: Fleet, found: Devices) -> Devices:
             f"{fleet.name} is not attached: this machine has {there}",
             hint=f"train on what is there with --on local, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
         )
+    peers = processes_of_this_run()
+    if peers.count > 1 and len(alike) != fleet.num_devices:
+        raise InputError(
+            f"{peers.count} processes have {len(alike)} devices, and {fleet.name} has {fleet.num_devices}",
+            hint="train on all of them with --on local, or start processes on fewer hosts",
+        )
     return alike[: fleet.num_devices]
+
+
+def _take_share() -> None:
+    """Of several processes on a host each takes as many of its GPUs as the others do."""
+    peers = processes_of_this_run()
+    if peers.count == 1 or LOCAL_IDS in os.environ or _has_devices():
+        return
+    hosts = peers.gathered("places", socket.gethostname())
+    here = [index for index, host in enumerate(hosts) if host == socket.gethostname()]
+    share = share_of(_seen()[2], here.index(peers.index), len(here))
+    jax.config.update("jax_cuda_visible_devices", ",".join(map(str, share)))

@@ -18,8 +18,10 @@ from tensorboardX.proto.event_pb2 import (
 )
 
 from ..errors import InputError, MeshwrightError
+from ..processes import Alone
 
 METRICS, NOTICES = "metrics.jsonl", "notices.jsonl"
+SHARED = ".shared"  # there for a moment: by it the processes of a run see whether they see one folder
 
 
 class RunFiles:
@@ -104,6 +106,18 @@ class RunFiles:
             )
 
 
+class NoFiles:
+    """In place of `RunFiles` in all processes of a run but the first, which alone writes."""
+
+    trouble = ""
+
+    def write(self, step: int, group: str, values: Mapping[str, float | None]) -> None:
+        """Nothing."""
+
+    def notice(self, step: int, kind: str, message: str, hint: str) -> None:
+        """Nothing."""
+
+
 class _Lines:
     """JSON lines in a file; what the disk does not take waits."""
 
@@ -153,6 +167,37 @@ def prepare_folder(folder: Path, *, resume: bool) -> None:
             f"{folder} holds a run already",
             hint="go on with it: --resume; or choose a folder that is not there yet",
         )
+
+
+def check_shared(folder: Path, peers: Alone) -> None:
+    """Each process must see the first one's folder.
+
+    Raises:
+        InputError: one does not.
+    """
+    if peers.count == 1:
+        return
+    mark = folder / SHARED
+    token = peers.from_first("mark", lambda: _marked(mark))
+    seen = mark.is_file() and mark.read_text() == token
+    names = peers.gathered("seen", "" if seen else peers.name)
+    if peers.is_first:
+        mark.unlink()
+    if absent := [name for name in names if name]:
+        raise InputError(
+            f"{folder} of the first process is not that of {', '.join(absent[:3])}"
+            + (f" and {len(absent) - 3} more" if len(absent) > 3 else ""),
+            hint="name a folder on a disk that all hosts share: --folder DIR",
+        )
+
+
+def _marked(mark: Path) -> str:
+    token = os.urandom(8).hex()
+    try:
+        mark.write_text(token)
+    except OSError as refused:
+        raise _unwritable(mark.parent, refused) from refused
+    return token
 
 
 def write_document(folder: Path, name: str, text: str) -> None:

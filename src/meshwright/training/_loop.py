@@ -20,6 +20,8 @@ from ..config import RunConfig
 from ..data import Dataset
 from ..errors import MeshwrightError
 from ..measure import bytes_on
+from ..processes import Alone
+from ._agreement import Agreement, put
 from ._ahead import batches_ahead
 from ._faults import BadSteps, first_bad_tensor, what_is_bad
 from ._interrupt import noting_signals
@@ -30,6 +32,7 @@ from ._saving import Saving
 from ._watchdog import Watchdog
 
 Tree = Any
+ALONE = Alone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,11 @@ class Loop:
     `step`: how many updates the state has seen. `data_offset`: how many batches a rollback has left out, so
     that step n reads batch n + data_offset. `signal`: which one stopped the run.
 
+    In several processes all do the same steps, evaluations and saves; a signal stops all after one step.
+
     Args:
         waits: whether each step is waited for before the next is started.
+        peers: the processes of the run.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Loop:
         *,
         steps: int,
         waits: bool,
+        peers: Alone = ALONE,
     ) -> None:
         self.programs, self.recorder = programs, recorder
         self.step, self.data_offset = 0, 0
@@ -72,6 +79,9 @@ class Loop:
         self._phases, self._watchdog = phases, watchdog
         self._steps, self._waits = steps, waits
         self._bad_steps = BadSteps(config.faults)
+        self._peers = peers
+        mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
+        self._agreement = Agreement(mesh, peers, waits=waits)
 
     def begin(self) -> None:
         """The state that the seed gives."""
@@ -96,8 +106,10 @@ class Loop:
         Raises:
             MeshwrightError: a step went wrong, and the config says to stop.
         """
-        if self._evaluates() and self.step not in self.recorder.held_out_losses:
-            self._evaluate()
+        if self._evaluates():
+            known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)
+            if not known:
+                self._evaluate()
         with noting_signals() as asked, self._phases.of("step"):
             while self.step < self._steps and self.signal is None:
                 first = self.step + self.data_offset
@@ -120,7 +132,9 @@ class Loop:
             running = _Running(step=self.step, metrics=metrics, waited_seconds=waited)
             if before is not None and self._finish(before):
                 return
-            self.signal = asked()
+            if self._waits:
+                jax.block_until_ready(self.state)
+            self.signal = self._agreement.on(asked())
             evaluates, saves = self._evaluates(), self._saving.due(self.step)
             before = running
             if self._waits or evaluates or saves or self.signal is not None:
@@ -203,10 +217,13 @@ class Loop:
         return self.step % self._config.evaluation.every_steps == 0 or self.step == self._steps
 
     def _batch(self, index: int, split: Any = "train") -> Tree:
-        """A batch on its devices: [microbatches, rows, ...] as the step takes it."""
+        """A batch on its devices: [microbatches, rows, ...] as the step takes it.
+
+        Every process makes the rows of all, which follow from the step alone, and puts on its devices theirs.
+        """
         rows = self._dataset.batch(index, split)
         return jax.tree.map(
-            lambda array, abstract: jax.device_put(array.reshape(abstract.shape), abstract.sharding),
+            lambda array, abstract: put(array.reshape(abstract.shape), abstract.sharding),
             rows,
             self.programs.built.batch,
         )
@@ -215,7 +232,7 @@ class Loop:
         """What the first step is given, before its state is given up."""
         if not self.recorder.argument_bytes:
             arrays = jax.tree.leaves((self.state, batch))
-            first = arrays[0].sharding.mesh.devices.flat[0]
+            first = arrays[0].addressable_shards[0].device
             self.recorder.argument_bytes = bytes_on(first, arrays)
 
     def _evaluate(self) -> None:

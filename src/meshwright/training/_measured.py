@@ -75,8 +75,9 @@ def memory_in_use(devices: Sequence[Any]) -> int | None:
 
 
 def _most(devices: Sequence[Any], name: str) -> int | None:
-    """The largest of a figure of the devices' allocators."""
-    found = [(device.memory_stats() or {}).get(name) for device in devices]
+    """The largest of a figure of the allocators of this process's devices."""
+    own = [device for device in devices if device.process_index == device.client.process_index()]
+    found = [(device.memory_stats() or {}).get(name) for device in own]
     known = [int(figure) for figure in found if figure is not None]
     return max(known) if len(known) == len(found) else None
 

@@ -12,7 +12,7 @@ from ..config import RunConfig
 from ..measure import StepClock
 from ._events import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, StepDone
 from ._faults import Spikes, what_is_bad
-from ._files import RunFiles
+from ._files import NoFiles, RunFiles
 
 BASIC = ("loss", "gradient_norm", "learning_rate", "applied", "loss_scale")  # of every model's metrics
 FIRST_STEPS = 5  # timed, before they are set beside the prediction
@@ -39,7 +39,7 @@ class Recorder:
     def __init__(
         self,
         config: RunConfig,
-        files: RunFiles,
+        files: RunFiles | NoFiles,
         tell: Callable[[Event], None],
         steps: int,
         *,

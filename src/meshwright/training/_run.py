@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from ..data import Dataset, ImageFiles, TokenWindows, open_data
 from ..errors import InputError
 from ..hardware import Fleet
 from ..measure import ResidentGrowth
+from ..processes import processes_of_this_run
 from ..reconcile import Measurement
 from ..sharding import mesh_of
 from ._devices import devices_of
 from ._events import Compiled, Event, Finished, Sampled, Started
-from ._files import RunFiles, metrics_of, prepare_folder, write_document
+from ._files import NoFiles, RunFiles, metrics_of, prepare_folder, write_document
 from ._loop import Loop
 from ._measured import measurement_of, memory_in_use
 from ._phases import Phases
@@ -107,17 +109,19 @@ def run_training(
 def train(asked: Asked) -> tuple[Measurement, Any]:
     """As `run_training`; also the final state."""
     config, folder, phases = asked.config, asked.folder, Phases()
-    prepare_folder(folder, resume=asked.resume)
+    peers = processes_of_this_run()
+    peers.from_first("folder", lambda: prepare_folder(folder, resume=asked.resume))
     about = {**asked.about, **about_of(config, asked.layout)}
-    saving = Saving(folder, config.checkpoint, about, phases)  # a bad folder is known before what takes long
+    # A bad folder is known before what takes long.
+    saving = Saving(folder, config.checkpoint, about, phases, peers)
     try:
-        for name, text in asked.documents.items():
+        for name, text in asked.documents.items() if peers.is_first else ():
             write_document(folder, name, text)
-        with Watchdog(folder, config.faults, phases).watching() as watchdog:
+        with Watchdog(folder, config.faults, phases, peers=peers).watching() as watchdog:
             found = saving.newest() if asked.resume else None
             changes = [] if found is None else changes_since(found, config, asked.layout)
             keep_to = (-1 if found is None else found.step) if asked.resume else None
-            with RunFiles(folder, keep_to=keep_to) as files:
+            with RunFiles(folder, keep_to=keep_to) if peers.is_first else nullcontext(NoFiles()) as files:
                 return _trained(asked, files, saving, phases, watchdog, found, changes)
     finally:
         saving.close()
@@ -125,7 +129,7 @@ def train(asked: Asked) -> tuple[Measurement, Any]:
 
 def _trained(
     asked: Asked,
-    files: RunFiles,
+    files: RunFiles | NoFiles,
     saving: Saving,
     phases: Phases,
     watchdog: Watchdog,
@@ -146,7 +150,9 @@ def _trained(
         steps_per_epoch=dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None,
         memory_in_use=lambda: memory_in_use(devices),
     )
-    recorder.remember(metrics_of(asked.folder))
+    peers = processes_of_this_run()
+    if peers.is_first:
+        recorder.remember(metrics_of(asked.folder))
     recorder.tell(
         Started(
             name=config.name,
@@ -163,16 +169,31 @@ def _trained(
     recorder.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
     growth = ResidentGrowth()
     waits = platform == "cpu"
-    loop = Loop(config, programs, dataset, recorder, saving, phases, watchdog, steps=asked.steps, waits=waits)
+    loop = Loop(
+        config,
+        programs,
+        dataset,
+        recorder,
+        saving,
+        phases,
+        watchdog,
+        steps=asked.steps,
+        waits=waits,
+        peers=peers,
+    )
+    peers.gathered(
+        "compiled", None
+    )  # a collective of the devices would not wait as long for one that compiles
     _begin(loop, found, changes, asked.steps)
     loop.run()
-    grown = growth.bytes()
+    grown = growth.bytes() if peers.count == 1 else None
+    no_growth = growth.why_not if peers.count == 1 else "several processes hold the devices, and one looked"
     phases.enter("end")
     sample = _sample(config, mesh, loop, dataset)
     if sample is not None:
         recorder.tell(sample)
     measurement = measurement_of(
-        config, loop, dataset, devices, platform, phases.seconds(), grown, growth.why_not, found, sample
+        config, loop, dataset, devices, platform, phases.seconds(), grown, no_growth, found, sample
     )
     recorder.tell(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
     return measurement, loop.state

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..checkpoint import Checkpoints, Found, Saved, SaveFailed
 from ..config import CheckpointConfig
+from ..processes import Alone
 from ._events import CheckpointSaved, Event, Noticed
 from ._phases import Phases
 
 Tree = Any
+ALONE = Alone()
 
 
 class Saving:
@@ -19,21 +21,27 @@ class Saving:
 
     Args:
         about: JSON data that every checkpoint carries: what `changes_since` reads, at the least.
+        peers: the processes of the run; all call the same methods in the same order.
 
     Raises:
         InputError: the folder cannot be written, or another process writes it.
     """
 
     def __init__(
-        self, folder: Path, config: CheckpointConfig, about: Mapping[str, Any], phases: Phases
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        about: Mapping[str, Any],
+        phases: Phases,
+        peers: Alone = ALONE,
     ) -> None:
         self._every = config.every_steps
-        self._about, self._phases = about, phases
+        self._about, self._phases, self._peers = about, phases, peers
         self._newest: int | None = None  # the step of the last save that was begun and has not failed
         self._checkpoints = None
         if self._every is not None:
             self._checkpoints = Checkpoints(
-                folder / "checkpoints", keep_last=config.keep_last, keep_every=config.keep_every
+                folder / "checkpoints", keep_last=config.keep_last, keep_every=config.keep_every, peers=peers
             )
 
     def newest(self) -> Found | None:
@@ -59,7 +67,10 @@ class Saving:
 
     def save(self, step: int, state: Tree, data_offset: int) -> None:
         """Begin a save, unless this step has one."""
-        if self._checkpoints is None or step == self._newest:
+        if self._checkpoints is None:
+            return
+        # Whether an earlier save has failed is told whenever it is asked for: the first process knows it.
+        if self._peers.from_first("saved", lambda: step == self._newest):
             return
         with self._phases.of("checkpoint"):
             self._checkpoints.save(step, state, {**self._about, "data_offset": data_offset})

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from ..config import FaultConfig
 from ..errors import EXIT_BROKE_OFF
+from ..processes import Alone
 from ..units import format_seconds
 from ._phases import Phases
 
 LOOKS_PER_DEADLINE = 20
+ALONE = Alone()
 
 
 class Watchdog:
@@ -29,12 +31,20 @@ class Watchdog:
 
     Args:
         end: ends the process with a status.
+        peers: the processes of the run; those after the first write hang-1.txt and so on.
     """
 
     def __init__(
-        self, folder: Path, faults: FaultConfig, phases: Phases, end: Callable[[int], object] = os._exit
+        self,
+        folder: Path,
+        faults: FaultConfig,
+        phases: Phases,
+        end: Callable[[int], object] = os._exit,
+        peers: Alone = ALONE,
     ) -> None:
-        self._folder, self._faults, self._phases, self._end = folder, faults, phases, end
+        self._faults, self._phases, self._end = faults, phases, end
+        self._path = folder / ("hang.txt" if peers.is_first else f"hang-{peers.index}.txt")
+        self._number = f" ({peers.index} of the run's {peers.count})" if peers.count > 1 else ""
         self._over = threading.Event()
         self._step: int | None = None  # of the last that was done here
         self._since = time.monotonic()
@@ -76,8 +86,9 @@ class Watchdog:
         after = "before the first step" if self._step is None else f"after step {self._step}"
         words = (
             f"error: nothing has gone on for {format_seconds(waited)} {after}, in phase "
-            f"{self._phases.current!r}: process {os.getpid()} on {socket.gethostname()} hangs and is ended\n"
-            f"hint: the threads' stacks are in {self._folder / 'hang.txt'}; resume with --resume. If the run "
+            f"{self._phases.current!r}: process {os.getpid()}{self._number} on {socket.gethostname()} "
+            "hangs and is ended\n"
+            f"hint: the threads' stacks are in {self._path}; resume with --resume. If the run "
             f"was only slow, raise faults.{kind}_deadline_seconds, which is {deadline:g}\n"
         )
         sys.stderr.write(words)
@@ -85,7 +96,7 @@ class Watchdog:
         # Without a file number (a captured stderr) or without room on the disk the other one still tells.
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        with contextlib.suppress(OSError), (self._folder / "hang.txt").open("w") as file:
+        with contextlib.suppress(OSError), self._path.open("w") as file:
             file.write(words)
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)

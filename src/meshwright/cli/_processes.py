@@ -1,0 +1,187 @@
+"""`meshwright train --processes N`: the same command in N processes of this machine, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from meshwright.errors import EXIT_BROKE_OFF, InputError
+from meshwright.hardware import Fleet
+from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
+
+from ._restarts import SIGNALS, without_option
+
+LOOK_SECONDS = 0.02
+TOGETHER_SECONDS = 2.0  # within which processes that end for one reason do
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
+LAST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """One of the processes, and where what it says on stderr goes; None for the first's, which is ours."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    stderr: Path | None
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs; negative where a signal ended it."""
+        return self.process.poll()
+
+    def last_words(self) -> list[str]:
+        """Its last lines on stderr."""
+        if self.stderr is None:
+            return []
+        lines = self.stderr.read_text(errors="replace").splitlines()
+        return [line for line in lines if line.strip()][-LAST_LINES:]
+
+
+def run_processes(num_processes: int, on: str) -> int:
+    """Run this process's command again in `num_processes` children that train together; the exit status.
+
+    The first child speaks for all. Signals are passed on to each. When one child dies the others are ended,
+    and it is said which one and of what. Status 4 is for a child that was killed: the run may be resumed.
+
+    Raises:
+        InputError: the devices of `on` cannot be shared by so many, or this is one of several processes.
+    """
+    _check(num_processes, on)
+    arguments = without_option(sys.argv[1:], "--processes")
+    command = [sys.executable, "-m", "meshwright", *arguments]
+    with tempfile.TemporaryDirectory(prefix="meshwright-processes-") as folder:
+        children = _started(command, num_processes, Path(folder))
+        try:
+            with _passed_on(children) as asked:
+                while not any(child.status for child in children) and any(c.status is None for c in children):
+                    time.sleep(LOOK_SECONDS)
+                _wait(children, TOGETHER_SECONDS)
+            ended = [child for child in children if child.status is not None]  # by themselves
+        finally:
+            _end(children)
+        return _judged(children, ended, asked)
+
+
+def _check(num_processes: int, on: str) -> None:
+    place = place_in(os.environ)
+    if place is not None:
+        raise InputError(
+            f"--processes {num_processes} in one of the processes that {place.launcher} has started",
+            hint="leave --processes out: these processes train together as they are",
+        )
+    if on == "local":
+        return
+    fleet = Fleet.parse(on)
+    if fleet.num_devices % num_processes:
+        possible = [n for n in range(1, fleet.num_devices + 1) if fleet.num_devices % n == 0]
+        nearest = min(possible, key=lambda n: abs(n - num_processes))
+        raise InputError(
+            f"{num_processes} processes cannot share the {fleet.num_devices} devices of {fleet.name} evenly",
+            hint=f"the nearest that can: --processes {nearest}",
+        )
+
+
+def _started(command: list[str], num_processes: int, folder: Path) -> list[_Child]:
+    """Children in sessions of their own: a terminal's Ctrl-C comes to them through us, once."""
+    told = {
+        COORDINATOR: f"127.0.0.1:{_free_port()}",
+        NUM_PROCESSES: str(num_processes),
+        PARENT: str(os.getpid()),
+    }
+    children: list[_Child] = []
+    for index in range(num_processes):
+        stderr = folder / str(index) if index else None
+        with stderr.open("wb") if stderr else contextlib.nullcontext() as file:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **told, INDEX: str(index)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if index else None,
+                stderr=file,
+                start_new_session=True,
+            )
+        children.append(_Child(index=index, process=process, stderr=stderr))
+    return children
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _passed_on(children: list[_Child]) -> Iterator[list[int]]:
+    """Signals go to all children; which have come."""
+    asked: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        for child in children:
+            child.process.send_signal(number)
+
+    before = {each: signal.signal(each, pass_on) for each in SIGNALS}
+    try:
+        yield asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _wait(children: list[_Child], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(child.status is None for child in children):
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(children: list[_Child]) -> None:
+    """Leave no process behind, whatever happened."""
+    for end, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        for child in children:
+            if child.status is None:
+                child.process.send_signal(end)
+        _wait(children, seconds)
+
+
+def _judged(children: list[_Child], ended: list[_Child], asked: list[int]) -> int:
+    """The exit status of all, and on stderr what the first child could not say itself."""
+    failed = [child for child in ended if child.status]
+    if not failed:
+        return 0
+    for number in asked:
+        if all(child.status in (-number, 128 + number) for child in failed):
+            return 128 + number
+    guilty = min(failed, key=_guilt)
+    status, first = guilty.status, children[0]
+    assert status, "it has failed"
+    if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        who = f"process {guilty.index} of {len(children)} ({guilty.process.pid} on {socket.gethostname()})"
+        words = "".join(f"\n    {line}" for line in guilty.last_words())
+        print(
+            f"error: {who} {how}; the others were ended" + (f". Its last words:{words}" if words else ""),
+            file=sys.stderr,
+        )
+    return status if status > 0 else EXIT_BROKE_OFF
+
+
+def _guilt(child: _Child) -> int:
+    """The lower, the likelier is its end the cause of the others': jax aborts a process whose peer is gone,
+    and a collective that lost one breaks off."""
+    if child.status == -signal.SIGABRT:
+        return 3
+    if child.status == EXIT_BROKE_OFF:
+        return 2
+    return 0 if child.status is not None and child.status < 0 else 1

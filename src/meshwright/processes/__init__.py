@@ -1,0 +1,14 @@
+"""The processes of one run: how each finds the others, and what they tell each other beside the devices.
+Imports: `errors`, jax (late). Imported by: `checkpoint`, `training`, `_train`, the command line.
+"""
+
+from ._join import join as join
+from ._join import processes_of_this_run as processes_of_this_run
+from ._peers import Alone as Alone
+from ._peers import Peers as Peers
+from ._place import COORDINATOR as COORDINATOR
+from ._place import INDEX as INDEX
+from ._place import NUM_PROCESSES as NUM_PROCESSES
+from ._place import PARENT as PARENT
+from ._place import Place as Place
+from ._place import place_in as place_in

@@ -1,0 +1,150 @@
+"""Real runs in several real processes: the same training, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from meshwright.checkpoint import newest_checkpoint
+
+# Small enough that four processes on two cores compile it in seconds.
+TINY = ("model.num_layers=1", "model.embed_dim=32", "model.mlp_dim=64", "batch.sequence_length=32")
+EVALUATION = ("evaluation.every_steps=1000", "evaluation.batches=1")
+
+
+def command(
+    config: str, folder: Path, on: str, steps: int, *more: str, sets: tuple[str, ...] = ()
+) -> list[str]:
+    said = [sys.executable, "-m", "meshwright", "train", config, "--on", on, "--steps", str(steps)]
+    said += [word for each in (*EVALUATION, *sets) for word in ("--set", each)]
+    return [*said, "--folder", str(folder), *more]
+
+
+def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict]:
+    path = folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in lines(folder) if "loss" in line]
+
+
+def ran(said: list[str]) -> subprocess.CompletedProcess[str]:
+    # Half the compiler's time; rounding is no different in kind.
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+    done = subprocess.run(said, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def begun(said: list[str], until: Callable[[], bool]) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """The parent, and its children once the run is so far."""
+    parent = subprocess.Popen(said, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while parent.poll() is None and not until():
+        time.sleep(0.02)
+    if parent.poll() is not None:
+        pytest.fail(f"over too early: {parent.communicate()}")
+    return parent, sorted(psutil.Process(parent.pid).children(), key=lambda child: child.pid)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Four processes of two devices each."""
+    folder = tmp_path_factory.mktemp("four") / "run"
+    layout = ("--layout", "data=2,fsdp=2,tensor=2", "--processes", "4", "--json")
+    return folder, ran(command("bytes-nano", folder, "8xCPU", 4, *layout, sets=TINY))
+
+
+def test_four_processes_train_as_one_with_all_devices(four, tmp_path):
+    folder, done = four
+    layout = ("--layout", "data=2,fsdp=2,tensor=2")
+    ran(command("bytes-nano", tmp_path / "one", "8xCPU", 4, *layout, sets=TINY))
+    assert losses(folder) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    answer = json.loads(done.stdout)  # nothing else is there, whatever gloo says
+    assert answer["measurement"]["num_devices"] == 8
+    assert answer["measurement"]["fingerprint"] == answer["weighing"]["compile"]["fingerprint"]
+
+
+def test_what_one_process_looked_at_is_not_told_of_all(four):
+    measured = json.loads((four[0] / "measurement.json").read_text())
+    assert measured["process_rss_growth_bytes"] is None
+    assert "several processes" in measured["not_measured"]["process_rss_growth_bytes"]
+
+
+def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_once(four):
+    found = newest_checkpoint(four[0] / "checkpoints")
+    assert found is not None
+    assert found.step == 4
+    # Layout data=2,fsdp=2,tensor=2: the processes of the second data replica hold copies.
+    assert {file.name.split("-")[1] for file in found.manifest.files} == {"0", "1"}
+    for array in found.manifest.arrays:
+        boxes = [piece.start for piece in array.pieces]
+        assert len(boxes) == len(set(boxes)), f"{array.path} holds one piece twice"
+
+
+def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(tmp_path):
+    folder = tmp_path / "run"
+    every = ("checkpoint.every_steps=5",)
+    said = command("linear", folder, "4xCPU", 100_000, "--processes", "4", sets=every)
+    parent, children = begun(said, lambda: (folder / "checkpoints/10").exists())
+    children[2].kill()
+    killed = time.monotonic()
+    talk = parent.communicate(timeout=60)[1]
+    assert time.monotonic() - killed < 30  # jax alone would wait for longer before it gives a process up
+    assert parent.returncode == 4
+    assert f"error: process 2 of 4 ({children[2].pid} on {os.uname().nodename}) was killed by SIGKILL" in talk
+    assert not any(child.is_running() for child in children)
+
+    found = newest_checkpoint(folder / "checkpoints")
+    assert found is not None
+    assert not found.rejected
+    ran(command("linear", folder, "4xCPU", found.step + 3, "--processes", "2", "--resume", sets=every))
+    resumed = [line for line in lines(folder, "notices.jsonl") if line["kind"] == "resumed"]
+    assert resumed[-1]["step"] == found.step
+    whole = tmp_path / "whole"
+    ran(command("linear", whole, "4xCPU", found.step + 3, sets=every))
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_sigterm_at_one_process_stops_all_after_the_same_step_with_a_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    said = command("linear", folder, "4xCPU", 100_000, "--processes", "2")
+    parent, children = begun(said, lambda: len(lines(folder)) > 5)
+    children[1].terminate()  # as a scheduler that takes one host away
+    parent.communicate(timeout=60)
+    assert parent.returncode == 143
+    measured = json.loads((folder / "measurement.json").read_text())
+    assert measured["signal"] == "SIGTERM"
+    found = newest_checkpoint(folder / "checkpoints")
+    assert found is not None
+    assert found.step == measured["steps"] == len(losses(folder))
+
+
+def test_a_mistake_of_the_user_is_said_once(tmp_path):
+    said = command("linear", tmp_path / "run", "4xCPU", 3, "--processes", "2", "--layout", "data=3")
+    done = subprocess.run(said, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("data=3") == 1
+    assert "the others were ended" not in done.stderr
+
+
+@pytest.mark.long
+def test_restarts_bring_back_all_processes(tmp_path):
+    folder = tmp_path / "run"
+    more = ("--processes", "2", "--restarts", "1")
+    said = command("linear", folder, "2xCPU", 400, *more, sets=("checkpoint.every_steps=5",))
+    parent, inner = begun(said, lambda: (folder / "checkpoints/5").exists())
+    psutil.Process(inner[0].pid).children()[1].send_signal(signal.SIGKILL)
+    talk = parent.communicate(timeout=120)[1]
+    assert parent.returncode == 0, talk
+    assert "restart 1 of 1: the run ended with status 4; it is resumed" in talk
+    assert len(losses(folder)) == 400

@@ -1,0 +1,34 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshwright.processes import Alone
+from meshwright.training._agreement import Agreement, put
+
+
+class Several(Alone):
+    count = 2
+
+
+def test_alone_a_signal_is_what_it_is(mesh):
+    agreement = Agreement(mesh(data=2), Alone(), waits=False)
+    assert [agreement.on(signal) for signal in (None, 15)] == [None, 15]
+
+
+def test_on_a_cpu_the_answer_is_that_of_the_step(mesh):
+    agreement = Agreement(mesh(data=2, tensor=2), Several(), waits=True)
+    assert [agreement.on(signal) for signal in (None, 15, None)] == [None, 15, None]
+
+
+def test_on_an_accelerator_it_is_that_of_the_step_before(mesh):
+    agreement = Agreement(mesh(data=2, tensor=2), Several(), waits=False)
+    assert [agreement.on(signal) for signal in (None, 15, None)] == [None, None, 15]
+
+
+def test_an_array_is_put_where_it_belongs(mesh):
+    values = np.arange(8, dtype=np.int32).reshape(2, 4)
+    there = put(values, NamedSharding(mesh(data=2, tensor=2), PartitionSpec("data", "tensor")))
+    assert isinstance(there, jax.Array)
+    np.testing.assert_array_equal(there, values)
+    assert there.dtype == jnp.int32
