@@ -69,37 +69,50 @@ def train(
     """
     from .processes import processes_of_this_run
     from .report import write_report
-    from .training import devices_of, run_training
+    from .training import devices_of
 
-    peers = processes_of_this_run()
+    peers, fleet = processes_of_this_run(), fleet_of(on)
     run = _config_to_train(config, overrides, layout, folder, resume)
-    fleet = fleet_of(on)
     mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
     devices_of(fleet, mesh)  # absent ones, and a folder of another run, are known before compiling
     folder = _prepared(peers, folder, run.name, resume)
     weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
-    assert weighing.config is not None, "a config was weighed"
-    run = weighing.config  # its batch is settled for the layout
     try:
-        measurement = run_training(
-            run,
-            fleet,
-            mesh,
-            folder,
-            steps=steps,
-            resume=resume,
-            work=_work(weighing),
-            about={"ledger": weighing.ledger.to_dict()},
-            documents=_documents(run, weighing),
-            on_event=_listener(folder, weighing, on_event, on_first_steps, writes=peers.is_first),
-        )
+        measurement = _measured(weighing, mesh, folder, steps, resume, peers, on_event, on_first_steps)
     except MeshwrightError:
         if peers.is_first:
             write_report(folder)  # what there is until then
         raise
-    done = _ended(folder, weighing, measurement, writes=peers.is_first)
-    peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
-    return done
+    return _ended(folder, weighing, measurement, peers)
+
+
+def _measured(
+    weighing: Weighing,
+    mesh: Layout,
+    folder: Path,
+    steps: int | None,
+    resume: bool,
+    peers: Alone,
+    on_event: Callable[[Event], None],
+    on_first_steps: Callable[[tuple[Row, ...]], None],
+) -> Measurement:
+    """What was weighed, trained."""
+    from .training import run_training
+
+    settled = weighing.config  # its batch is fixed for the layout
+    assert settled is not None, "a config was weighed"
+    return run_training(
+        settled,
+        weighing.fleet,
+        mesh,
+        folder,
+        steps=steps,
+        resume=resume,
+        work=_work(weighing),
+        about={"ledger": weighing.ledger.to_dict()},
+        documents=_documents(settled, weighing),
+        on_event=_listener(folder, weighing, on_event, on_first_steps, writes=peers.is_first),
+    )
 
 
 def _prepared(peers: Alone, folder: Path | None, name: str, resume: bool) -> Path:
@@ -122,17 +135,18 @@ def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
     return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
 
 
-def _ended(folder: Path, weighing: Weighing, measurement: Measurement, *, writes: bool) -> Run:
+def _ended(folder: Path, weighing: Weighing, measurement: Measurement, peers: Alone) -> Run:
     """What is predicted beside what was measured, and all of it on the disk."""
     from .report import write_report
     from .training import write_document
 
     fingerprint = weighing.compiled.fingerprint
     reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
-    if writes:
+    if peers.is_first:
         write_document(folder, "measurement.json", measurement.to_json())
         write_document(folder, "reconciliation.json", reconciliation.to_json())
         write_report(folder)
+    peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
     return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
 
 

@@ -4,7 +4,7 @@ from meshwright.training._measured import memory_in_use
 
 
 def device(**stats):
-    return SimpleNamespace(memory_stats=lambda: stats or None)
+    return SimpleNamespace(memory_stats=lambda: stats or None, process_index=0)
 
 
 def test_memory_in_use_is_that_of_the_fullest_device():

@@ -12,6 +12,7 @@ from ..compiler import installed_versions
 from ..config import RunConfig
 from ..data import Dataset, RandomTokens, TokenWindows
 from ..measure import describe_host
+from ..processes import processes_of_this_run
 from ..reconcile import Measurement
 from ._events import Sampled
 from ._loop import Loop
@@ -76,7 +77,8 @@ def memory_in_use(devices: Sequence[Any]) -> int | None:
 
 def _most(devices: Sequence[Any], name: str) -> int | None:
     """The largest of a figure of the allocators of this process's devices."""
-    own = [device for device in devices if device.process_index == device.client.process_index()]
+    here = processes_of_this_run().index
+    own = [device for device in devices if device.process_index == here]
     found = [(device.memory_stats() or {}).get(name) for device in own]
     known = [int(figure) for figure in found if figure is not None]
     return max(known) if len(known) == len(found) else None

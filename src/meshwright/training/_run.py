@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,18 +141,7 @@ def _trained(
     random.seed(config.seed)
     np.random.seed(config.seed)
     dataset = open_data(config)
-    recorder = Recorder(
-        config,
-        files,
-        asked.tell,
-        asked.steps,
-        work=asked.work,
-        steps_per_epoch=dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None,
-        memory_in_use=lambda: memory_in_use(devices),
-    )
-    peers = processes_of_this_run()
-    if peers.is_first:
-        recorder.remember(metrics_of(asked.folder))
+    recorder = _recorder(asked, files, dataset, devices)
     recorder.tell(
         Started(
             name=config.name,
@@ -168,22 +157,10 @@ def _trained(
         programs = compile_programs(config, mesh, platform)
     recorder.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
     growth = ResidentGrowth()
-    waits = platform == "cpu"
-    loop = Loop(
-        config,
-        programs,
-        dataset,
-        recorder,
-        saving,
-        phases,
-        watchdog,
-        steps=asked.steps,
-        waits=waits,
-        peers=peers,
-    )
-    peers.gathered(
-        "compiled", None
-    )  # a collective of the devices would not wait as long for one that compiles
+    peers, waits = processes_of_this_run(), platform == "cpu"
+    told: Any = {"steps": asked.steps, "waits": waits, "peers": peers}
+    loop = Loop(config, programs, dataset, recorder, saving, phases, watchdog, **told)
+    peers.gathered("compiled", None)  # without a time limit, which a collective of the devices has
     _begin(loop, found, changes, asked.steps)
     loop.run()
     grown = growth.bytes() if peers.count == 1 else None
@@ -197,6 +174,22 @@ def _trained(
     )
     recorder.tell(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
     return measurement, loop.state
+
+
+def _recorder(asked: Asked, files: RunFiles | NoFiles, dataset: Dataset, devices: Sequence[Any]) -> Recorder:
+    """It knows the steps of the run that is resumed, where this is the process that writes them."""
+    recorder = Recorder(
+        asked.config,
+        files,
+        asked.tell,
+        asked.steps,
+        work=asked.work,
+        steps_per_epoch=dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None,
+        memory_in_use=lambda: memory_in_use(devices),
+    )
+    if isinstance(files, RunFiles):
+        recorder.remember(metrics_of(asked.folder))
+    return recorder
 
 
 def _begin(loop: Loop, found: Found | None, changes: list[str], steps: int) -> None:
