@@ -35,14 +35,17 @@ def transformer(config: RunConfig) -> tuple[int, int]:
     """T tokens in sequences of S; width E, H heads and K key-value heads of D, an MLP of M, V tokens.
 
     A token meets, in each layer, E (H D) for its query, twice E (K D) for key and value, (H D) E on the way
-    out, and two matrices of E by M in the MLP, three where it is gated; at the end V by E. Position i of a
-    sequence needs i + 1 scores of D multiply-adds in each head, and as many for the weighted sum: over a
-    sequence S (S + 1) / 2 each, of which the convention keeps S^2 / 2.
+    out, and two matrices of E by M in the MLP, three where it is gated; of X experts those of the k that it
+    chooses, as if nothing were dropped, of the shared ones, and E by X in the router; at the end V by E.
+    Position i of a sequence needs i + 1 scores of D multiply-adds in each head, and as many for the weighted
+    sum: over a sequence S (S + 1) / 2 each, of which the convention keeps S^2 / 2.
     Every product has two gradients, each as dear as the product.
     """
     m, batch = config.model, config.batch
     heads, kv_heads = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim
-    layer = m.embed_dim * (2 * heads + 2 * kv_heads + {"plain": 2, "gated": 3}[m.mlp] * m.mlp_dim)
+    mlps = 1 if m.num_experts is None else m.experts_per_token + m.num_shared_experts
+    mlp = {"plain": 2, "gated": 3}[m.mlp] * m.mlp_dim * mlps
+    layer = m.embed_dim * (2 * heads + 2 * kv_heads + mlp + (m.num_experts or 0))
     tokens = batch.sequences * batch.sequence_length
     scores_and_sum = 2 * batch.sequences * batch.sequence_length**2 // 2 * heads
     forward = 2 * (

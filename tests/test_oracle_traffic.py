@@ -36,9 +36,7 @@ SCALARS = 2 * 128  # bytes sent for losses and norms of gradients
 def sent(layout: str, *overrides: str) -> Counter[str]:
     """Bytes that one device sends in a step, by kind."""
     found: Counter[str] = Counter()
-    for collective in mw.weigh(
-        "bytes-nano", on="8xH100", layout=layout, overrides=[*OVERRIDES, *overrides]
-    ).ledger.traffic:
+    for collective in weighed(layout, *overrides).traffic:
         found[collective.kind] += collective.wire_bytes
     return found
 
@@ -177,3 +175,65 @@ def test_hybrid_sharding_scatters_inside_a_host_and_sums_a_shard_of_it_between()
     assert between["all-reduce"] == pytest.approx(2 * ring(2 * PARAMETERS / 8, 2), rel=0.01)
     assert set(between) == {"all-reduce"}
     assert {c.link for c in ledger.traffic if c.axes == ("fsdp",)} == {"inside"}
+
+
+# Experts: 8 of them, gated MLPs of 512, in place of the one MLP; each token chooses two, and there is room
+# for exactly as many (a factor of 1). An expert's buffers hold 8 x capacity = 2 x tokens rows of width 256.
+EXPERTS = ("model.num_experts=8", "model.experts_per_token=2", "model.capacity_factor=1.0")
+EXPERTS += ("model.balancing_loss=0.01",)
+ATTENTION = 4 * 4 * 256 * 256
+EXPERTS_WEIGHTS = 4 * 8 * 3 * 256 * 512
+FP32 = 4 * (4 * 256 * 8 + NORMS + 256)  # bytes of routers' and norms' gradients
+COUNTS = 512  # bytes a layer of what is summed for the figures of balance, losses and norms
+
+
+def paid(layout: str, *overrides: str) -> Counter[str]:
+    """Payload bytes of a step, by kind and axes."""
+    found: Counter[str] = Counter()
+    for collective in weighed(layout, *overrides).traffic:
+        found[f"{collective.kind} {'+'.join(collective.axes)}"] += collective.payload_bytes
+    return found
+
+
+def test_experts_exchange_their_buffers_four_times_a_layer():
+    """Textbook (https://arxiv.org/abs/2006.16668, section 3.2): an all-to-all to the experts and one back,
+    and both again for the gradients, each of capacity x experts x embed; the other parameters are replicated,
+    and their gradients are all-reduced."""
+    tokens = TOKENS / N  # of a device
+    found = paid("expert=8", *EXPERTS)
+    assert found.pop("all-to-all expert") == 4 * 4 * (2 * tokens) * 256 * 2
+    others = 2 * (ATTENTION + 2 * TABLE) + FP32
+    assert found.pop("all-reduce expert") == pytest.approx(others, abs=4 * COUNTS)
+    assert not found
+
+
+def test_experts_weights_are_gathered_and_scattered_over_fsdp_and_never_cross_the_expert_axis():
+    found = paid("fsdp=2,expert=4", *EXPERTS)
+    assert found.pop("all-to-all expert") == 4 * 4 * (2 * TOKENS / N) * 256 * 2
+    experts, others = 2 * EXPERTS_WEIGHTS / 4, 2 * ATTENTION
+    gathered = 2 * (experts + others) + 2 * 2 * TABLE
+    assert found["all-gather fsdp"] == pytest.approx(gathered, rel=0.01)
+    assert found.pop("all-gather fsdp") >= gathered
+    scattered = (experts + others + 2 * TABLE) / 2  # the head's; the embedding's is reduced whole
+    assert found.pop("reduce-scatter fsdp") == pytest.approx(scattered, rel=0.02)
+    assert found.pop("all-reduce expert") == pytest.approx((others + 2 * TABLE) / 2, rel=0.02)
+    # The embedding's, and what is fp32.
+    assert found.pop("all-reduce fsdp+expert") == pytest.approx(2 * TABLE, rel=0.1)
+
+
+def test_experts_buffers_are_gathered_and_scattered_over_tensor():
+    """As the residual before and after a dense MLP, but buffers have a row for each choice: 2 for a token.
+
+    In a layer 3 gathers of the residual for attention (one again, for the backward pass) and 3 of buffers,
+    2 scatters of each; around the layers 2 gathers and a scatter, as with dense MLPs.
+    """
+    found = paid("expert=4,tensor=2", *EXPERTS)
+    residual = TOKENS / 4 * 256 * 2  # of an expert's replica; `tensor` has it whole, and scatters halves
+    assert found.pop("all-gather tensor") == 4 * 3 * (residual + 2 * residual) + 2 * residual
+    assert found.pop("reduce-scatter tensor") == (4 * 2 * (residual + 2 * residual) + residual) / 2
+    assert found.pop("all-to-all expert") == 4 * 4 * (2 * TOKENS / N) * 256 * 2
+    assert found.pop("all-reduce expert") == pytest.approx(2 * (ATTENTION + 2 * TABLE) / 2, abs=COUNTS)
+    assert found.pop("all-reduce expert+tensor") == pytest.approx(FP32, abs=4 * COUNTS)
+    # The gradient of the last residual, and the loss's three or four fp32 numbers of a token.
+    assert found.pop("all-reduce tensor") == pytest.approx(residual, rel=0.05)
+    assert not found

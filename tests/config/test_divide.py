@@ -16,6 +16,8 @@ from meshwright.errors import InputError
         ("linear", "data=4,fsdp=2"),
         ("lenet", "data=2,fsdp=2,tensor=2"),
         ("lenet", "fsdp=32"),
+        ("bytes-moe", "fsdp=2,expert=4,tensor=2"),
+        ("mixtral-8x7b", "fsdp=8,expert=8"),
     ],
 )
 def test_layouts_that_split_evenly_pass(preset: str, layout: str):
@@ -62,7 +64,25 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
         ("llama3-8b", "context=2,fsdp=4", "axis 'context' is reserved", "use context=1"),
-        ("llama3-8b", "fsdp=4,expert=2", "axis 'expert' is reserved", "use expert=1"),
+        (
+            "llama3-8b",
+            "fsdp=4,expert=2",
+            "axis 'expert' splits experts, and the model has none",
+            "use data=2",
+        ),
+        ("cruncher", "data=2,expert=2", "axis 'expert' splits experts", "use data=4 in place of both"),
+        (
+            "bytes-moe",
+            "expert=3",
+            "model.num_experts = 4 does not divide over expert = 3",
+            "use expert=2 or 4",
+        ),
+        (
+            "bytes-moe",
+            "data=4,expert=4",
+            "= 8 does not divide over data*fsdp*expert = 16",
+            "or data*fsdp*expert = 8",
+        ),
     ],
 )
 def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str, message: str, hint: str):

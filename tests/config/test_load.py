@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from meshwright.config import RunConfig, config_schema, load_config, overridden, preset_names
 from meshwright.errors import InputError
 
-PRESETS = "bytes-10m bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b lenet lenet-fashion line linear"
-PRESETS += " llama-1b llama2-7b llama3-405b llama3-70b llama3-8b resnet18-fashion"
+PRESETS = (
+    "bytes-10m bytes-moe bytes-nano cruncher gpt2-1.5b gpt2-124m gpt3-175b lenet lenet-fashion line linear"
+)
+PRESETS += " llama-1b llama2-7b llama3-405b llama3-70b llama3-8b mixtral-8x7b resnet18-fashion"
 
 
 def test_the_presets_are_those_the_readme_promises():

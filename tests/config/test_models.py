@@ -6,8 +6,8 @@ from meshwright.config import CruncherModel, LeNetModel, LinearModel, Transforme
 from meshwright.errors import InputError
 
 # The released checkpoints' own counts: `sum(p.numel() for p in model.parameters())` of gpt2 and gpt2-xl,
-# https://huggingface.co/openai-community; of Llama-2-7b, Meta-Llama-3-8B, -70B, Llama-3.1-405B
-# and Llama-3.2-1B.
+# https://huggingface.co/openai-community; of Llama-2-7b, Meta-Llama-3-8B, -70B, Llama-3.1-405B,
+# Llama-3.2-1B and Mixtral-8x7B-v0.1.
 PUBLISHED = {
     "gpt2-124m": 124_439_808,
     "gpt2-1.5b": 1_557_611_200,
@@ -16,12 +16,33 @@ PUBLISHED = {
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
+    "mixtral-8x7b": 46_702_792_704,
 }
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(preset: str):
     assert load_config(preset).model.num_parameters == PUBLISHED[preset]
+
+
+def test_a_token_uses_the_published_12_9_billion_of_mixtrals_parameters():
+    """Table 1 of https://arxiv.org/abs/2401.04088 and the text below it. By hand: attention, the router, two
+    experts and two norms of each layer, both tables, the last norm."""
+    attention, expert = 2 * 4096 * 4096 + 2 * 4096 * 1024, 3 * 4096 * 14_336
+    by_hand = 32 * (attention + 4096 * 8 + 2 * expert + 2 * 4096) + 2 * 32_000 * 4096 + 4096
+    assert load_config("mixtral-8x7b").model.num_active_parameters == by_hand  # pyright: ignore
+    assert round(by_hand / 1e9, 1) == 12.9
+    llama = load_config("llama3-8b").model
+    assert llama.num_active_parameters == llama.num_parameters  # pyright: ignore
+
+
+def test_shared_experts_are_active_and_multiply():
+    one = load_config("bytes-moe").model
+    two = load_config("bytes-moe", ["model.num_shared_experts=2"]).model
+    added = 2 * 2 * 3 * 64 * 128  # layers, experts, matrices
+    assert two.num_parameters - one.num_parameters == added
+    assert two.num_active_parameters - one.num_active_parameters == added  # pyright: ignore
+    assert two.num_matmul_parameters - one.num_matmul_parameters == added
 
 
 def test_gpt3_rounds_to_the_published_175_billion():
@@ -92,6 +113,47 @@ def test_a_transformer_that_contradicts_itself_is_refused(overrides: list[str], 
         load_config("bytes-nano", [f"model.{override}" for override in overrides])
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("preset", "override", "message", "hint"),
+    [
+        (
+            "bytes-nano",
+            "experts_per_token=2",
+            "= 2 has no effect without num_experts",
+            "leave experts_per_token",
+        ),
+        ("bytes-nano", "num_shared_experts=1", "= 1 has no effect without num_experts", "leave num_shared"),
+        (
+            "bytes-nano",
+            "capacity_factor=1.5",
+            "= 1.5 has no effect without num_experts",
+            "leave capacity_factor",
+        ),
+        (
+            "bytes-nano",
+            "balancing_loss=0.1",
+            "= 0.1 has no effect without num_experts",
+            "leave balancing_loss",
+        ),
+        (
+            "bytes-nano",
+            "num_experts=4",
+            "experts_per_token is missing; num_experts = 4",
+            "experts_per_token to 1",
+        ),
+        ("bytes-moe", "experts_per_token=5", "= 5 is more than num_experts = 4", "use 4 at most"),
+        ("bytes-moe", "bias=true", "experts have no biases", "use bias = false"),
+        ("bytes-moe", "num_shared_experts=-1", "model.num_shared_experts", "0"),
+        ("bytes-moe", "capacity_factor=0", "model.capacity_factor", "0"),
+    ],
+)
+def test_experts_that_contradict_each_other_are_refused(preset: str, override: str, message: str, hint: str):
+    with pytest.raises(InputError) as caught:
+        load_config(preset, [f"model.{override}"])
+    assert message in caught.value.message
+    assert hint in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_transformer_built_in_python_is_checked_as_well():

@@ -48,8 +48,10 @@ def apart(tokens):
 def test_hidden_states_are_those_of_each_document_alone(name, context):
     model, run, (tokens, segments) = Transformer(CONFIGS[name]), context(), packed()
     parameters = initial_parameters(model.parameters(), jax.random.key(1))
-    found = jax.jit(lambda p, t, s: model.hidden(p, t, run, s))(parameters, tokens[:, :-1], segments[:, :-1])
-    alone = jax.jit(lambda p, t: model.hidden(p, t, run))
+    found = jax.jit(lambda p, t, s: model.hidden(p, t, run, s)[0])(
+        parameters, tokens[:, :-1], segments[:, :-1]
+    )
+    alone = jax.jit(lambda p, t: model.hidden(p, t, run)[0])
     for row, start, document in apart(tokens):
         document = document[: 24 - start]  # the row's last token is a target only
         if len(document):
@@ -63,7 +65,7 @@ def separate_loss(model, parameters, tokens, context):
     @jax.jit
     @jax.value_and_grad
     def loss(parameters, document):
-        hidden = model.hidden(parameters, document[None, :-1], context)[0]
+        hidden = model.hidden(parameters, document[None, :-1], context)[0][0]
         logits = hidden @ model.head(parameters, context).T
         return optax.softmax_cross_entropy_with_integer_labels(logits, document[1:]).sum()
 

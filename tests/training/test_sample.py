@@ -21,7 +21,7 @@ def test_a_sample_is_what_the_model_alone_draws_token_by_token(one_device):
     hidden_of = jax.jit(lambda parameters, tokens: model.hidden(parameters, tokens, context))
     for place in (0, 32, 33, 159):
         so_far = np.concatenate([prompt, tokens[:place]])[-64:]
-        hidden = hidden_of(parameters, jnp.asarray(so_far, jnp.int32)[None])[0, -1]
+        hidden = hidden_of(parameters, jnp.asarray(so_far, jnp.int32)[None])[0][0, -1]
         logits = parameters.get("head", parameters["embedding"]) @ hidden
         assert jax.random.categorical(keys[place], logits / TEMPERATURE) == tokens[place]
 

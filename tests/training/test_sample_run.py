@@ -75,7 +75,7 @@ def test_at_temperature_0_each_token_is_the_likeliest_after_those_before_it(
     for token in written.tokens:
         window = np.zeros((1, 64), np.int32)
         window[0, : len(so_far)] = so_far
-        hidden = np.asarray(hidden_of(parameters, window))[0, len(so_far) - 1]
+        hidden = np.asarray(hidden_of(parameters, window)[0])[0, len(so_far) - 1]
         assert int(np.argmax(head @ hidden)) == token
         so_far.append(token)
     assert written.text == bytes(written.tokens).decode(errors="replace")

@@ -111,7 +111,7 @@ class _Counter:
             self.by_phase[phase] += scaled  # type: ignore[assignment]
             if phase != "recompute":
                 self.by_module[module_of(f"{scopes}/{name}")] += scaled  # type: ignore[assignment]
-            if "attention" in name or "needed_" in scopes:
+            if "attention" in name or ("needed_" in scopes and "attention" in scopes):
                 self.attention += scaled if phase != "recompute" else 0
 
     def _dearest(self, eqn: Any, scopes: str, times: Fraction) -> None:

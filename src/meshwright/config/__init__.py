@@ -12,6 +12,7 @@ from ._data import TokenFileData as TokenFileData
 from ._divide import check_layout as check_layout
 from ._divide import settled as settled
 from ._layout import AXES as AXES
+from ._layout import BATCH_AXES as BATCH_AXES
 from ._layout import RESERVED_AXES as RESERVED_AXES
 from ._layout import Layout as Layout
 from ._layout import near_divisors as near_divisors

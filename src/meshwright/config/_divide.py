@@ -8,7 +8,7 @@ from meshwright.errors import InputError
 
 from ._base import Problem
 from ._layout import RESERVED_AXES, Layout, near_divisors, near_multiples, or_list
-from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel
+from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
 from ._problems import input_error
 from ._run import RunConfig
 
@@ -16,13 +16,13 @@ from ._run import RunConfig
 def settled(config: RunConfig, layout: Layout) -> RunConfig:
     """The run as it is on a resolved `layout`: `batch.sequences_per_replica` turned into `batch.sequences`.
 
-    Rows of a batch are split over data * fsdp; those are the replicas. A settled run keeps its batch on
-    whatever layout it goes on.
+    Rows of a batch are split over data * fsdp * expert; those are the replicas. A settled run keeps its
+    batch on whatever layout it goes on.
     """
     each = config.batch.sequences_per_replica
     if each is None:
         return config
-    sequences = each * layout.size("data") * layout.size("fsdp")
+    sequences = each * layout.num_replicas
     batch = config.batch.model_copy(update={"sequences": sequences, "sequences_per_replica": None})
     return config.model_copy(update={"batch": batch})
 
@@ -30,9 +30,9 @@ def settled(config: RunConfig, layout: Layout) -> RunConfig:
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Refuse a resolved `layout` over which a settled `config` cannot be split evenly.
 
-    Checked: the batch over data * fsdp * microbatch; parameters' embed (width, input) dimension over
-    fsdp, under ZeRO-1 over data * fsdp; heads, key-value heads, MLP, vocabulary and sequence over tensor; of
-    lenet, its hidden layer.
+    Checked: the batch over data * fsdp * expert * microbatch; parameters' embed (width, input) dimension
+    over fsdp, under ZeRO-1 over data * fsdp; experts over expert; heads, key-value heads, MLP, vocabulary and
+    sequence over tensor; of lenet, its hidden layer.
 
     Raises:
         InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
@@ -41,10 +41,17 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         if layout.size(name) > 1:
             raise InputError(
                 f"layout {layout}: axis {name!r} is reserved; no model of ours is split over it yet",
-                hint=f"use {name}=1; the axes data, fsdp and tensor are built",
+                hint=f"use {name}=1; the axes data, fsdp, expert and tensor are built",
             )
+    if layout.size("expert") > 1 and not _has_experts(config.model):
+        raise InputError(
+            f"{config.name} on layout {layout}: axis 'expert' splits experts, and the model has none",
+            hint=f"use data={layout.size('data') * layout.size('expert')} in place of both, or set "
+            "model.num_experts",
+        )
     problems = _batch_problems(config, layout)
-    problems += _axis_problems("tensor", layout.size("tensor"), _split_sizes(config, "tensor"))
+    for axis in ("expert", "tensor"):
+        problems += _axis_problems(axis, layout.size(axis), _split_sizes(config, axis))
     axis, size = ("fsdp", layout.size("fsdp"))
     if config.zero1:
         axis, size = ("data*fsdp", layout.size("data") * size)
@@ -53,9 +60,16 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         raise input_error(f"{config.name} on layout {layout}", problems)
 
 
+def _has_experts(model: Model) -> bool:
+    return isinstance(model, TransformerModel) and model.num_experts is not None
+
+
 def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
     """The quantities that an axis splits, by their dotted path; by words where no key sets them."""
     model: Model = config.model
+    if axis == "expert":
+        experts = model.num_experts if isinstance(model, TransformerModel) else None
+        return {"model.num_experts": experts} if experts else {}
     if isinstance(model, LinearModel):
         return {"model.input_dim": model.input_dim} if axis == "fsdp" else {}
     if isinstance(model, CruncherModel):
@@ -92,7 +106,8 @@ def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Pro
 
 def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:
     sequences, micro = config.batch.sequences, config.batch.microbatch_sequences
-    replicas = layout.size("data") * layout.size("fsdp")
+    replicas = layout.num_replicas
+    names = "data*fsdp*expert" if layout.size("expert") > 1 else "data*fsdp"
     if sequences % (replicas * (micro or 1)) == 0:
         return []
     by_micro = f" x batch.microbatch_sequences = {micro}" if micro else ""
@@ -100,8 +115,8 @@ def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:
     return [
         (
             "batch.sequences",
-            f"= {sequences} does not divide over data*fsdp = {replicas}{by_micro}",
+            f"= {sequences} does not divide over {names} = {replicas}{by_micro}",
             f"use batch.sequences = {or_list(near_multiples(replicas * (micro or 1), sequences))}, "
-            f"or data*fsdp = {or_list(ways)}",
+            f"or {names} = {or_list(ways)}",
         )
     ]

@@ -11,7 +11,9 @@ from meshwright.errors import InputError, nearest_name
 
 AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""
-RESERVED_AXES = ("stage", "context", "expert")
+BATCH_AXES = ("data", "fsdp", "expert")
+"""The axes that split the rows of a batch."""
+RESERVED_AXES = ("stage", "context")
 """Names that are kept for axes which no model of ours uses yet."""
 
 _EXAMPLE = "write it as fsdp=64,tensor=8"
@@ -104,6 +106,11 @@ class Layout:
     def size(self, name: str) -> int:
         """Size of one axis; 1 where the layout does not have it."""
         return dict(self.axes).get(name, 1)
+
+    @property
+    def num_replicas(self) -> int:
+        """Ways in which the rows of a batch are split: data * fsdp * expert."""
+        return math.prod(self.size(name) for name in BATCH_AXES)
 
     def resolve(self, num_devices: int) -> Layout:
         """The layout with -1 filled in, so that its sizes multiply to `num_devices`.

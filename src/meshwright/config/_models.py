@@ -8,6 +8,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ._base import (
     Fraction,
+    NotNegative,
+    NotNegativeFloat,
     OptionalPositive,
     OptionalPositiveFloat,
     Positive,
@@ -122,6 +124,12 @@ class TransformerModel(Section):
     `unroll`: write the blocks out instead of scanning over them.
     `loss_chunk`: positions of each sequence whose logits are held at once; they are the largest array
     of a small model, and whole in float32 they would not fit for a large vocabulary.
+
+    With `num_experts` each block has so many MLPs of `mlp_dim`, and a router in float32 that sends each
+    token to `experts_per_token` of them; `num_shared_experts` more see every token.
+    `capacity_factor`: an expert takes as many tokens of a device as this times its fair share, rounded
+    up; choices beyond are dropped. "none": as many as there are, so that none is dropped.
+    `balancing_loss`: how much of the load-balancing loss is added to the loss of training.
     """
 
     kind: Literal["transformer"]
@@ -144,6 +152,11 @@ class TransformerModel(Section):
     dropout: Fraction = 0.0
     unroll: bool = False
     loss_chunk: Positive = 512
+    num_experts: OptionalPositive = None
+    experts_per_token: OptionalPositive = None
+    num_shared_experts: NotNegative = 0
+    capacity_factor: OptionalPositiveFloat = None
+    balancing_loss: NotNegativeFloat = 0.0
 
     @property
     def num_parameters(self) -> int:
@@ -155,9 +168,10 @@ class TransformerModel(Section):
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases)
             MLP       = G E M                      (+ (G - 1) M + E biases)
+        With X experts and S shared ones, MLP = (X + S) G E M, and E X of the router.
         """
         norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
-        block = 2 * norm + self._block_matmul_parameters
+        block = 2 * norm + self._block_matmul_parameters(self.num_experts or 0)
         if self.bias:
             block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.embed_dim
             block += (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
@@ -165,21 +179,40 @@ class TransformerModel(Section):
         return tables * self.embed_dim + norm + self.num_layers * block
 
     @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token uses: all but the experts that it is not sent to, L (X - k) G E M.
+
+        What is published as "active": 12.9B of Mixtral 8x7B's 46.7B (https://arxiv.org/abs/2401.04088).
+        """
+        idle = (self.num_experts or 0) - (self.experts_per_token or 0)
+        return self.num_parameters - self.num_layers * idle * self._mlp_parameters
+
+    @property
     def num_matmul_parameters(self) -> int:
-        """Parameters that multiply every token: L (attention + MLP weights) + V E for the head.
+        """Parameters that multiply a token: L (attention + MLP weights) + V E for the head.
 
         The head counts even if it is tied; the embedding, a lookup, does not, nor do norms and biases.
+        Of X experts the k count that a token is sent to, the shared ones, and the router.
         """
-        return self.num_layers * self._block_matmul_parameters + self.vocab_size * self.embed_dim
+        block = self._block_matmul_parameters(self.experts_per_token or 0)
+        return self.num_layers * block + self.vocab_size * self.embed_dim
 
     @property
     def _num_mlp_matrices(self) -> int:
         return 3 if self.mlp == "gated" else 2
 
     @property
-    def _block_matmul_parameters(self) -> int:
+    def _mlp_parameters(self) -> int:
+        """G E M, of one MLP or one expert."""
+        return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
+
+    def _block_matmul_parameters(self, routed: int) -> int:
+        """Attention's, and the MLP's or those of the router, the shared experts and `routed` others."""
         attention = 2 * self.embed_dim * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return attention + self._num_mlp_matrices * self.embed_dim * self.mlp_dim
+        if self.num_experts is None:
+            return attention + self._mlp_parameters
+        router = self.embed_dim * self.num_experts
+        return attention + router + (routed + self.num_shared_experts) * self._mlp_parameters
 
     @field_validator("head_dim", mode="before")
     @classmethod
@@ -204,9 +237,29 @@ class TransformerModel(Section):
                     f"use num_kv_heads = {kept}",
                 )
             )
-        problems += self._position_problems()
+        problems += self._position_problems() + self._expert_problems()
         raise_problems(problems)
         return self
+
+    def _expert_problems(self) -> list[Problem]:
+        """Experts have no biases, and without experts no field of theirs has an effect."""
+        if self.num_experts is None:
+            names = ("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss")
+            return [
+                (name, f"= {getattr(self, name)} has no effect without num_experts", f"leave {name} out")
+                for name in names
+                if getattr(self, name)
+            ]
+        problems: list[Problem] = []
+        if self.experts_per_token is None:
+            what = f"is missing; num_experts = {self.num_experts} needs it"
+            problems.append(("experts_per_token", what, "set experts_per_token to 1 or 2"))
+        elif self.experts_per_token > self.num_experts:
+            what = f"= {self.experts_per_token} is more than num_experts = {self.num_experts}"
+            problems.append(("experts_per_token", what, f"use {self.num_experts} at most"))
+        if self.bias:
+            problems.append(("bias", "= True, but experts have no biases", "use bias = false"))
+        return problems
 
     def _position_problems(self) -> list[Problem]:
         """A position scheme has its own figure and not the other's, so that no field is without effect."""

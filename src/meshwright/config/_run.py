@@ -184,10 +184,13 @@ class RunConfig(Section):
         return problems
 
     def _precision_problems(self) -> list[Problem]:
-        """Only the Transformer's layers are written with products in eight bits."""
-        if self.precision != "fp8" or isinstance(self.model, TransformerModel):
+        """Only the Transformer's layers are written with products in eight bits, and its experts are not."""
+        has_products = isinstance(self.model, TransformerModel) and self.model.num_experts is None
+        if self.precision != "fp8" or has_products:
             return []
         what = f'= "fp8", but a {self.model.kind} model has no products in eight bits'
+        if isinstance(self.model, TransformerModel):
+            what = '= "fp8", but experts have no products in eight bits'
         return [("precision", what, 'use precision = "bf16"')]
 
     def _data_problems(self) -> list[Problem]:

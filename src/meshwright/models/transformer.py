@@ -20,12 +20,13 @@ from ..sharding import look_up, num_shards, rows_here
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
+from .experts import NAME as EXPERT_NAME
+from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters
 from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
-RESIDUAL = ("batch", "residual_sequence", "embed")
 
 
 class Transformer:
@@ -82,9 +83,10 @@ class Transformer:
                 c.num_heads * head_dim,
             ),
         }
+        width = c.mlp_dim if c.num_experts is None else c.num_shared_experts * c.mlp_dim
         mlp = {
-            "up": (("embed", "mlp"), (embed, c.mlp_dim), embed),
-            "down": (("mlp", "embed"), (c.mlp_dim, embed), c.mlp_dim),
+            "up": (("embed", "mlp"), (embed, width), embed),
+            "down": (("mlp", "embed"), (width, embed), width),
         }
         if c.mlp == "gated":
             mlp["gate"] = mlp["up"]
@@ -92,10 +94,11 @@ class Transformer:
             "attention_norm": self._norm_parameters(),
             "mlp_norm": self._norm_parameters(),
         }
-        for group, matrices in (("attention", attention), ("mlp", mlp)):
-            declared[group] = {}
+        if c.num_experts is not None:
+            declared["experts"] = expert_parameters(c)
+        for group, matrices in (("attention", attention), ("mlp", mlp if width else {})):
             for name, (dims, shape, fan_in) in matrices.items():
-                declared[group][name] = Parameter(shape=shape, dims=dims, fan_in=fan_in)
+                declared.setdefault(group, {})[name] = Parameter(shape=shape, dims=dims, fan_in=fan_in)
                 if c.bias:
                     keep = 1 if dims[0] in ("embed", "mlp") else 2  # the dims after those contracted
                     declared[group][f"{name}_bias"] = Parameter(
@@ -105,16 +108,16 @@ class Transformer:
 
     def hidden(
         self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
-    ) -> Float[Array, "batch sequence embed"]:
-        """Final hidden states of `tokens` [batch, sequence], before the head.
+    ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
+        """Final hidden states of `tokens` [batch, sequence], before the head; each layer's `Balance`.
 
         Args:
             segments: the number of each token's document in its window, same shape; None is one document.
         """
         documents = None if segments is None else documents_of(segments, context, self.config.head_dim)
         x = self.embedded(parameters, tokens, context, documents)
-        x = self.through_blocks(parameters["layers"], x, context, documents)
-        return self._norm(x, parameters["final_norm"], context)
+        x, balance = self.through_blocks(parameters["layers"], x, context, documents)
+        return self._norm(x, parameters["final_norm"], context), balance
 
     def embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
@@ -130,11 +133,11 @@ class Transformer:
 
     def through_blocks(
         self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
-    ) -> Float[Array, "batch sequence embed"]:
-        """`x` after all of `layers`, of which the first is number `first` of the model."""
+    ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
+        """`x` after all of `layers`, of which the first is number `first` of the model; each's `Balance`."""
 
-        def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, None]:
-            return self._block(x, layer[0], layer[1], context, documents), None
+        def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
+            return self._block(x, layer[0], layer[1], context, documents)
 
         unrolled = self.config.unroll
         block = _rematerialised(block, context, scanned=not unrolled)
@@ -142,11 +145,14 @@ class Transformer:
         indices = first + jnp.arange(1, num_layers + 1)
         with jax.named_scope("layers"):
             if unrolled:
+                each: list[Balance | None] = []
                 for index, layer in enumerate(layers):
-                    x, _ = block(x, (layer, indices[index]))
+                    x, one = block(x, (layer, indices[index]))
+                    each.append(one)
+                balance = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
             else:
-                x, _ = jax.lax.scan(block, x, (layers, indices))
-        return x
+                x, balance = jax.lax.scan(block, x, (layers, indices))
+        return x, balance
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """The output matrix, gathered for use; the embedding where they are tied."""
@@ -163,6 +169,9 @@ class Transformer:
     ) -> tuple[Float[Array, ""], Outcome]:
         """Mean cross entropy in nats of each token from those before.
 
+        With experts, in training, `balancing_loss` times the layers' mean load-balancing loss more, and its
+        figures (`balanced`).
+
         Args:
             batch: `tokens` [rows, sequence + 1]; where windows hold several documents also `segments`, same
                 shape: a document's first token is not predicted, and left out of the mean.
@@ -170,11 +179,12 @@ class Transformer:
         tokens, segments = batch["tokens"], batch.get("segments")
         targets = tokens[:, 1:]
         if segments is None:
-            hidden = self.hidden(parameters, tokens[:, :-1], context)
+            hidden, balance = self.hidden(parameters, tokens[:, :-1], context)
         else:
-            hidden = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
+            hidden, balance = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
-        return self.loss_of(parameters, hidden, targets, context, gaps=segments is not None), STATELESS
+        loss = self.loss_of(parameters, hidden, targets, context, gaps=segments is not None)
+        return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
 
     def loss_of(
         self, parameters: Tree, hidden: Array, targets: Array, context: Context, *, gaps: bool = False
@@ -185,7 +195,7 @@ class Transformer:
 
     def _block(
         self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
-    ) -> Array:
+    ) -> tuple[Array, Balance | None]:
         c = self.config
         with jax.named_scope("attention_block"):
             h = self._norm(x, layer["attention_norm"], context)
@@ -200,13 +210,24 @@ class Transformer:
             x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
         with jax.named_scope("mlp_block"):
             h = self._norm(x, layer["mlp_norm"], context)
-            up = self._project(h, layer, "mlp", "up", context)
-            if c.mlp == "gated":
-                up = ACTIVATIONS[c.activation](self._project(h, layer, "mlp", "gate", context)) * up
+            if c.num_experts is None:
+                out, balance = self._mlp(h, layer, context), None
             else:
-                up = ACTIVATIONS[c.activation](up)
-            out = self._project(up, layer, "mlp", "down", context)
-            return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL)
+                split = context.pin(h, *RESIDUAL)
+                out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
+                if c.num_shared_experts:
+                    out = out + self._mlp(h, layer, context)
+            return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL), balance
+
+    def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
+        """The MLP that every token goes through: a block's only one, or the shared experts."""
+        activation = ACTIVATIONS[self.config.activation]
+        up = self._project(h, layer, "mlp", "up", context)
+        if self.config.mlp == "gated":
+            up = activation(self._project(h, layer, "mlp", "gate", context)) * up
+        else:
+            up = activation(up)
+        return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """x . W (+ b), pinned. On one device the tokens are flattened: gradients of three-dimensional
@@ -287,7 +308,7 @@ def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bo
         return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
         return False  # blocks of attention have a checkpoint of their own, which jax asks this policy about
-    return primitive.name not in ("convert_element_type", "sharding_constraint")
+    return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
 
 
 def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
@@ -295,7 +316,9 @@ def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     if context.remat == "none" and num_shards(context.mesh) == 1:
         return block
     policies = jax.checkpoint_policies
-    dots = policies.dots_with_no_batch_dims_saveable
+    dots = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(EXPERT_NAME)
+    )
     policy = {
         "none": _saves_all_but_gathered,
         "dots": dots,

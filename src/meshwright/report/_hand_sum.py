@@ -190,7 +190,7 @@ class _Rows:
         if most > compiled:
             words.append(f"up to {format_bytes(most)} at another instant")
         batch, taken = self._config.batch, "sequences" if self._config.model.kind == "transformer" else "rows"
-        replicas = self._layout.size("data") * self._layout.size("fsdp")
+        replicas = self._layout.num_replicas
         share = batch.sequences // replicas
         if replicas < self._devices:
             words.append(f"{taken} are split {replicas} ways over {self._devices} devices")

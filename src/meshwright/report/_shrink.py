@@ -105,7 +105,7 @@ def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> list[Suggestion]:
     """Hold fewer sequences at once, keep less for the backward pass, split each sequence's activations."""
     found: list[Suggestion] = []
-    per_replica = config.batch.sequences // (layout.size("data") * layout.size("fsdp"))
+    per_replica = config.batch.sequences // layout.num_replicas
     now = min(config.batch.microbatch_sequences or per_replica, per_replica)
     fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
     if fewer:

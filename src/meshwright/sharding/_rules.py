@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from ..config import BATCH_AXES
+
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
 gives: along those (its `manual_axes`) the code is one shard's already, and there is nothing left to split."""
@@ -25,6 +27,8 @@ Rules = Mapping[str, tuple[str, ...]]
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "embed": ("fsdp",),
+    "experts": ("expert",),
+    "routes": (),  # of the router: one for each expert, on every device
     "mlp": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -40,7 +44,7 @@ PARAMETER_RULES: Rules = {
 # Parameters, moments and gradients of ZeRO-1: fsdp outside, so that a part of fsdp's parts is a replica's.
 ZERO1_RULES: Rules = {"embed": ("fsdp", "data")}
 ACTIVATION_RULES: Rules = {
-    "batch": ("data", "fsdp"),
+    "batch": BATCH_AXES,
     "sequence": ("context",),  # inside a block, where heads or hidden units are split too
     "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals split by position
     "embed": (),

@@ -16,7 +16,7 @@ import optax
 from ..models import Parameter
 
 Tree = Any
-STACKED = ("layers",)  # dims that hold several parameters of one kind
+STACKED = ("layers", "experts")  # dims that hold several parameters of one kind
 OUTER = ("vocab", "positions", "one")  # tables and heads: no hidden matrix
 
 
@@ -72,7 +72,7 @@ def matrix_dims(parameter: Parameter) -> MatrixDims:
     """
     shape, places = parameter.shape, tuple(range(len(parameter.shape)))
     num_stacked = sum(dim in STACKED for dim in parameter.dims)
-    assert parameter.dims[:num_stacked] == STACKED[:num_stacked], f"{parameter.dims}: the stack is not first"
+    assert set(parameter.dims[:num_stacked]) <= set(STACKED), f"{parameter.dims}: the stack is not first"
     stack, rest = places[:num_stacked], places[num_stacked:]
     if is_matrix(parameter):
         for inputs_first in (True, False):

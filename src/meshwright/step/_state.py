@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from ..config import (
     TokenFileData,
     TransformerModel,
 )
-from ..sharding import activation_spec, parameter_spec
+from ..sharding import activation_spec, batch_axes, parameter_spec
 from ._matrices import is_parameter
 from ._moments import moment_shardings
 
@@ -43,7 +44,7 @@ def abstract_state(init: Any, declared: Tree, mesh: Mesh, zero1: bool = False) -
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     """The batch's shapes with their shardings: [microbatches, rows, ...], rows split over the replicas."""
     assert config.batch.sequences_per_replica is None, "settle the config on its layout first"
-    replicas = mesh.shape.get("data", 1) * mesh.shape.get("fsdp", 1)
+    replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
     rows = config.batch.sequences
     if config.batch.microbatch_sequences is not None:
         rows = config.batch.microbatch_sequences * replicas

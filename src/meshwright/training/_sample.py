@@ -39,7 +39,7 @@ def sampler_of(
     context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none")
 
     def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
-        hidden = model.hidden(parameters, window[None], context)[0]
+        hidden = model.hidden(parameters, window[None], context)[0][0]
         head = model.head(parameters, context)
         logits = (head @ jax.lax.dynamic_index_in_dim(hidden, filled - 1, keepdims=False)).astype(jnp.float32)
         if temperature == 0:

@@ -1,0 +1,284 @@
+"""Mixture of experts: a router sends each token to a few of many MLPs, as Mixtral's does.
+
+A token goes to the experts of its largest logits, and their outputs are summed with the softmax of those
+logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1). Each expert has a buffer of
+fixed size on each device; a choice beyond it is dropped, and adds nothing (Fedus et al. 2021,
+https://arxiv.org/abs/2101.03961, section 2.2). Buffers are filled in the order of the tokens.
+
+Written by hand for each device (`shard_map`), on its own tokens, which `tensor` splits by position. Buffers
+travel to the experts' devices and back (all-to-all over `expert`); over `tensor` they are gathered before
+the experts and summed and scattered after. Rows are moved by gathers in both directions: no sort, and no
+sum over rows that meet, whose order a GPU would choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from ..config import TransformerModel
+from ..sharding import ACTIVATION_RULES, activation_spec, axis_size, on_each_device, parameter_spec
+from ._base import Context, Outcome, Parameter
+
+NAME = "expert_product"  # what the policies that keep products save of experts
+RESIDUAL = ("batch", "residual_sequence", "embed")
+
+
+class Places(NamedTuple):
+    """Where tokens go: `slots` [tokens, choices] of the buffers, beyond their end where a choice is dropped,
+    and back, `sources` [experts x capacity]: token x choices + choice, beyond the end where a slot is empty.
+    """
+
+    slots: Int[Array, "tokens choices"]
+    sources: Int[Array, " slots"]
+
+
+class Balance(NamedTuple):
+    """How evenly one layer's tokens were spread; scalars, float32.
+
+    `loss`: num_experts x the sum over experts of (share of tokens that chose it x mean probability), Switch's
+    equation 4 for one choice; each of k choices counts, so that it is k where all are equal. `load`: the
+    largest share of choices that one expert got, x num_experts. `dropped`: share of choices beyond capacity.
+    """
+
+    loss: Float[Array, ""]
+    load: Float[Array, ""]
+    dropped: Float[Array, ""]
+
+
+def _sizes(config: TransformerModel) -> tuple[int, int]:
+    """Experts, and choices of each token."""
+    assert config.num_experts is not None, "the model has no experts"
+    assert config.experts_per_token is not None, "nothing says how many experts a token is sent to"
+    return config.num_experts, config.experts_per_token
+
+
+def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
+    """`router`, and `up`, `down` and (gated) `gate` of all experts."""
+    (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
+    up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
+    declared = {
+        "router": Parameter(shape=(embed, experts), dims=("embed", "routes"), fan_in=embed),
+        "up": up,
+        "down": Parameter(shape=(experts, mlp, embed), dims=("experts", "mlp", "embed"), fan_in=mlp),
+    }
+    return {**declared, "gate": up} if config.mlp == "gated" else declared
+
+
+def capacity_of(config: TransformerModel, num_tokens: int) -> int:
+    """Tokens that an expert takes of a device's `num_tokens`; without a factor all of them, no more can come.
+
+    A token chooses an expert once at most.
+    """
+    num_experts, num_choices = _sizes(config)
+    if config.capacity_factor is None:
+        return num_tokens
+    fair = num_tokens * num_choices / num_experts
+    return min(num_tokens, math.ceil(config.capacity_factor * fair))
+
+
+def expert_mlp(
+    x: Float[Array, "batch sequence embed"],
+    layer: dict[str, Array],
+    config: TransformerModel,
+    context: Context,
+    activation: Callable[[Array], Array],
+) -> tuple[Float[Array, "batch sequence embed"], Balance]:
+    """The chosen experts' outputs summed by weight, in the layout of residuals, which `x` has too."""
+    dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
+    # Cast before they are split up: gradients then cross the network in the format of the computation.
+    layer = {n: w.astype(jnp.float32 if n == "router" else context.dtype) for n, w in layer.items()}
+    local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
+    with jax.named_scope("experts"):
+        rows = activation_spec(RESIDUAL, context.mesh)
+        weights = {name: parameter_spec(names, context.mesh) for name, names in dims.items()}
+        return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
+
+
+def balanced(
+    loss: Float[Array, ""], balance: Balance, config: TransformerModel, context: Context
+) -> tuple[Float[Array, ""], Outcome]:
+    """The loss with what balancing adds in training, and its figures; `balance` of each layer, stacked.
+
+    `balancing_loss` is shown before its factor, `expert_load` is of the layer where it is largest, `dropped`
+    of all layers.
+    """
+    balancing = jnp.mean(balance.loss)
+    metrics = {
+        "balancing_loss": balancing,
+        "expert_load": jnp.max(balance.load),
+        "dropped": jnp.mean(balance.dropped),
+    }
+    if context.training:
+        loss = loss + config.balancing_loss * balancing
+    return loss, Outcome({}, metrics)
+
+
+def route(
+    logits: Float[Array, "tokens experts"], num_choices: int
+) -> tuple[Bool[Array, "tokens choices experts"], Float[Array, "tokens choices"]]:
+    """Which expert each choice is, largest logit first (of equals the first), and the choices' weights."""
+    left, chosen = logits, list[Array]()
+    for _ in range(num_choices):
+        best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(logits.shape[1])[None]
+        chosen.append(best)
+        left = jnp.where(best, -jnp.inf, left)
+    stacked = jnp.stack(chosen, axis=1)
+    largest = jnp.where(stacked, logits[:, None], 0.0).sum(axis=-1)
+    return stacked, jax.nn.softmax(largest, axis=-1)
+
+
+def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> Places:
+    """A slot for each choice, in the order of the tokens, as far as an expert's buffer goes."""
+    num_tokens, num_choices, num_experts = chosen.shape
+    taken = chosen.any(axis=1).astype(jnp.int32)
+    before = jnp.cumsum(taken, axis=0) - taken
+    rank = jnp.where(chosen, before[:, None], 0).sum(axis=-1)
+    expert = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
+    choices = jnp.arange(num_tokens * num_choices, dtype=jnp.int32)
+    num_slots = num_experts * capacity
+    # Dropped choices get numbers of their own beyond the end: no two write to one place.
+    beyond = num_slots + choices.reshape(rank.shape)
+    slots = jnp.where(rank < capacity, expert * capacity + rank, beyond)
+    empty = jnp.full(num_slots, choices.size, jnp.int32)
+    sources = empty.at[slots.reshape(-1)].set(choices, mode="drop", unique_indices=True)
+    return Places(slots, sources)
+
+
+def _rows(x: Array, places: Array) -> Array:
+    """Rows of `x`; zeros for places beyond its end."""
+    return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
+
+
+def _spread(x: Array, places: Places) -> Array:
+    return _rows(x, places.sources // places.slots.shape[1])
+
+
+def _summed(y: Array, places: Places) -> Array:
+    return _rows(y, places.slots).astype(jnp.float32).sum(axis=1).astype(y.dtype)
+
+
+@jax.custom_vjp
+def send(x: Float[Array, "tokens embed"], places: Places) -> Float[Array, "slots embed"]:
+    """Each slot's token; zeros where it has none."""
+    return _spread(x, places)
+
+
+@jax.custom_vjp
+def receive(y: Float[Array, "slots embed"], places: Places) -> Float[Array, "tokens embed"]:
+    """The sum of each token's slots; what was dropped adds nothing."""
+    return _summed(y, places)
+
+
+@jax.custom_vjp
+def _matched(weights: Float[Array, "tokens choices"], places: Places) -> Float[Array, " slots"]:
+    """Each slot's weight."""
+    return _rows(weights.reshape(-1), places.sources)
+
+
+# Each is the other's transpose; autodiff would add rows up where they meet.
+send.defvjp(lambda x, p: (_spread(x, p), p), lambda p, g: (_summed(g, p), None))
+receive.defvjp(lambda y, p: (_summed(y, p), p), lambda p, g: (_spread(g, p), None))
+_matched.defvjp(lambda w, p: (_matched(w, p), p), lambda p, g: (_rows(g, p.slots), None))
+
+
+def _on_one_device(
+    x: Array,
+    layer: dict[str, Array],
+    *,
+    config: TransformerModel,
+    context: Context,
+    activation: Callable[[Array], Array],
+    dims: dict[str, tuple[str, ...]],
+) -> tuple[Array, Balance]:
+    """One device's tokens, and its parts of the parameters as they lie at rest."""
+    num_experts, num_choices = _sizes(config)
+    tokens = x.reshape(-1, x.shape[-1])
+    capacity = capacity_of(config, tokens.shape[0])
+    with jax.named_scope("router"):
+        router = _whole(layer["router"], dims["router"], context)
+        wide = tokens.astype(jnp.float32)
+        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        chosen, weights = route(logits, num_choices)
+        places = places_of(chosen, capacity)
+        balance = _balance(logits, chosen, places, context)
+    matrices = {name: _whole(w, dims[name], context) for name, w in layer.items() if name != "router"}
+    buffers = send(tokens, places).reshape(num_experts, capacity, -1)
+    num_needed, num_slots = weights.size, num_experts * capacity
+    # Slots of the buffers are multiplied whether a token fills them or not.
+    scope = f"needed_{min(num_needed, num_slots)}_of_{num_slots}"
+    arrived = _exchange(buffers, context)
+    with jax.named_scope(scope):
+        out = _mlp(arrived, matrices, activation)
+    out = checkpoint_name(_exchange_back(out, context), NAME).reshape(num_slots, -1)
+    out = out * _matched(weights.astype(out.dtype), places)[:, None]
+    return receive(out, places).reshape(x.shape), balance
+
+
+def _mlp(x: Array, matrices: dict[str, Array], activation: Callable[[Array], Array]) -> Array:
+    """Each expert's MLP on its buffer, [experts, slots, embed]; over `tensor` a part of the sum."""
+
+    def product(x: Array, name: str) -> Array:
+        with jax.named_scope(name):
+            return jnp.einsum("esi,eio->eso", x, matrices[name])
+
+    up = checkpoint_name(product(x, "up"), NAME)
+    if "gate" not in matrices:
+        return product(activation(up), "down")
+    gate = checkpoint_name(product(x, "gate"), NAME)
+    return product(activation(gate) * up, "down")
+
+
+def _split(axis: str, context: Context) -> bool:
+    return axis_size(context.mesh, axis) > 1
+
+
+def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
+    """A parameter gathered over `fsdp`; its gradient is reduce-scattered, in the same format."""
+    if not _split("fsdp", context):
+        return weight
+    return jax.lax.all_gather(weight, "fsdp", axis=dims.index("embed"), tiled=True)
+
+
+def _exchange(buffers: Array, context: Context) -> Array:
+    """[experts, capacity, embed] of this device's tokens to [its experts, slots of all, embed]."""
+    if _split("expert", context):
+        buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
+    buffers = checkpoint_name(buffers, NAME)  # kept as they are split; gathered again in the backward pass
+    if _split("tensor", context):
+        buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)
+    return buffers
+
+
+def _exchange_back(out: Array, context: Context) -> Array:
+    if _split("tensor", context):
+        out = jax.lax.psum_scatter(out, "tensor", scatter_dimension=1, tiled=True)
+    if _split("expert", context):
+        out = jax.lax.all_to_all(out, "expert", split_axis=1, concat_axis=0, tiled=True)
+    return out
+
+
+def _balance(logits: Array, chosen: Array, places: Places, context: Context) -> Balance:
+    """Over the tokens of all devices, also along axes that are manual around the model."""
+    num_tokens, num_choices, num_experts = chosen.shape
+    choices = chosen.astype(jnp.float32).sum(axis=(0, 1))
+    probability = jax.nn.softmax(logits, axis=-1).sum(axis=0)
+    kept = jnp.sum(places.slots < places.sources.size, dtype=jnp.int32).astype(jnp.float32)
+    splitting = (axis for dim in RESIDUAL for axis in ACTIVATION_RULES[dim])
+    axes = tuple(axis for axis in splitting if context.mesh.shape.get(axis, 1) > 1)
+    if axes:
+        choices, probability, kept = jax.lax.psum((choices, probability, kept), axes)
+        num_tokens *= math.prod(context.mesh.shape[axis] for axis in axes)
+    return Balance(
+        loss=num_experts * jnp.sum(choices / num_tokens * (probability / num_tokens)),
+        load=num_experts * jnp.max(choices) / (num_tokens * num_choices),
+        dropped=1.0 - kept / (num_tokens * num_choices),
+    )
