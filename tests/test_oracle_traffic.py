@@ -1,4 +1,4 @@
-"""Traffic against the textbook's volumes of data, sharded-data and tensor parallel steps, on H100.
+"""Traffic against the textbook's volumes of data, sharded-data, tensor and context parallel steps, on H100.
 
 What the compiled step sends beyond the textbook, or less, is named, and asserted too. The program: 4 layers
 of width 256, 8 heads of 32, a gated MLP of 512, 1024 tokens of vocabulary, 32 sequences of 128, bf16. A ring
@@ -236,4 +236,16 @@ def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     assert found.pop("all-reduce expert+tensor") == pytest.approx(FP32, abs=4 * COUNTS)
     # The gradient of the last residual, and the loss's three or four fp32 numbers of a token.
     assert found.pop("all-reduce tensor") == pytest.approx(residual, rel=0.05)
+
+
+def test_context_parallel_sends_keys_and_values_round_a_ring_and_their_gradients_after_them():
+    """Textbook: gradients are reduced as in a data parallel step. Each layer sends the keys and values that
+    a device holds, in bf16, round a ring (N-1 hops) forward, and again backward; there their gradients follow
+    in fp32, and come home in bf16 with one hop more. Nothing gathers keys or values.
+    """
+    found = sent("context=8")
+    reduced = 2 * ring(2 * PARAMETERS) + 2 * ring((4 - 2) * (NORMS + 256))
+    assert found.pop("all-reduce") == pytest.approx(reduced, abs=SCALARS)
+    held = 2 * 256 * TOKENS / N  # keys and values of one device
+    assert found.pop("collective-permute") == 4 * held * (2 * (N - 1) + 2 * (N - 1) + 4 * (N - 1) + 2)
     assert not found

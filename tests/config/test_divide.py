@@ -12,6 +12,8 @@ from meshwright.errors import InputError
         ("bytes-10m", "data=2,fsdp=2,tensor=2"),
         ("bytes-nano", "data=2,fsdp=2,tensor=2"),
         ("gpt2-1.5b", "fsdp=64"),
+        ("bytes-nano", "data=2,context=2,tensor=2"),
+        ("llama3-8b", "fsdp=8,context=8"),
         ("cruncher", "data=2,fsdp=2,tensor=2"),
         ("linear", "data=4,fsdp=2"),
         ("lenet", "data=2,fsdp=2,tensor=2"),
@@ -63,7 +65,6 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("resnet18-fashion", "fsdp=3", "the inputs of the head = 512 does not divide", "use fsdp=2 or 4"),
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
-        ("llama3-8b", "context=2,fsdp=4", "axis 'context' is reserved", "use context=1"),
         (
             "llama3-8b",
             "fsdp=4,expert=2",
@@ -83,6 +84,19 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "= 8 does not divide over data*fsdp*expert = 16",
             "or data*fsdp*expert = 8",
         ),
+        (
+            "gpt2-124m",
+            "context=3",
+            "batch.sequence_length = 1024 does not divide into 2 pieces for each of context = 3 devices",
+            "use batch.sequence_length = 1020 or 1026, or context=2 or 4",
+        ),
+        (
+            "bytes-nano",
+            "context=5,tensor=4",
+            "does not divide into 4 pieces for each of context = 5 devices",
+            "or context=4 or 8",
+        ),
+        ("cruncher", "context=2", "model.kind = cruncher has no sequence for context = 2", "use context=1"),
     ],
 )
 def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str, message: str, hint: str):
@@ -101,6 +115,15 @@ def test_zero1_splits_embed_over_data_as_well():
         check_layout(load_config("bytes-nano", overrides), Layout.parse("data=12,fsdp=2"))
     assert "use data*fsdp=16 or 32, or model.embed_dim = 48 or 72" in caught.value.hint
     check_layout(load_config("bytes-nano", overrides[:1]), Layout.parse("data=12,fsdp=2"))
+
+
+def test_the_loss_must_be_made_of_whole_chunks_of_what_each_device_holds():
+    config = load_config("bytes-nano", ["batch.sequence_length=192", "model.loss_chunk=64"])
+    with pytest.raises(InputError) as caught:
+        check_layout(config, Layout.parse("context=2"))
+    assert "model.loss_chunk = 64 does not divide the 96 positions of context = 2" in caught.value.message
+    assert "use model.loss_chunk = 48" in caught.value.hint
+    check_layout(config, Layout.parse("context=4"))  # 48 are fewer than a chunk
 
 
 def test_the_sizes_that_are_suggested_do_work():

@@ -32,7 +32,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
     Checked: the batch over data * fsdp * expert * microbatch; parameters' embed (width, input) dimension
     over fsdp, under ZeRO-1 over data * fsdp; experts over expert; heads, key-value heads, MLP, vocabulary and
-    sequence over tensor; of lenet, its hidden layer.
+    sequence over tensor; of lenet, its hidden layer; a Transformer's sequence over context, in two pieces for
+    each device, and its loss in whole chunks there.
 
     Raises:
         InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
@@ -41,7 +42,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         if layout.size(name) > 1:
             raise InputError(
                 f"layout {layout}: axis {name!r} is reserved; no model of ours is split over it yet",
-                hint=f"use {name}=1; the axes data, fsdp, expert and tensor are built",
+                hint=f"use {name}=1; the axes data, fsdp, context, expert and tensor are built",
             )
     if layout.size("expert") > 1 and not _has_experts(config.model):
         raise InputError(
@@ -56,6 +57,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     if config.zero1:
         axis, size = ("data*fsdp", layout.size("data") * size)
     problems += _axis_problems(axis, size, _split_sizes(config, "fsdp"))
+    problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 
@@ -102,6 +104,32 @@ def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Pro
         for path, quantity in quantities.items()
         if quantity % size
     ]
+
+
+def _context_problems(config: RunConfig, layout: Layout) -> list[Problem]:
+    size, tensor = layout.size("context"), layout.size("tensor")
+    if size == 1:
+        return []
+    if not isinstance(config.model, TransformerModel):
+        what = f"= {config.model.kind} has no sequence for context = {size} to split"
+        return [("model.kind", what, "use context=1")]
+    length, pieces = config.batch.sequence_length, math.lcm(2, tensor)
+    if length % (size * pieces):
+        ways = near_divisors(length // pieces, size) if length % pieces == 0 else []
+        return [
+            (
+                "batch.sequence_length",
+                f"= {length} does not divide into {pieces} pieces for each of context = {size} devices",
+                f"use batch.sequence_length = {or_list(near_multiples(size * pieces, length))}"
+                + (f", or context={or_list(ways)}" if ways else ""),
+            )
+        ]
+    held = length // size
+    chunk = min(config.model.loss_chunk, held)
+    if held % chunk == 0:
+        return []
+    what = f"= {config.model.loss_chunk} does not divide the {held} positions of context = {size}"
+    return [("model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(held, chunk)[0]}")]
 
 
 def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:

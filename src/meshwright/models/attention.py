@@ -24,11 +24,11 @@ from einops import rearrange
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from ..sharding import axis_size
 from ._base import Context
+from .parts import MAX_BLOCKS, MIN_BLOCK
+from .ring import NAME, in_ring_order, ring_attention
 
-MAX_BLOCKS = 16
-MIN_BLOCK = 128
-NAME = "attention_output"  # what the policy `dots-attention` saves
 CUDNN_MAX_HEAD_DIM = 128  # its gradient takes no more on every generation
 # What JAX itself makes of a mask for cuDNN, which subtracts two very negative numbers wrongly.
 CUDNN_BIAS = {"bfloat16": -2.0 * 2**40, "float16": -2.0 * 2**14}
@@ -54,19 +54,26 @@ class Documents(NamedTuple):
 
 
 def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_dim: int) -> Documents:
-    """What the blocks need to know of documents, made once for all of them. Segments never fall in a row."""
+    """What the blocks need to know of documents, made once for all of them; over `context` in ring order.
+
+    Segments are given in the order of the window, and never fall in a row.
+    """
+    ring = axis_size(context.mesh, "context") > 1
     with jax.named_scope("documents"):
-        segments = context.pin(segments, "batch", "sequence")
+        if not ring:
+            segments = context.pin(segments, "batch", "sequence")
         places = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
         begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
         firsts = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
         bias = None
-        if uses_cudnn(context, head_dim) and segments.shape[1] % 2 == 0:  # a bias must be even for it
+        even = segments.shape[1] % 2 == 0  # a bias must be, for cuDNN
+        if even and not ring and uses_cudnn(context, head_dim):
             same = segments[:, :, None] == segments[:, None, :]
             low = jnp.asarray(CUDNN_BIAS[jnp.dtype(context.dtype).name], context.dtype)
             bias = jnp.where(same, jnp.zeros((), context.dtype), low)
             bias = context.pin(bias, "batch", "sequence", "sequence")[:, None]
-        return Documents(segments, places - firsts, bias)
+        segments, positions = (in_ring_order(x, context.mesh) for x in (segments, places - firsts))
+        return Documents(segments, positions, bias)
 
 
 def causal_attention(
@@ -78,8 +85,13 @@ def causal_attention(
 ) -> Float[Array, "batch sequence heads head_dim"]:
     """Each position attends to itself and those before it, of its document where there are documents.
 
-    Query heads share key heads in groups.
+    Query heads share key heads in groups. Where `context` splits the sequence it lies in ring order.
     """
+    if axis_size(context.mesh, "context") > 1:
+        with jax.named_scope("attention"):
+            cudnn = _goes_to_cudnn(context, query.shape[-1], documents)
+            segments = None if documents is None else documents.segments
+            return ring_attention(query, key, value, segments, context.mesh, cudnn=cudnn)
     with jax.named_scope("attention"):
         local = partial(_on_one_device, cudnn=_goes_to_cudnn(context, query.shape[-1], documents))
         heads = ("batch", "sequence", "heads", "head_dim")

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ..config import TransformerModel
-from ..sharding import look_up, num_shards, rows_here
+from ..sharding import axis_size, look_up, num_shards, rows_here
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
@@ -24,6 +24,7 @@ from .experts import NAME as EXPERT_NAME
 from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters
 from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
+from .ring import in_ring_order, ring_positions
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
@@ -111,24 +112,27 @@ class Transformer:
     ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
         """Final hidden states of `tokens` [batch, sequence], before the head; each layer's `Balance`.
 
+        Over `context` they lie in ring order.
+
         Args:
             segments: the number of each token's document in its window, same shape; None is one document.
         """
         documents = None if segments is None else documents_of(segments, context, self.config.head_dim)
-        x = self.embedded(parameters, tokens, context, documents)
+        x = self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
         x, balance = self.through_blocks(parameters["layers"], x, context, documents)
         return self._norm(x, parameters["final_norm"], context), balance
 
     def embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
     ) -> Float[Array, "batch sequence embed"]:
-        """What the first block is given, in the layout of residuals."""
+        """What the first block is given, in the layout of residuals. Over `context`: in ring order."""
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             x = look_up(context.gather(parameters["embedding"], "vocab", "embed"), tokens, context.mesh)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
-                x = x + (table[: tokens.shape[1]][None] if documents is None else table[documents.positions])
+                places = _places(tokens.shape[1], context, documents)
+                x = x + (table[: tokens.shape[1]][None] if places is None else table[places])
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
     def through_blocks(
@@ -183,6 +187,7 @@ class Transformer:
         else:
             hidden, balance = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        targets = in_ring_order(targets, context.mesh)
         loss = self.loss_of(parameters, hidden, targets, context, gaps=segments is not None)
         return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
 
@@ -203,8 +208,8 @@ class Transformer:
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
             if c.rope_theta is not None:
-                positions = None if documents is None else documents.positions
-                query, key = (_rotate(t, c.rope_theta, positions) for t in (query, key))
+                places = _places(x.shape[1], context, documents)
+                query, key = (_rotate(t, c.rope_theta, places) for t in (query, key))
             out = causal_attention(query, key, value, context, documents)
             out = self._project(out, layer, "attention", "output", context)
             x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
@@ -274,10 +279,23 @@ class Transformer:
             return x
         kept = 1.0 - self.config.dropout
         key = jax.random.fold_in(context.dropout_key, place)
-        # A key for each row of the batch, so that it does not matter which rows are seen here.
-        keys = jax.vmap(partial(jax.random.fold_in, key))(rows_here(x.shape[0], context.mesh))
-        mask = jax.vmap(lambda key: jax.random.bernoulli(key, kept, x.shape[1:]))(keys)
+        # And each row of the batch and position: it does not matter which of them are seen here.
+        rows = jax.vmap(partial(jax.random.fold_in, key))(rows_here(x.shape[0], context.mesh))
+        positions = ring_positions(x.shape[1], context.mesh)
+        keys = jax.vmap(lambda row: jax.vmap(partial(jax.random.fold_in, row))(positions))(rows)
+        mask = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, kept, x.shape[2:])))(keys)
         return jnp.where(context.pin(mask, *RESIDUAL), x / kept, 0).astype(x.dtype)
+
+
+def _places(
+    length: int, context: Context, documents: Documents | None
+) -> Int[Array, "batch_or_1 sequence"] | None:
+    """Where each token stands in its document, or in its window; None if that is the order they lie in."""
+    if documents is not None:
+        return documents.positions
+    if axis_size(context.mesh, "context") == 1:
+        return None
+    return ring_positions(length, context.mesh)[None]
 
 
 def _rotate(

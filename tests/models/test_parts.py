@@ -1,0 +1,112 @@
+"""Attention in parts, against JAX's own attention to all keys at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.models import parts
+from meshwright.models.parts import Blocks, Cudnn, Part, merged
+
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
+# Queries and keys of one part: one block; blocks of 8; of 4, for 20 has no larger divisor up to 8 but 5.
+LENGTHS = [(8, 8), (16, 24), (20, 8)]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(parts, "MIN_BLOCK", 8)
+
+
+def inputs(queries, keys):
+    random = np.random.default_rng(queries + keys)
+    shapes = ((2, queries, HEADS, WIDTH), *((2, keys, KV_HEADS, WIDTH),) * 2, (2, queries, HEADS, WIDTH))
+    return tuple(jnp.array(random.standard_normal(shape, dtype="float32")) for shape in shapes)
+
+
+def theirs(query, key, value, d_out, **how):
+    """Output and gradients of `jax.nn.dot_product_attention`."""
+    with jax.numpy_rank_promotion("allow"):
+        attend = jax.jit(lambda *x: jax.nn.dot_product_attention(*x, **how))
+        out = attend(query, key, value)
+        gradients = jax.jit(lambda *x: jax.vjp(attend, *x)[1](d_out))(query, key, value)
+    return out, gradients
+
+
+def close(found, wanted):
+    for mine, their in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [5, 8, 20])
+def test_a_causal_part_is_causal_attention(length):
+    *arrays, d_out = inputs(length, length)
+    part, blocks = Part(*arrays, None), Blocks()
+    seen = jax.jit(lambda: blocks.forward(part, True))()
+    out, gradients = theirs(*arrays, d_out, is_causal=True)
+    close([seen.out], [out])
+    close(jax.jit(lambda: blocks.backward(part, True, seen, d_out))(), gradients)
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_two_parts_add_up_to_all_their_keys_forward_and_backward(queries, keys):
+    query, key, value, d_out = inputs(queries, 2 * keys)
+    blocks = Blocks()
+    both = [Part(query, key[:, half], value[:, half], None) for half in (slice(keys), slice(keys, None))]
+
+    def ours():
+        seen = merged(*(blocks.forward(part, False) for part in both))
+        return seen.out, [blocks.backward(part, False, seen, d_out) for part in both]
+
+    found, ((d_query, *d_low), (more, *d_high)) = jax.jit(ours)()
+    out, gradients = theirs(query, key, value, d_out)
+    close([found], [out])
+    joined = (jnp.concatenate(x, axis=1) for x in zip(d_low, d_high, strict=True))
+    close((d_query + more, *joined), gradients)
+
+
+def test_a_part_in_which_a_query_sees_nothing_adds_nothing():
+    """Its segment is among its own keys, and not among the others."""
+    query, key, value, d_out = inputs(16, 16)
+    segments = jnp.array(np.repeat([[0, 1, 2]], 2, 0).repeat([5, 8, 3], 1).astype(np.int32))
+    low, high = slice(8), slice(8, None)
+    blocks = Blocks()
+    own = Part(query[:, high], key[:, high], value[:, high], (segments[:, high], segments[:, high]))
+    other = Part(query[:, high], key[:, low], value[:, low], (segments[:, high], segments[:, low]))
+
+    def ours():
+        seen = merged(blocks.forward(own, True), blocks.forward(other, False))
+        given = d_out[:, high]
+        return seen.out, blocks.backward(own, True, seen, given), blocks.backward(other, False, seen, given)
+
+    found, (d_query, *d_high), (more, *d_low) = jax.jit(ours)()
+    same = segments[:, None, :, None] == segments[:, None, None, :]
+    none_low = d_out.at[:, low].set(0)
+    out, (d_whole, *d_keys) = theirs(query, key, value, none_low, is_causal=True, mask=same)
+    close([found, d_query + more], [out[:, high], d_whole[:, high]])
+    close([jnp.concatenate(x, axis=1) for x in zip(d_low, d_high, strict=True)], d_keys)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_scores_of_a_whole_part_are_never_held(causal):
+    length = parts.MAX_BLOCKS * parts.MIN_BLOCK * 2
+    query, key, value, d_out = inputs(length, length)
+    part, blocks = Part(query, key, value, None), Blocks()
+
+    def both():
+        seen = blocks.forward(part, causal)
+        return seen, blocks.backward(part, causal, seen, d_out)
+
+    text = jax.jit(both).lower().as_text()
+    assert f"x{length // parts.MAX_BLOCKS}x{length}x" in text
+    assert f"x{length}x{length}x" not in text
+
+
+def test_documents_are_not_for_cudnn():
+    query, key, value, d_out = inputs(8, 8)
+    segments = jnp.zeros((2, 8), jnp.int32)
+    part = Part(query, key, value, (segments, segments))
+    with pytest.raises(AssertionError, match="cuDNN attends to whole windows"):
+        Cudnn().forward(part, True)
+    with pytest.raises(AssertionError, match="cuDNN attends to whole windows"):
+        Cudnn().backward(part, True, parts.Seen(query, query), d_out)

@@ -1,0 +1,152 @@
+"""The sequence split over `context`, on eight simulated devices, against one device."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from meshwright.compiler._traced import count_traced
+from meshwright.config import TransformerModel
+from meshwright.models import attention, initial_parameters, parts
+from meshwright.models.ring import in_ring_order, ring_attention, ring_positions
+from meshwright.models.transformer import Transformer
+
+LLAMA = TransformerModel(
+    kind="transformer", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=20,
+    vocab_size=32, rope_theta=100.0, loss_chunk=4,
+)  # fmt: skip
+GPT = TransformerModel(
+    kind="transformer", num_layers=1, embed_dim=16, num_heads=4, num_kv_heads=4, mlp_dim=20, vocab_size=32,
+    norm="layer", norm_epsilon=1e-5, position="learned", max_positions=64, mlp="plain", activation="gelu",
+    tied_embeddings=True, bias=True, loss_chunk=512, unroll=True,
+)  # fmt: skip
+MODELS = {"rotary": LLAMA, "learned": GPT}
+LENGTH = 64
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Two blocks on each device that has eight positions."""
+    for module in (attention, parts):
+        monkeypatch.setattr(module, "MIN_BLOCK", 4)
+        monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+
+
+def test_each_device_holds_a_piece_from_either_end(mesh):
+    split = mesh(data=2, context=4)
+    rows = jnp.arange(2 * 16).reshape(2, 16)
+    found = jax.jit(lambda x: in_ring_order(x, split))(rows)
+    order = [0, 1, 14, 15, 2, 3, 12, 13, 4, 5, 10, 11, 6, 7, 8, 9]
+    np.testing.assert_array_equal(found, rows[:, np.array(order)])
+    np.testing.assert_array_equal(jax.jit(lambda: ring_positions(16, split))(), order)
+    assert found.sharding.shard_shape(found.shape) == (1, 4)
+
+
+def test_without_the_axis_the_order_is_that_of_the_window(mesh):
+    rows = jnp.arange(6).reshape(2, 3)
+    assert in_ring_order(rows, mesh(data=2)) is rows
+
+
+@pytest.mark.parametrize(
+    ("axes", "documents"),
+    [({"context": 8}, False), ({"context": 3}, True), ({"data": 2, "context": 2, "tensor": 2}, True)],
+)
+def test_the_ring_gives_what_jaxs_own_attention_gives(mesh, axes, documents):
+    split, length = mesh(**axes), 48
+    random = np.random.default_rng(1)
+    shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (2, length, 4, 8))
+    *arrays, d_out = (jnp.array(random.standard_normal(shape, dtype="float32")) for shape in shapes)
+    segments = jnp.array(np.sort(random.integers(0, 4, (2, length)), axis=1).astype(np.int32))
+    order = np.asarray(jax.jit(lambda: ring_positions(length, split))())
+
+    def ours(query, key, value):
+        ordered = [x[:, order] for x in (query, key, value, segments)]
+        given = ordered[3] if documents else None
+        return ring_attention(*ordered[:3], given, split, cudnn=False)[:, np.argsort(order)]
+
+    mask = segments[:, None, :, None] == segments[:, None, None, :] if documents else None
+
+    def theirs(*x):
+        return jax.nn.dot_product_attention(*x, mask=mask, is_causal=True)
+
+    found = jax.jit(lambda *x: (ours(*x), jax.vjp(ours, *x)[1](d_out)))(*arrays)
+    with jax.numpy_rank_promotion("allow"):
+        wanted = jax.jit(lambda *x: (theirs(*x), jax.vjp(theirs, *x)[1](d_out)))(*arrays)
+    for mine, their in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)
+
+
+def batch_of(documents):
+    random = np.random.default_rng(0)
+    batch = {"tokens": random.integers(32, size=(4, LENGTH + 1), dtype=np.int32)}
+    if documents:
+        batch["segments"] = np.sort(random.integers(0, 5, size=(4, LENGTH + 1), dtype=np.int32), axis=1)
+    return batch
+
+
+def loss_and_gradients(name, context, documents):
+    """The jitted function and its arguments."""
+    model = Transformer(MODELS[name])
+    parameters = initial_parameters(model.parameters(), jax.random.key(1))
+    run = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, {}, b, context)[0]))
+    return run, parameters, batch_of(documents)
+
+
+# Each axis beside it, each format, each way of rematerialisation, each kind of position, documents.
+@pytest.mark.parametrize(
+    ("axes", "name", "dtype", "remat", "documents"),
+    [
+        ({"context": 8}, "rotary", jnp.float32, "none", False),
+        ({"data": 2, "context": 4}, "learned", jnp.float32, "full", True),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.float32, "dots-attention", True),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, "learned", jnp.bfloat16, "dots-attention", False),
+        ({"data": 2, "context": 4}, "rotary", jnp.bfloat16, "dots", False),
+    ],
+)
+def test_loss_and_gradients_are_those_of_one_device(axes, name, dtype, remat, documents, context):
+    alone = context(dtype=dtype)
+    split = context(dtype=dtype, remat=remat, **axes)
+    results = []
+    for where in (alone, split):
+        run, *arguments = loss_and_gradients(name, where, documents)
+        results.append(run(*arguments))
+    (wanted, wanted_gradients), (found, gradients) = results
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    assert float(found) == pytest.approx(float(wanted), rel=tolerance)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(wanted_gradients))
+    for mine, their in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted_gradients), strict=True):
+        np.testing.assert_allclose(mine, their, atol=tolerance * largest)
+
+
+def messages(jaxpr):
+    """Permutations in a traced program, loops multiplied out."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        total += eqn.primitive.name == "ppermute"
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(messages(inner) for inner in jaxprs_in_params(eqn.params))
+    return total
+
+
+@pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots-attention", 1), ("full", 2)])
+def test_only_full_rematerialisation_runs_the_ring_again(remat, runs, context):
+    """Messages round a ring of 4: 3 forward; backward 3 with keys, 3 with their gradients, 1 home."""
+    run, *arguments = loss_and_gradients("rotary", context(remat=remat, context=4), False)
+    assert messages(jax.make_jaxpr(run)(*arguments).jaxpr) == LLAMA.num_layers * (3 * runs + 3 + 3 + 1)
+
+
+@pytest.mark.parametrize("axes", [{"context": 8}, {"data": 2, "context": 2, "tensor": 2}])
+def test_model_flops_are_those_of_one_device(axes, context):
+    counted = []
+    for where in (context(), context(**axes)):
+        run, *arguments = loss_and_gradients("rotary", where, False)
+        counted.append(count_traced(jax.make_jaxpr(run)(*arguments).jaxpr))
+    alone, split = counted
+    assert split.by_phase == alone.by_phase
+    # By hand: 6 products of half of sequence^2 x width for each row, head and layer, and the scores again.
+    half = Fraction(2 * 4 * 4 * LENGTH**2 * 8, 2)
+    assert split.attention == 2 * 6 * half
+    assert split.by_phase["recompute"] == 2 * half
