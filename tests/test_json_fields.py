@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.config import Ticks
 from meshwright.ledger import Collective, Finding, Ledger
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -54,7 +55,13 @@ def test_every_field_is_documented_and_every_documented_field_is_there(printed):
     assert {"", "ledger", "ledger.memory", "ledger.flops", "ledger.traffic[]", "prediction"} <= set(found)
     for path, value in found.items():
         assert set(value) == fields[path], path
-    assert set(fields) - set(found) <= {"ledger.findings[]"}  # a sound step has none
+    # A sound step has no findings, and one stage no pipeline.
+    assert set(fields) - set(found) <= {"ledger.findings[]", "pipeline"}
+
+
+def test_a_pipelines_fields_are_documented():
+    ticks = Ticks(schedule="1f1b", num_stages=2, num_microbatches=4)
+    assert set(ticks.to_dict()) == documented()[0]["pipeline"]
 
 
 @pytest.mark.parametrize(

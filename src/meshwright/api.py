@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import Compiled, Request, compile_program, compiler_options, read_text
-from .config import Layout, RunConfig, check_layout, check_precision, load_config, overridden, settled
+from .config import (
+    Layout,
+    RunConfig,
+    Ticks,
+    check_layout,
+    check_precision,
+    load_config,
+    overridden,
+    settled,
+    ticks_of,
+)
 from .errors import InputError
 from .hardware import Fleet, Link, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
@@ -23,7 +33,7 @@ from .measure import calibration_of_chip, calibration_of_this_machine
 from .predict import Calibration, Prediction, predict, predicted_trace
 from .report import HandSum, hand_sum
 
-SCHEMA = 2
+SCHEMA = 3
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
 # What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
@@ -62,6 +72,11 @@ class Weighing:
             return None
         return hand_sum(self.config, self.compiled, self.ledger.memory)
 
+    @property
+    def pipeline(self) -> Ticks | None:
+        """What the stages do when; None where the layout has one stage, or the program is foreign."""
+        return None if self.config is None else ticks_of(self.config, self.layout)
+
     def trace(self) -> dict[str, Any]:
         """The predicted step of one device, which ui.perfetto.dev opens once it is written as JSON.
 
@@ -91,6 +106,7 @@ class Weighing:
             },
             "source": compiled.source,
             "fits": self.fits,
+            "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
             "ledger": self.ledger.to_dict(),
             "hand_sum": None if by_hand is None else by_hand.to_dict(),
             "prediction": _prediction_dict(self.prediction),

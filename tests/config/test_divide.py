@@ -64,7 +64,18 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("lenet", "fsdp=64", "the inputs of the hidden layer = 800 does not divide", "use fsdp=50 or 80"),
         ("resnet18-fashion", "fsdp=3", "the inputs of the head = 512 does not divide", "use fsdp=2 or 4"),
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
-        ("llama3-8b", "stage=2,fsdp=4", "axis 'stage' is reserved", "use stage=1"),
+        (
+            "llama3-8b",
+            "stage=3",
+            "model.num_layers = 32 does not divide over stage = 3",
+            "stage=2 or 4, or model.num_layers = 30 or 33",
+        ),
+        (
+            "cruncher",
+            "stage=2,data=2",
+            "model.kind = 'cruncher', but stage = 2 splits the layers of a transformer",
+            "use data=4 in place of stage and data",
+        ),
         (
             "llama3-8b",
             "fsdp=4,expert=2",
@@ -158,3 +169,12 @@ def test_without_a_batch_per_replica_a_run_is_settled_as_it_is():
     config = load_config("bytes-nano")
     assert settled(config, Layout.parse("data=8")) == config
     assert config.peak_learning_rate == config.optimizer.learning_rate
+
+
+def test_layers_that_are_not_stacked_cannot_be_stages():
+    config = load_config("bytes-nano", ["model.unroll=true"])
+    with pytest.raises(
+        InputError, match=r"model.unroll = true, but stage = 2 splits layers that are stacked"
+    ):
+        check_layout(config, Layout.parse("stage=2"))
+    check_layout(config, Layout.parse("stage=1"))

@@ -7,6 +7,7 @@ from ._executables import keep_executables as keep_executables
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._modules import module_of as module_of
+from ._modules import shares_of as shares_of
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder

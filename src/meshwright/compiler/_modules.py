@@ -1,13 +1,18 @@
-"""Which part of the model an operation belongs to, by the path in its `op_name`.
+"""Which part of the model an operation belongs to, and how much of it counts, by the path in its `op_name`.
 
 JAX puts the caller's scopes (`jax.named_scope`, Flax modules) into that path, between what it names itself:
 transformations (`jvp(layers)`), loops, calls and, last, the primitive. What is left of
 "jit(step)/transpose(jvp(layers))/while/body/closed_call/mlp_block/up/dot_general" is "layers/mlp_block/up".
+
+Scopes of ours tell those who count what the program alone does not: `needed_A_of_B`, that A / B of the
+arithmetic is the model's; `busy_A_of_B`, that in so many of its runs a stage of a pipeline has a microbatch,
+while the others are its bubble; `taken_A_of_B`, that so many of the runs, over all stages, take this branch.
 """
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 # What JAX names itself: never a part of a model.
 _OWN = frozenset((
@@ -15,11 +20,19 @@ _OWN = frozenset((
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches",
 ))  # fmt: skip
-_NEEDED = re.compile(r"needed_\d+_of_\d+$")
+_SHARE = re.compile(r"(needed|busy|taken)_(\d+)_of_(\d+)(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|pmap|remat|checkpoint)\((.*)\)$")
 _EINSUM = re.compile(r"[a-z.]+,.*->.*$")
+
+
+def shares_of(scopes: str) -> dict[str, Fraction]:
+    """What the scopes of a path say of its work, by `needed`, `busy` and `taken`.
+
+    A scope may stand twice in the path, once from each side of a transform: it counts once.
+    """
+    return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
 
 
 def module_of(op_name: str) -> str:
@@ -51,6 +64,6 @@ def _scope(part: str) -> str:
     while match := _TRANSFORM.match(part):
         part = match[1]
     own = (
-        part in _OWN or _NEEDED.match(part) or _BRANCH.match(part) or _CALL.match(part) or _EINSUM.match(part)
+        part in _OWN or _SHARE.match(part) or _BRANCH.match(part) or _CALL.match(part) or _EINSUM.match(part)
     )
     return "" if own or part.startswith("(") else part

@@ -4,8 +4,9 @@ Imports jax: only the worker process may import this module.
 
 Counted: matmuls, convolutions (multiply-adds that meet neither padding nor dilation holes, as XLA
 counts them), cuDNN attention (causal by the needed half), loops by their length, `cond` by the
-branch that costs most. Inside a scope `needed_A_of_B` the arithmetic counts A/B: causal attention
-written in blocks says so of itself. Not counted: elementwise arithmetic, reductions, sorts.
+branch that costs most. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see `_modules`) the
+arithmetic counts A/B: causal attention written in blocks says so of itself. Not counted: elementwise
+arithmetic, reductions, sorts.
 Listed as unpriced, with shapes: `while` without a known length, custom calls, Pallas kernels, linear
 algebra beyond products (decompositions, solves), Fourier transforms.
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 from jax.extend import core
 
-from ._modules import module_of
+from ._modules import module_of, shares_of
 from ._record import TracedFlops
 
 UNKNOWN = ("pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "pure_callback", "io_callback")
@@ -104,9 +105,8 @@ class _Counter:
     def _add(self, scopes: str, name: str, flops: dict[str, int], times: Fraction) -> None:
         for part, amount in flops.items():
             scaled = times * amount
-            # A scope may stand twice in the path, once from each side of a transform: it counts once.
-            if needed := re.search(r"needed_(\d+)_of_(\d+)", scopes):
-                scaled *= Fraction(int(needed[1]), int(needed[2]))
+            for share in shares_of(scopes).values():
+                scaled *= share
             phase = phase_of(scopes) if part == "work" else part
             self.by_phase[phase] += scaled  # type: ignore[assignment]
             if phase != "recompute":

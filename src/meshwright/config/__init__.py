@@ -13,7 +13,6 @@ from ._divide import check_layout as check_layout
 from ._divide import settled as settled
 from ._layout import AXES as AXES
 from ._layout import BATCH_AXES as BATCH_AXES
-from ._layout import RESERVED_AXES as RESERVED_AXES
 from ._layout import Layout as Layout
 from ._layout import near_divisors as near_divisors
 from ._layout import near_multiples as near_multiples
@@ -40,6 +39,9 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
+from ._pipeline import PipelineSchedule as PipelineSchedule
+from ._pipeline import Ticks as Ticks
+from ._pipeline import ticks_of as ticks_of
 from ._precision import check_precision as check_precision
 from ._problems import input_error as input_error
 from ._run import BatchConfig as BatchConfig

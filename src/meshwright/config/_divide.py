@@ -7,7 +7,7 @@ import math
 from meshwright.errors import InputError
 
 from ._base import Problem
-from ._layout import RESERVED_AXES, Layout, near_divisors, near_multiples, or_list
+from ._layout import Layout, near_divisors, near_multiples, or_list
 from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
 from ._problems import input_error
 from ._run import RunConfig
@@ -30,28 +30,23 @@ def settled(config: RunConfig, layout: Layout) -> RunConfig:
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Refuse a resolved `layout` over which a settled `config` cannot be split evenly.
 
-    Checked: the batch over data * fsdp * expert * microbatch; parameters' embed (width, input) dimension
-    over fsdp, under ZeRO-1 over data * fsdp; experts over expert; heads, key-value heads, MLP, vocabulary and
-    sequence over tensor; of lenet, its hidden layer; a Transformer's sequence over context, in two pieces for
-    each device, and its loss in whole chunks there.
+    Checked: the batch over data * fsdp * expert * microbatch; a Transformer's layers over stage; parameters'
+    embed (width, input) dimension over fsdp, under ZeRO-1 over data * fsdp; experts over expert; heads,
+    key-value heads, MLP, vocabulary and sequence over tensor; of lenet, its hidden layer; a Transformer's
+    sequence over context, in two pieces for each device, and its loss in whole chunks there.
 
     Raises:
-        InputError: a reserved axis, or what does not divide, all at once, with the nearest sizes.
+        InputError: an axis that splits nothing of the model, or all that does not divide, with the nearest
+            sizes.
     """
-    for name in RESERVED_AXES:
-        if layout.size(name) > 1:
-            raise InputError(
-                f"layout {layout}: axis {name!r} is reserved; no model of ours is split over it yet",
-                hint=f"use {name}=1; the axes data, fsdp, context, expert and tensor are built",
-            )
     if layout.size("expert") > 1 and not _has_experts(config.model):
         raise InputError(
             f"{config.name} on layout {layout}: axis 'expert' splits experts, and the model has none",
             hint=f"use data={layout.size('data') * layout.size('expert')} in place of both, or set "
             "model.num_experts",
         )
-    problems = _batch_problems(config, layout)
-    for axis in ("expert", "tensor"):
+    problems = _stage_problems(config, layout) + _batch_problems(config, layout)
+    for axis in ("stage", "expert", "tensor"):
         problems += _axis_problems(axis, layout.size(axis), _split_sizes(config, axis))
     axis, size = ("fsdp", layout.size("fsdp"))
     if config.zero1:
@@ -66,9 +61,26 @@ def _has_experts(model: Model) -> bool:
     return isinstance(model, TransformerModel) and model.num_experts is not None
 
 
+def _stage_problems(config: RunConfig, layout: Layout) -> list[Problem]:
+    """Stages hold some of a Transformer's stacked layers each."""
+    stages, model = layout.size("stage"), config.model
+    if stages == 1:
+        return []
+    if not isinstance(model, TransformerModel):
+        ways = stages * layout.size("data")
+        what = f"= {model.kind!r}, but stage = {stages} splits the layers of a transformer"
+        return [("model.kind", what, f"use data={ways} in place of stage and data")]
+    if model.unroll:
+        what = f"= true, but stage = {stages} splits layers that are stacked"
+        return [("model.unroll", what, "use model.unroll = false")]
+    return []
+
+
 def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
     """The quantities that an axis splits, by their dotted path; by words where no key sets them."""
     model: Model = config.model
+    if axis == "stage":
+        return {"model.num_layers": model.num_layers} if isinstance(model, TransformerModel) else {}
     if axis == "expert":
         experts = model.num_experts if isinstance(model, TransformerModel) else None
         return {"model.num_experts": experts} if experts else {}

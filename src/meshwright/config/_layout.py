@@ -13,8 +13,6 @@ AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""
 BATCH_AXES = ("data", "fsdp", "expert")
 """The axes that split the rows of a batch."""
-RESERVED_AXES = ("stage",)
-"""Names that are kept for axes which no model of ours uses yet."""
 
 _EXAMPLE = "write it as fsdp=64,tensor=8"
 

@@ -22,6 +22,7 @@ from ._data import Data, IdxData, LineData
 from ._layout import Layout
 from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
 from ._optimizers import Optimizer, Schedule, schedule_problems
+from ._pipeline import PipelineSchedule
 
 
 class BatchConfig(Section):
@@ -93,7 +94,9 @@ class RunConfig(Section):
     `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
     fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
     the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `zero1`: parameters
-    and moments are split over data too, and the parameters gathered once a step. `steps`: of `train`.
+    and moments are split over data too, and the parameters gathered once a step. `pipeline`: in which order
+    microbatches pass the stages, where the layout has several: activations of `1f1b` do not grow with the
+    number of microbatches, as those of `gpipe` do. `steps`: of `train`.
     `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
     """
 
@@ -106,6 +109,7 @@ class RunConfig(Section):
     layout: str = "data=-1"
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     zero1: bool = False
+    pipeline: PipelineSchedule = "1f1b"
     batch: BatchConfig
     steps: Positive
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

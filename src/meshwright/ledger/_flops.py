@@ -2,15 +2,17 @@
 
 Counted and not counted: see `_rules`; beside them elementwise work by class, see `_elementwise`. A `while`
 runs as often as the compiler knows; one of unknown length is counted once and named among the unpriced. A
-`conditional` costs as much as its dearest branch, and is named among the assumptions.
+`conditional` costs as much as its dearest branch, and is named among the assumptions; one of ours that says
+how often it is taken (`taken_A_of_B`, see `compiler._modules`) that share of it, rounded down to whole FLOPs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 
-from meshwright.compiler import module_of
+from meshwright.compiler import module_of, shares_of
 
 from ._elementwise import elementwise_of
 from ._loops import trips_of
@@ -26,6 +28,8 @@ RUNNING = ("fusion", "call", "async-start", "custom-call")
 class ExecutedFlops:
     """Sums over one device's program; `unpriced` counts how often each entry runs.
 
+    `first_by_module`: work that is not recomputed, less the bubble's. `bubble`: of the sums, what a stage of
+    a pipeline does without a microbatch, in fractions because only the sum over its loops is whole.
     `elementwise`: operations by class, none of them in the other sums. `assumptions`: conditionals.
     """
 
@@ -33,7 +37,8 @@ class ExecutedFlops:
     by_format: Counter[str] = field(default_factory=Counter[str])
     by_kind: Counter[str] = field(default_factory=Counter[str])
     by_module: Counter[str] = field(default_factory=Counter[str])
-    first_by_module: Counter[str] = field(default_factory=Counter[str])  # recomputation left out
+    first_by_module: dict[str, Fraction] = field(default_factory=dict[str, Fraction])
+    bubble: Fraction = Fraction(0)
     elementwise: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     assumptions: Counter[str] = field(default_factory=Counter[str])
@@ -49,7 +54,9 @@ class ExecutedFlops:
         self.by_format.update(other.by_format)
         self.by_kind.update(other.by_kind)
         self.by_module.update(other.by_module)
-        self.first_by_module.update(other.first_by_module)
+        for module, flops in other.first_by_module.items():
+            self.first_by_module[module] = self.first_by_module.get(module, Fraction(0)) + flops
+        self.bubble += other.bubble
         self.elementwise.update(other.elementwise)
         self.unpriced.update(other.unpriced)
         self.assumptions.update(other.assumptions)
@@ -109,14 +116,19 @@ class _Walk:
 
     def _count(self, total: ExecutedFlops, work: Work, place: _Place, times: int) -> None:
         phase, module = self._phases.of(*place), module_of(place[1].op_name)
-        total.by_phase[phase] += times * (work.flops - work.recompute_flops)
-        if work.recompute_flops:
-            total.by_phase["recompute"] += times * work.recompute_flops
-        total.by_format[work.format] += times * work.flops
-        total.by_kind[work.kind] += times * work.flops
-        total.by_module[module] += times * work.flops
+        shares = shares_of(place[1].op_name)
+        flops, again = (int(times * n * shares.get("taken", 1)) for n in (work.flops, work.recompute_flops))
+        total.by_phase[phase] += flops - again
+        if again:
+            total.by_phase["recompute"] += again
+        total.by_format[work.format] += flops
+        total.by_kind[work.kind] += flops
+        total.by_module[module] += flops
+        busy = shares.get("busy", Fraction(1))
+        total.bubble += flops * (1 - busy)
         if phase != "recompute":
-            total.first_by_module[module] += times * (work.flops - work.recompute_flops)
+            before = total.first_by_module.get(module, Fraction(0))
+            total.first_by_module[module] = before + (flops - again) * busy
 
     def _loop(self, home: Computation, instruction: Instruction, times: int) -> ExecutedFlops:
         trips = trips_of(self._program, home, instruction)
@@ -145,5 +157,7 @@ class _Walk:
                 dearest.assumptions |= branch.assumptions
         place = self._program.source_line(instruction) or instruction.op_name or f"%{instruction.name}"
         text = f"conditional at {place}: counted by its dearest branch, {number} of {len(branches)}"
+        if taken := shares_of(instruction.op_name).get("taken"):
+            text += f", FLOPs by the {taken} of all runs that take it"
         dearest.assumptions[text] += times
         return dearest

@@ -67,8 +67,9 @@ def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         by_format={name: devices * flops for name, flops in executed.by_format.items() if flops},
         by_module={module: devices * flops for module, flops in executed.by_module.most_common()},
         model_by_module=model,
-        waste_by_module=_waste(model, {m: devices * n for m, n in executed.first_by_module.items()}),
+        waste_by_module=_waste(model, {m: int(devices * n) for m, n in executed.first_by_module.items()}),
         rule_6nd=rule_6nd,
+        bubble=int(devices * executed.bubble),
         elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
     )
 

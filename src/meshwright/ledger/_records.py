@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 
-SCHEMA = 5
+SCHEMA = 6
 """Of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module; links;
 findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced. 5: memory by number
-format."""
+format. 6: FLOPs in a pipeline's bubble."""
 UNUSED = "unused"
 """In `by_format`: bytes that are reserved and in which no value lives at the peak, so that they have none."""
 
@@ -31,8 +31,10 @@ class FlopLedger:
     `by_phase`: `executed` by forward | backward | recompute | optimizer | other.
     `by_format`: `executed` by operand format (bf16, fp32, ...). `by_module`: `executed` by the model's own
     scopes ("layers/mlp_block/up"; "" where there is none). `model_by_module`: `model` likewise.
-    `waste_by_module`: executed and not recomputed beyond `model`, by the scope around a module: work that
-    several devices do alike, or on padding, or masked blocks of causal attention computed all the same.
+    `waste_by_module`: executed and not recomputed beyond `model` and bubble, by the scope around a module:
+    work that several devices do alike, or on padding, or masked blocks of causal attention computed all the
+    same. `bubble`: the part of `executed` that stages of a pipeline do without a microbatch, recomputation
+    included.
     `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known.
     `elementwise_by_class`: operations of the optimised program that are no multiply-adds of a product, times
     trip counts, summed over devices, in none of the other counts: arithmetic | transcendental | comparison |
@@ -50,6 +52,7 @@ class FlopLedger:
     waste_by_module: dict[str, int]
     rule_6nd: int | None
     elementwise_by_class: dict[str, int] = field(default_factory=dict[str, int])
+    bubble: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

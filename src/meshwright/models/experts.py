@@ -106,20 +106,24 @@ def expert_mlp(
 def balanced(
     loss: Float[Array, ""], balance: Balance, config: TransformerModel, context: Context
 ) -> tuple[Float[Array, ""], Outcome]:
-    """The loss with what balancing adds in training, and its figures; `balance` of each layer, stacked.
+    """The loss with what balancing adds in training, and its figures; `balance` of each layer, stacked."""
+    metrics = figures_of(balance)
+    if context.training:
+        loss = loss + config.balancing_loss * metrics["balancing_loss"]
+    return loss, Outcome({}, metrics)
+
+
+def figures_of(balance: Balance) -> dict[str, Float[Array, ""]]:
+    """What is shown of the layers' `balance`, stacked.
 
     `balancing_loss` is shown before its factor, `expert_load` is of the layer where it is largest, `dropped`
     of all layers.
     """
-    balancing = jnp.mean(balance.loss)
-    metrics = {
-        "balancing_loss": balancing,
+    return {
+        "balancing_loss": jnp.mean(balance.loss),
         "expert_load": jnp.max(balance.load),
         "dropped": jnp.mean(balance.dropped),
     }
-    if context.training:
-        loss = loss + config.balancing_loss * balancing
-    return loss, Outcome({}, metrics)
 
 
 def route(

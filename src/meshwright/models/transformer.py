@@ -21,7 +21,7 @@ from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
 from .experts import NAME as EXPERT_NAME
-from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters
+from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters, figures_of
 from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
 from .ring import in_ring_order, ring_positions
@@ -117,10 +117,13 @@ class Transformer:
         Args:
             segments: the number of each token's document in its window, same shape; None is one document.
         """
-        documents = None if segments is None else documents_of(segments, context, self.config.head_dim)
+        documents = self._documents(segments, context)
         x = self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
         x, balance = self.through_blocks(parameters["layers"], x, context, documents)
         return self._norm(x, parameters["final_norm"], context), balance
+
+    def _documents(self, segments: Array | None, context: Context) -> Documents | None:
+        return None if segments is None else documents_of(segments, context, self.config.head_dim)
 
     def embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
@@ -180,16 +183,37 @@ class Transformer:
             batch: `tokens` [rows, sequence + 1]; where windows hold several documents also `segments`, same
                 shape: a document's first token is not predicted, and left out of the mean.
         """
-        tokens, segments = batch["tokens"], batch.get("segments")
-        targets = tokens[:, 1:]
-        if segments is None:
-            hidden, balance = self.hidden(parameters, tokens[:, :-1], context)
-        else:
-            hidden, balance = self.hidden(parameters, tokens[:, :-1], context, segments[:, :-1])
-            targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
-        targets = in_ring_order(targets, context.mesh)
-        loss = self.loss_of(parameters, hidden, targets, context, gaps=segments is not None)
+        tokens, segments = _inputs(batch)
+        hidden, balance = self.hidden(parameters, tokens, context, segments)
+        loss = self.loss_of(parameters, hidden, _targets(batch, context), context, gaps="segments" in batch)
         return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
+
+    def entered(self, parameters: Tree, batch: Batch, context: Context) -> Array:
+        """The first of three parts of `loss`, for a pipeline: what the first block is given."""
+        tokens, segments = _inputs(batch)
+        documents = self._documents(segments, context)
+        return self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
+
+    def passed(
+        self, layers: Tree, x: Array, batch: Batch, context: Context, first: Array
+    ) -> tuple[tuple[Array, Array], Balance | None]:
+        """The second part: `x` after some of the layers, of which the first is number `first`; what they
+        add to the loss, and each one's `Balance`."""
+        documents = self._documents(_inputs(batch)[1], context)
+        x, balance = self.through_blocks(layers, x, context, documents, first)
+        added = jnp.float32(0)
+        if balance is not None and context.training:
+            added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers
+        return (x, added), balance
+
+    def judged(self, parameters: Tree, x: Array, batch: Batch, context: Context) -> Float[Array, ""]:
+        """The third part: the loss, from what the last block gave."""
+        hidden = self._norm(x, parameters["final_norm"], context)
+        return self.loss_of(parameters, hidden, _targets(batch, context), context, gaps="segments" in batch)
+
+    def shown(self, balance: Balance | None) -> dict[str, Array]:
+        """The figures of a batch, from each microbatch's and layer's `Balance` [microbatches, layers]."""
+        return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(figures_of)(balance))
 
     def loss_of(
         self, parameters: Tree, hidden: Array, targets: Array, context: Context, *, gaps: bool = False
@@ -296,6 +320,20 @@ def _places(
     if axis_size(context.mesh, "context") == 1:
         return None
     return ring_positions(length, context.mesh)[None]
+
+
+def _inputs(batch: Batch) -> tuple[Array, Array | None]:
+    """Tokens that something follows, and their segments where windows hold several documents."""
+    segments = batch.get("segments")
+    return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]
+
+
+def _targets(batch: Batch, context: Context) -> Array:
+    """What follows each of them, in the order they lie in; a document's first token is not predicted."""
+    targets, segments = batch["tokens"][:, 1:], batch.get("segments")
+    if segments is not None:
+        targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+    return in_ring_order(targets, context.mesh)
 
 
 def _rotate(

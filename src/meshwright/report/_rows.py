@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from meshwright.config import Ticks
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -23,6 +24,16 @@ def elementwise_words(by_class: dict[str, int]) -> str:
 HELP_NOTE = (
     "Upper bounds, by walking the same schedule again; they do not add up. `--explain` compiles real changes."
 )
+
+
+def bubble_words(ticks: Ticks) -> str:
+    """How many of a stage's passes have no microbatch, and what would make them fewer."""
+    idle = ticks.num_passes - ticks.num_microbatches
+    few = ", fewer microbatches than stages" if ticks.num_microbatches < ticks.num_stages else ""
+    return (
+        f"{idle} of a stage's {ticks.num_passes} passes have none of the {ticks.num_microbatches} "
+        f"microbatches ({ticks.num_stages} stages, {ticks.schedule}){few}"
+    )
 
 
 def kind_words(seconds_by_kind: Mapping[str, float]) -> str:

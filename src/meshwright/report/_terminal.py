@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.compiler import Compiled
-from meshwright.config import Layout, RunConfig
+from meshwright.config import Layout, RunConfig, ticks_of
 from meshwright.hardware import Fleet
 from meshwright.ledger import Collective, Finding, FlopLedger, Ledger, MemoryLedger
 from meshwright.predict import Prediction
@@ -22,7 +22,15 @@ from ._hand_sum import hand_sum
 from ._hand_sum_text import hand_sum_table
 from ._layout import add_row, heading, indented, plain_table, spaced
 from ._memory_text import buffer_table, format_table, memory_table
-from ._rows import FLOP_CONVENTION, HELP_NOTE, elementwise_words, help_rows, kind_words, link_words
+from ._rows import (
+    FLOP_CONVENTION,
+    HELP_NOTE,
+    bubble_words,
+    elementwise_words,
+    help_rows,
+    kind_words,
+    link_words,
+)
 from ._shrink import suggestions
 
 NUM_SLICES = 8
@@ -89,7 +97,7 @@ def weighing_text(weighing: Weighed) -> RenderableType:
         parts += [heading(title), hand_sum_table(found), Text()]
     parts += [heading("Number formats at the peak"), format_table(ledger.memory), Text()]
     parts += [heading("Largest buffers at the peak"), buffer_table(ledger.memory), Text()]
-    parts += [heading("FLOPs of one step, all devices"), *_flop_parts(ledger.flops, compiled), Text()]
+    parts += [heading("FLOPs of one step, all devices"), *_flop_parts(weighing), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
     parts += [heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
     parts += [*_finding_parts(ledger.findings), *_unpriced_parts(weighing), _source_line(weighing)]
@@ -128,14 +136,16 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
     return parts
 
 
-def _flop_parts(flops: FlopLedger, compiled: Compiled) -> list[RenderableType]:
+def _flop_parts(weighing: Weighed) -> list[RenderableType]:
     """The counts, how they are counted, and the elementwise work that is in none of them."""
+    flops = weighing.ledger.flops
     words = elementwise_words(flops.elementwise_by_class)
     beside = f" Elementwise operations: {words}." if words else ""
-    return [_flop_table(flops, compiled), indented(Text(FLOP_CONVENTION + beside, style="dim"))]
+    return [_flop_table(weighing), indented(Text(FLOP_CONVENTION + beside, style="dim"))]
 
 
-def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
+def _flop_table(weighing: Weighed) -> RenderableType:
+    flops, compiled = weighing.ledger.flops, weighing.compiled
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -152,6 +162,9 @@ def _flop_table(flops: FlopLedger, compiled: Compiled) -> RenderableType:
     for phase, count in flops.by_phase.items():
         share = f"{100 * count / flops.executed:.1f} % of executed" if flops.executed else ""
         add_row(table, f"  {phase}", _flop(count), share)
+    if weighing.config is not None and (ticks := ticks_of(weighing.config, weighing.layout)):
+        share = f"{100 * flops.bubble / flops.executed:.1f} % of executed"
+        add_row(table, "  in the bubble", _flop(flops.bubble), f"{share}: {bubble_words(ticks)}")
     if flops.by_format:
         formats = ", ".join(f"{name} {_flop(count)}" for name, count in flops.by_format.items())
         add_row(table, "  in formats", "", formats)

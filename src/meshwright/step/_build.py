@@ -22,6 +22,7 @@ from ..models import Context, Model, Outcome, initial_parameters, model_of
 from ..sharding import mesh_here
 from ._gradients import gradients_by_replica, gradients_of
 from ._optimizer import optimizer_of, schedule_of
+from ._pipeline import Pipeline, Staged
 from ._precision import FORMATS, initial_scale, next_scale, scale_metrics, scaled_gradients
 from ._state import abstract_batch, abstract_state
 from ._zero1 import whole_over_replicas
@@ -60,10 +61,21 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     model = model_of(config.model)
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)
-    init, loss = _init_of(config, model, optimizer), _loss_of(config, model, mesh)
+    init, context_of = _init_of(config, model, optimizer), _contexts(config, mesh)
     state = abstract_state(init, declared, mesh, config.zero1)
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
+
+    laid = state_shardings["parameters"]
+    pipeline: Pipeline | None = None
+    if mesh.shape.get("stage", 1) > 1:
+        assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
+        pipeline = Pipeline(model=model, schedule=config.pipeline, context_of=context_of, shardings=laid)
+
+    def loss(
+        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
+    ) -> tuple[Array, Outcome]:
+        return model.loss(parameters, model_state, microbatch, context_of(key))
 
     def used(parameters: Tree) -> Tree:
         if not config.zero1:
@@ -72,6 +84,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
         parameters = used(parameters)
+        if pipeline is not None:
+            return pipeline.metrics(parameters, batch)
 
         def one(microbatch: Tree) -> dict[str, Array]:
             value, outcome = loss(parameters, model_state, microbatch, None)
@@ -83,11 +97,11 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         # Statistics of the batch are the whole batch's: such a model sees all replicas at once.
         sums = gradients_of if jax.tree.leaves(model.state()) else gradients_by_replica
         held = {**state, "parameters": used(state["parameters"])}
+        if pipeline is not None:
+            return pipeline.scaled_gradients(held, batch, _key_of(state))
         return scaled_gradients(sums, loss, laid, held, batch, _key_of(state))
 
-    replicated = NamedSharding(mesh, PartitionSpec())
-    arguments = (state_shardings, batch_shardings)
-    laid = state_shardings["parameters"]
+    replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
     judged = (laid, state_shardings["model_state"], batch_shardings)
     return TrainStep(
         step=jax.jit(
@@ -122,16 +136,14 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
     return init
 
 
-def _loss_of(config: RunConfig, model: Model, mesh: Mesh) -> Any:
-    """The model's loss in the run's format, on what of the mesh the code that calls it sees.
+def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None], Context]:
+    """What a model is told for a microbatch's key, on what of the mesh the code that calls it sees.
 
     Without a key held-out data is judged.
     """
 
-    def loss(
-        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
-    ) -> tuple[Array, Outcome]:
-        context = Context(
+    def context_of(key: Key[Array, ""] | None) -> Context:
+        return Context(
             mesh=mesh_here(mesh),
             dtype=FORMATS[config.precision],
             platform=_platform(mesh),
@@ -141,9 +153,8 @@ def _loss_of(config: RunConfig, model: Model, mesh: Mesh) -> Any:
             dropout_key=key,
             training=key is not None,
         )
-        return model.loss(parameters, model_state, microbatch, context)
 
-    return loss
+    return context_of
 
 
 def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:

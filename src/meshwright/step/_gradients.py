@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -116,6 +116,12 @@ def _axes(part: Any) -> tuple[str, ...]:
     return part if isinstance(part, tuple) else (part,) if part else ()
 
 
+def without_axes(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
+    """How what `spec` splits over all axes is still split where the code is manual along `axes`."""
+    gone = frozenset(axes)
+    left = (tuple(axis for axis in _axes(part) if axis not in gone) for part in spec)
+    return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
+
+
 def _without_replicas(spec: PartitionSpec) -> PartitionSpec:
-    left = (tuple(axis for axis in _axes(part) if axis != REPLICAS) for part in spec)
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in left))
+    return without_axes(spec, (REPLICAS,))

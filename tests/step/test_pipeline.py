@@ -1,0 +1,211 @@
+"""Loss and gradients through stages against one device; what the compiled pipeline sends and keeps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import meshwright as mw
+from meshwright.config import load_config
+from meshwright.models import Context, initial_parameters, model_of
+from meshwright.sharding import activation_spec, mesh_here, parameter_spec
+from meshwright.step import FORMATS, build_step
+from meshwright.step._gradients import gradients_of
+from meshwright.step._matrices import is_parameter
+from meshwright.step._pipeline import Pipeline
+
+TINY = ("data.source=synthetic", "model.num_layers=4", "model.num_kv_heads=4", "model.embed_dim=16")
+TINY += ("model.mlp_dim=32", "model.vocab_size=64", "batch.sequence_length=16", "model.loss_chunk=16")
+GPT = ("model.norm=layer", "model.bias=true", "model.mlp=plain", "model.position=learned")
+GPT += ("model.rope_theta=none", "model.max_positions=16", "model.tied_embeddings=true")
+ROWS = 4
+
+
+class Run:
+    """A tiny model, a batch of it, and the two ways to its gradients."""
+
+    def __init__(self, num_microbatches, *overrides, packed=False):
+        self.config = load_config("bytes-nano", (*TINY, "precision=fp32", *overrides))
+        self.model = model_of(self.config.model)
+        self.declared = self.model.parameters()
+        self.parameters = initial_parameters(self.declared, jax.random.key(0))
+        shape = (num_microbatches, ROWS, 17)
+        self.batch = {"tokens": jax.random.randint(jax.random.key(1), shape, 0, 64)}
+        if packed:
+            breaks = jax.random.bernoulli(jax.random.key(2), 0.2, shape)
+            self.batch["segments"] = jnp.cumsum(breaks, axis=-1, dtype=jnp.int32)
+        self.key = jax.random.key(3)
+
+    def context_of(self, mesh, key):
+        return Context(
+            mesh=mesh_here(mesh),
+            dtype=FORMATS[self.config.precision],
+            platform="cpu",
+            remat=self.config.remat,
+            dropout_key=key,
+            training=key is not None,
+        )
+
+    def alone(self, mesh):
+        """On one device, microbatch by microbatch."""
+
+        def loss(parameters, state, batch, key):
+            return self.model.loss(parameters, state, batch, self.context_of(mesh, key))
+
+        whole = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), self.parameters)
+        found = jax.jit(lambda p, b: gradients_of(loss, whole, p, {}, b, self.key))
+        value, _, gradient = found(self.parameters, self.batch)
+        return value, gradient
+
+    def laid(self, mesh):
+        return jax.tree.map(
+            lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh)), self.declared, is_leaf=is_parameter
+        )
+
+    def pipeline(self, mesh):
+        return Pipeline(
+            model=self.model,
+            schedule=self.config.pipeline,
+            context_of=functools.partial(self.context_of, mesh),
+            shardings=self.laid(mesh),
+        )
+
+    def compiled(self, mesh):
+        """The pipeline's loss and gradients, compiled, with their arguments."""
+        rows = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
+        arguments = jax.device_put(self.parameters, self.laid(mesh)), jax.device_put(self.batch, rows)
+        found = jax.jit(
+            lambda p, b: self.pipeline(mesh).scaled_gradients({"parameters": p}, b, self.key)[::2],
+            out_shardings=(NamedSharding(mesh, PartitionSpec()), self.laid(mesh)),
+        )
+        return found.lower(*arguments).compile(), arguments
+
+
+@pytest.fixture(scope="module")
+def run_of():
+    return functools.cache(Run)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return functools.cache(lambda run, mesh: run.alone(mesh))
+
+
+def test_experts_are_balanced_over_all_stages_and_their_figures_shown(mesh):
+    experts = ("model.num_experts=4", "model.experts_per_token=2", "model.balancing_loss=0.1")
+    config = load_config("bytes-nano", (*TINY, *experts, "precision=fp32", "batch.microbatch_sequences=2"))
+    config = config.model_copy(update={"batch": config.batch.model_copy(update={"sequences": 16})})
+    metrics, states, held_out = [], [], []
+    for axes in ({}, {"stage": 2, "data": 2, "expert": 2}):
+        whole = {"microbatch_sequences": 2 if axes else 8}
+        config = config.model_copy(update={"batch": config.batch.model_copy(update=whole)})
+        built = build_step(config, mesh(**axes))
+        state = built.init(np.uint32(0))
+        tokens = np.random.default_rng(0).integers(0, 64, built.batch["tokens"].shape, np.int32)
+        batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}
+        held_out.append(jax.tree.map(float, built.evaluate(state["parameters"], {}, batch)))
+        state, found = built.step(state, batch)
+        metrics.append(jax.tree.map(float, found))
+        states.append(state["parameters"])
+    assert {"balancing_loss", "expert_load", "dropped"} < metrics[0].keys()
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-5)
+    assert held_out[1] == pytest.approx(held_out[0], rel=1e-5)
+    assert worst(*states) < 1e-4
+
+
+def worst(mine, theirs):
+    """The largest difference of two trees, over the largest number."""
+    pairs = list(zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True))
+    largest = max(float(jnp.abs(b).max()) for _, b in pairs)
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs) / largest
+
+
+STAGE_DATA_TENSOR = {"stage": 2, "data": 2, "tensor": 2}
+STAGE_FSDP_TENSOR = {"stage": 2, "fsdp": 2, "tensor": 2}
+CASES = [
+    pytest.param({"stage": 2}, 4, (), id="two stages"),
+    pytest.param({"stage": 4}, 8, ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
+    pytest.param({"stage": 4}, 2, ("remat=none",), id="fewer microbatches than stages"),
+    pytest.param(STAGE_DATA_TENSOR, 4, ("pipeline=gpipe",), id="data and tensor, gpipe"),
+    pytest.param(STAGE_FSDP_TENSOR, 8, ("remat=full", *GPT), id="fsdp and tensor, as GPT-2"),
+    pytest.param({"stage": 4, "fsdp": 2}, 8, ("remat=none", "model.dropout=0.2"), id="fsdp, dropout"),
+    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), id="context and tensor"),
+    pytest.param(STAGE_DATA_TENSOR, 8, ("remat=none",), id="data and tensor", marks=pytest.mark.long),
+    pytest.param(STAGE_FSDP_TENSOR, 4, ("pipeline=gpipe",), id="fsdp, gpipe", marks=pytest.mark.long),
+    pytest.param({"stage": 4, "fsdp": 2}, 4, ("remat=full",), id="four and fsdp", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("axes", "num_microbatches", "overrides"), CASES)
+def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, overrides, mesh, run_of, alone):
+    run = run_of(num_microbatches, *overrides)
+    value, gradient = alone(run, mesh())
+    step, arguments = run.compiled(mesh(**axes))
+    found, through_stages = step(*arguments)
+    assert float(found) == pytest.approx(float(value), rel=1e-5)
+    assert worst(through_stages, gradient) < 1e-5
+
+
+def test_documents_in_a_window_and_bf16_are_as_on_one_device(mesh, run_of, alone):
+    run = Run(4, "precision=bf16", packed=True)
+    value, gradient = alone(run, mesh())
+    step, arguments = run.compiled(mesh(stage=2, data=2))
+    found, through_stages = step(*arguments)
+    assert float(found) == pytest.approx(float(value), rel=2e-2)
+    assert worst(through_stages, gradient) < 2e-2
+
+
+def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(mesh):
+    """Under fp16, so that the loss scale goes along."""
+    config = load_config("bytes-nano", (*TINY, "precision=fp16", "batch.microbatch_sequences=2"))
+    metrics, states = [], []
+    for axes in ({}, {"stage": 2}):
+        built = build_step(config, mesh(**axes))
+        state = built.init(np.uint32(0))
+        tokens = np.random.default_rng(0).integers(0, 64, built.batch["tokens"].shape, np.int32)
+        batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}
+        held_out = built.evaluate(state["parameters"], {}, batch)["loss"]
+        bad = jax.tree.map(int, built.inspect(state, batch))
+        assert all(count == 0 for count in jax.tree.leaves(bad))
+        state, found = built.step(state, batch)
+        metrics.append({"held out": float(held_out), **jax.tree.map(float, found)})
+        states.append(state["parameters"])
+    assert metrics[1] == pytest.approx(metrics[0], rel=2e-3)
+    assert metrics[1]["loss_scale"] > 1
+    assert worst(*states) < 2e-2
+
+
+def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keeps_does(mesh):
+    held = {
+        (schedule, number): Run(number, f"pipeline={schedule}").compiled(mesh(stage=2))[0]
+        for schedule in ("1f1b", "gpipe")
+        for number in (8, 32)
+    }
+    temporary = {case: step.memory_analysis().temp_size_in_bytes for case, step in held.items()}
+    # The copy of the batch's tokens, which the CPU makes for each loop, does.
+    tokens = 3 * (32 - 8) * ROWS * 17 * 4
+    assert temporary["1f1b", 32] - temporary["1f1b", 8] <= tokens
+    kept_of_a_tick = (temporary["gpipe", 8] - temporary["1f1b", 8]) / (9 - 3)  # slots: M + S - 1, and 2 S - 1
+    grown = temporary["gpipe", 32] - temporary["gpipe", 8]
+    assert grown == pytest.approx((32 - 8) * kept_of_a_tick, rel=0.1)
+
+
+def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
+    """L layers in S stages, M microbatches of R rows: 16 rows of 16 positions of 16 numbers in fp32."""
+    overrides = (*TINY, "precision=fp32", "remat=full", "batch.sequences=16", "batch.microbatch_sequences=2")
+    alone = mw.weigh("bytes-nano", on="1xCPU", overrides=overrides).ledger.flops
+    weighed = mw.weigh("bytes-nano", on="4xCPU", layout="stage=4", overrides=overrides)
+    flops, ticks = weighed.ledger.flops, weighed.pipeline
+    assert (ticks.num_stages, ticks.num_microbatches) == (4, 8)
+    assert flops.model == alone.model
+    assert flops.executed - flops.bubble == alone.executed
+    # Every stage runs its layers, forward, again and backward, in 11 passes of which 8 have a microbatch.
+    head = 6 * 16 * 16 * 16 * 64
+    assert flops.bubble / (flops.executed - head) == pytest.approx(3 / 11)
+    permutes = [item for item in weighed.ledger.traffic if item.kind == "collective-permute"]
+    assert {item.axes for item in permutes} == {("stage",)}
+    passes, activation = 8 + 4 - 1, 2 * 16 * 16 * 4
+    assert sum(item.payload_bytes for item in permutes) == 2 * passes * activation
