@@ -12,7 +12,7 @@ NUM_GPUS = tuple(2**power for power in range(3, 13))  # 8 to 4096
 MODES = ("strong", "weak")
 SEQUENCES_PER_GPU = 2  # of weak scaling; the published bf16 runs of these models had 2, one had 1.5
 MOST_TENSOR = 8  # a host's GPUs
-HYBRID_FROM = 256  # GPUs; on 16 to 64 the state over all of them was the faster, with memory to spare
+HYBRID_FROM = 512  # GPUs; of 8B on 16, 32, 64 and 256 the state over all of them was the faster
 # GPUs that hold one copy of the state in the hybrid layout, and what is rematerialised: what fits an H100.
 COPY_GPUS = {"llama3-8b": 8, "llama3-70b": 64}
 REMAT = {"llama3-8b": "dots-attention", "llama3-70b": "full"}
