@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoint import Checkpoints, Rejected, Saved, SaveFailed, _checkpoints
+from meshwright.checkpoint._newest import found_at
 from meshwright.errors import MeshwrightError
+from meshwright.processes import Peers
 
 SAVING = Path(__file__).with_name("saving.py")
 
@@ -425,3 +429,82 @@ def test_all_damaged_is_an_error_and_not_a_new_beginning(tmp_path: Path):
     with pytest.raises(MeshwrightError, match="none of the 1 checkpoints"):
         checkpoints.newest()
     checkpoints.close()
+
+
+class Store:
+    """In place of jax's coordination service, for processes that are threads here."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        time.sleep(0.001)
+        if key not in self.values:
+            raise RuntimeError("DEADLINE_EXCEEDED")
+        return self.values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        del self.values[key]
+
+
+def in_two_processes(folder: Path, do: Callable[[Checkpoints], Any]) -> list[Any]:
+    """What `do` gives in each of two processes with checkpoints of one folder."""
+    store = Store()
+
+    def one(index: int) -> Any:
+        checkpoints = Checkpoints(folder, peers=Peers(store, index, 2))
+        try:
+            return do(checkpoints)
+        finally:
+            checkpoints.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(one, range(2)))
+
+
+def test_a_disk_that_refuses_one_process_is_told_to_all_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_state: Callable[..., Any]
+):
+    write = _checkpoints.write_part
+
+    def refuse(folder: Path, step: int, arrays: Any, process: int) -> Any:
+        if process == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(folder, step, arrays, process)
+
+    monkeypatch.setattr(_checkpoints, "write_part", refuse)
+
+    def save(checkpoints: Checkpoints) -> Any:
+        checkpoints.save(1, small_state(), {})
+        checkpoints.wait()
+        return checkpoints.finished()
+
+    first, second = in_two_processes(tmp_path, save)
+    assert first == second
+    assert isinstance(first[0], SaveFailed)
+    assert "the checkpoint of step 1 was not saved: No space left on device" in first[0].reason
+    assert steps_of(tmp_path) == []
+    assert not list(tmp_path.glob(".1.*"))
+
+
+def test_the_first_process_says_which_checkpoint_is_the_newest_good_one(
+    tmp_path: Path, small_state: Callable[..., Any]
+):
+    alone = Checkpoints(tmp_path)
+    for step in (1, 2):
+        alone.save(step, small_state(step), {"of": step})
+    alone.close()
+    (tmp_path / "2/arrays-0-00000.bin").write_bytes(b"damaged")
+    first, second = in_two_processes(tmp_path, lambda checkpoints: checkpoints.newest())
+    assert (first.step, second.step) == (1, 1)
+    assert [each.step for each in first.rejected] == [2]
+    assert second.manifest == first.manifest
+
+
+def test_a_checkpoint_that_a_process_does_not_see_is_an_error(tmp_path: Path):
+    with pytest.raises(MeshwrightError, match="is not there for process") as error:
+        found_at(tmp_path, 3)
+    assert "where every host sees it" in error.value.hint

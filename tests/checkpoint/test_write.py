@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from meshwright.checkpoint import _write
 from meshwright.checkpoint._copy import HostArray
 from meshwright.checkpoint._manifest import verified
 from meshwright.checkpoint._restore import whole_array
-from meshwright.checkpoint._write import write_manifest, write_part
+from meshwright.checkpoint._write import leave_part, take_part, write_manifest, write_part
 
 
 def host(path: str, values: np.ndarray, num_pieces: int = 1) -> HostArray:
@@ -68,3 +69,26 @@ def test_hashes_are_those_of_sha256sum(tmp_path: Path):
     assert printed.split()[0] == manifest.files[0].sha256
     check = ["sha256sum", "--check", "manifest.json.sha256"]
     subprocess.run(check, cwd=tmp_path, capture_output=True, check=True)
+
+
+def test_the_parts_of_several_processes_make_one_checkpoint(tmp_path: Path):
+    folder = tmp_path / "3"
+    folder.mkdir()
+    values = np.arange(24, dtype=np.float32).reshape(8, 3)
+    first = host("a", values[:4], 2)
+    last = host("a", values[4:], 1)
+    first = dataclasses.replace(first, shape=values.shape)
+    last = dataclasses.replace(last, shape=values.shape, starts=((4, 0),))
+    parts = [write_part(folder, 3, [first], 0)]
+    leave_part(folder, write_part(folder, 3, [last], 1), 1)
+    parts.append(take_part(folder, 1))
+    write_manifest(folder, parts, {"lr": 0.1})
+    manifest = verified(folder, 3)  # which refuses a file that is not in it
+    assert manifest.about == {"lr": 0.1}
+    assert [file.name for file in manifest.files] == ["arrays-0-00000.bin", "arrays-1-00000.bin"]
+    np.testing.assert_array_equal(whole_array(folder, manifest.arrays[0]), values)
+
+
+def test_a_part_that_is_not_there_is_no_checkpoint(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        take_part(tmp_path, 1)

@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.cli import _processes
 from meshwright.cli._processes import run_processes
+from meshwright.cli._train import train
 from meshwright.errors import InputError
 
 CHILD = """
@@ -117,6 +118,13 @@ def test_devices_that_cannot_be_shared_are_refused_before_anything_starts():
     with pytest.raises(InputError, match="3 processes cannot share the 8 devices of 8xCPU") as error:
         run_processes(3, "8xCPU")
     assert error.value.hint == "the nearest that can: --processes 2"
+
+
+def test_restarts_of_one_process_of_a_cluster_are_refused(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(InputError, match="--restarts in one of the processes that Slurm") as error:
+        train("linear", restarts=2)
+    assert "deploy/" in error.value.hint
 
 
 def test_processes_within_processes_are_refused(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
+from meshwright.processes import Alone
 from meshwright.training import _devices, local_fleet
 from meshwright.training._devices import devices_of
 
@@ -35,6 +36,30 @@ def test_a_failure_to_list_devices_has_its_last_words(monkeypatch):
 
 def test_a_cpu_fleet_is_the_first_of_the_simulated_devices():
     assert devices_of(Fleet.parse("2xCPU"), Layout.parse("data=2")) == jax.devices("cpu")[:2]
+
+
+class Several(Alone):
+    count = 3
+
+
+def test_processes_that_cannot_share_the_simulated_devices_are_refused(monkeypatch):
+    monkeypatch.setattr(_devices, "processes_of_this_run", Several)
+    with pytest.raises(InputError, match="3 processes cannot share the 8 devices of 8xCPU evenly") as error:
+        devices_of(Fleet.parse("8xCPU"), Layout.parse("data=8"))
+    assert "start 2 processes, or simulate a multiple of 3 devices" in error.value.hint
+
+
+def test_on_cpus_each_process_brings_one_device(monkeypatch):
+    monkeypatch.setattr(_devices, "processes_of_this_run", Several)
+    assert local_fleet().name == "3xCPU"
+
+
+def test_all_devices_of_several_processes_belong_to_the_fleet(monkeypatch):
+    monkeypatch.setattr(_devices, "processes_of_this_run", Several)
+    devices = [SimpleNamespace(device_kind=H100)] * 4
+    with pytest.raises(InputError, match="3 processes have 4 devices, and 2xH100 has 2") as error:
+        _devices._attached(Fleet.parse("2xH100"), devices)
+    assert "--on local" in error.value.hint
 
 
 def test_more_simulated_devices_than_were_made_need_a_new_process():

@@ -9,7 +9,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format that is read below
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.training._files import RunFiles, metrics_of
+from meshwright.processes import Alone
+from meshwright.training._files import NoFiles, RunFiles, check_shared, metrics_of
 
 
 def tensorboard_scalars(folder: Path) -> dict[tuple[str, int], float]:
@@ -136,3 +137,45 @@ def test_a_number_that_is_not_finite_is_null_and_not_in_tensorboard(tmp_path):
         files.write(1, "train", {"loss": None, "applied": 0.0})
     assert metrics_of(tmp_path) == [{"step": 1, "loss": None, "applied": 0.0}]
     assert tensorboard_scalars(tmp_path) == {("train/applied", 1): 0.0}
+
+
+class Second(Alone):
+    """The second of two processes; the first has left `token` in its folder."""
+
+    index, count, is_first, name, token = 1, 2, False, "process 1 of 2 on b", "0af1"
+
+    def from_first(self, what, make):
+        return self.token
+
+    def gathered(self, what, value):
+        return ["", value]
+
+
+def test_processes_that_see_one_folder_go_on(tmp_path):
+    (tmp_path / ".shared").write_text(Second.token)
+    check_shared(tmp_path, Second())
+    check_shared(tmp_path / "absent", Alone())
+
+
+@pytest.mark.parametrize("mark", [None, "of another run"])
+def test_a_process_that_sees_another_folder_is_named(tmp_path, mark):
+    if mark is not None:
+        (tmp_path / ".shared").write_text(mark)
+    with pytest.raises(InputError, match=r"of the first process is not that of process 1 of 2 on b") as error:
+        check_shared(tmp_path, Second())
+    assert "that all hosts share" in error.value.hint
+
+
+def test_the_first_process_leaves_no_mark(tmp_path):
+    class First(Alone):
+        count = 2
+
+    check_shared(tmp_path, First())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_writes_no_files_takes_what_there_is_to_write():
+    files = NoFiles()
+    files.write(1, "train", {"loss": 1.0})
+    files.notice(1, "spike", "high", "")
+    assert files.trouble == ""

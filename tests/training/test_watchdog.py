@@ -1,3 +1,4 @@
+import socket
 import subprocess
 import sys
 import threading
@@ -5,6 +6,7 @@ import threading
 import pytest
 
 from meshwright.config import FaultConfig
+from meshwright.processes import Alone
 from meshwright.training._phases import Phases
 from meshwright.training._watchdog import Watchdog
 
@@ -38,6 +40,20 @@ def test_a_run_that_hangs_is_ended_with_every_threads_stack(tmp_path, steps, wor
     assert "test_watchdog.py" in said  # where this thread waits
     assert "deadline_seconds, which is 0.2" in said
     assert capfd.readouterr().err.startswith("error: nothing has gone on for ")
+
+
+class Second(Alone):
+    index, count, is_first = 1, 4, False
+
+
+def test_of_several_processes_the_one_that_hangs_is_named_and_leaves_its_own_stacks(tmp_path, capfd):
+    ended = threading.Event()
+    faults = FaultConfig(startup_deadline_seconds=0.2)
+    with Watchdog(tmp_path, faults, Phases(), lambda status: ended.set(), Second()).watching():
+        assert ended.wait(30)
+    assert "test_watchdog.py" in (tmp_path / "hang-1.txt").read_text()
+    assert not (tmp_path / "hang.txt").exists()
+    assert f"(1 of the run's 4) on {socket.gethostname()} hangs and is ended" in capfd.readouterr().err
 
 
 def test_without_deadlines_nothing_is_watched(tmp_path):

@@ -12,6 +12,7 @@ import traceback
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, MeshwrightError
+from meshwright.processes import leave
 
 from ._account import account
 from ._catalog import fleets, formats
@@ -50,7 +51,12 @@ def main() -> None:
         app(prog_name="meshwright")
     except MeshwrightError as error:
         print_error(error)
+        leave(error.message, error.exit_code)
         sys.exit(error.exit_code)
-    except Exception:  # Python's own status for it is 1, which says that there is a hint
+    except Exception as error:  # Python's own status for it is 1, which says that there is a hint
         traceback.print_exc()
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        leave(
+            words, EXIT_BROKE_OFF, wait=isinstance(error, RuntimeError)
+        )  # as jax's are, when a peer is gone
         sys.exit(EXIT_BROKE_OFF)

@@ -22,7 +22,7 @@ from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, plac
 from ._restarts import SIGNALS, without_option
 
 LOOK_SECONDS = 0.02
-TOGETHER_SECONDS = 2.0  # within which processes that end for one reason do
+TOGETHER_SECONDS = 5.0  # within which processes that end for one reason do; the first leaves last
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
 LAST_LINES = 12
 
@@ -66,7 +66,8 @@ def run_processes(num_processes: int, on: str) -> int:
             with _passed_on(children) as asked:
                 while not any(child.status for child in children) and any(c.status is None for c in children):
                     time.sleep(LOOK_SECONDS)
-                _wait(children, TOGETHER_SECONDS)
+                if not any(_was_killed(child, asked) for child in children):
+                    _wait(children, TOGETHER_SECONDS)
             ended = [child for child in children if child.status is not None]  # by themselves
         finally:
             _end(children)
@@ -175,6 +176,12 @@ def _judged(children: list[_Child], ended: list[_Child], asked: list[int]) -> in
             file=sys.stderr,
         )
     return status if status > 0 else EXIT_BROKE_OFF
+
+
+def _was_killed(child: _Child, asked: list[int]) -> bool:
+    """Whether a signal that we have not sent has ended it, and no abort of its own."""
+    status = child.status
+    return status is not None and status < 0 and -status not in (signal.SIGABRT, *asked)
 
 
 def _guilt(child: _Child) -> int:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.processes import join, place_in
+from meshwright.errors import InputError
+from meshwright.processes import join, over, place_in
 
 from ._console import JsonFlag, console, print_json, show
 from ._processes import run_processes
@@ -83,6 +84,7 @@ def train(
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
     if restarts:
+        _check_restarts()
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
         raise typer.Exit(run_processes(processes, on))
@@ -104,6 +106,7 @@ def train(
             on_event=on_event,
             on_first_steps=on_first_steps,
         )
+    over()
     if is_first and as_json:
         print_json(_answer(run))
     elif is_first:
@@ -113,6 +116,15 @@ def train(
         print(f"Report: {run.folder / 'report.html'}")  # on one line, however long
     if run.measurement.signal:
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
+
+
+def _check_restarts() -> None:
+    place = place_in(os.environ)
+    if place is not None:
+        raise InputError(
+            f"--restarts in one of the processes that {place.launcher} has started: alone it cannot return",
+            hint="leave --restarts out, and let the job file begin all of them again, as those of deploy/ do",
+        )
 
 
 def _joined() -> bool:

@@ -3,6 +3,8 @@ Imports: `errors`, jax (late). Imported by: `checkpoint`, `training`, `_train`, 
 """
 
 from ._join import join as join
+from ._join import leave as leave
+from ._join import over as over
 from ._join import processes_of_this_run as processes_of_this_run
 from ._peers import Alone as Alone
 from ._peers import Peers as Peers

@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import MeshwrightError
 from ._peers import Alone, Peers
 from ._place import PARENT, Place
+from ._roll import Roll
 
-HEARTBEAT_SECONDS = 10  # after which jax takes a silent process for dead, and ends the others; its own is 100
+HEARTBEAT_SECONDS = 15  # after which jax ends all if the roll has not; its own is 100
 START_SECONDS = 300  # for all processes to be there
 END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 # Of a collective on a CPU. A dead peer of more than two is else noticed by the heartbeat alone, which ends a
@@ -21,6 +22,7 @@ END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 COLLECTIVE_SECONDS = 60
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
 PR_SET_PDEATHSIG = 1
+_ROLL: list[Roll] = []  # of this process, once it has joined others
 
 
 def join(place: Place) -> Alone:
@@ -54,7 +56,31 @@ def join(place: Place) -> Alone:
             hint="process 0 must be up and its address reachable; the page on training shows job files that "
             "work. To train in this process alone, take the launcher's variables out of the environment",
         ) from failed
-    return processes_of_this_run()
+    peers = processes_of_this_run()
+    if peers.count > 1:
+        roll = Roll(_state().client, peers.index, peers.name)
+        roll.start()
+        _ROLL.append(roll)
+    return peers
+
+
+def leave(words: str, status: int, *, wait: bool = False) -> None:
+    """Where this is one of several processes: tell the others that it ends before the run is over, and end it
+    with `status` at once, for jax would wait for the others to end as well.
+
+    Args:
+        wait: whether another process's end may be the reason, which is then to be named first.
+    """
+    if _ROLL:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _ROLL.pop().leave(words, status, wait)
+
+
+def over() -> None:
+    """The run is over, as all processes know: none misses another from now on."""
+    if _ROLL:
+        _ROLL.pop().stop()
 
 
 def processes_of_this_run() -> Alone:
