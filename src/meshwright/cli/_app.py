@@ -56,7 +56,5 @@ def main() -> None:
     except Exception as error:  # Python's own status for it is 1, which says that there is a hint
         traceback.print_exc()
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        leave(
-            words, EXIT_BROKE_OFF, wait=isinstance(error, RuntimeError)
-        )  # as jax's are, when a peer is gone
+        leave(words, EXIT_BROKE_OFF, wait=True)  # a collective that has lost a peer breaks off as well
         sys.exit(EXIT_BROKE_OFF)

@@ -14,7 +14,7 @@ from ._peers import Alone, Peers
 from ._place import PARENT, Place
 from ._roll import Roll
 
-HEARTBEAT_SECONDS = 15  # after which jax ends all if the roll has not; its own is 100
+HEARTBEAT_SECONDS = 30  # after which jax ends all if the roll has not; its own is 100
 START_SECONDS = 300  # for all processes to be there
 END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 # Of a collective on a CPU. A dead peer of more than two is else noticed by the heartbeat alone, which ends a
