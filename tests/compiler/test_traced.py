@@ -174,6 +174,14 @@ def test_the_body_of_a_shard_map_runs_on_every_device_of_its_manual_axes():
     assert counted(product, f32(16, 16)).by_phase["forward"] == 8 * 2 * 4 * 4 * 16
 
 
+def test_scopes_say_which_share_of_the_runs_is_the_models():
+    def ticks(x):
+        with jax.named_scope("busy_4_of_5"), jax.named_scope("needed_1_of_2"):
+            return lax.scan(lambda x, _: (x @ x, None), x, length=5)[0]
+
+    assert counted(ticks, f32(8, 8)).by_phase["forward"] == 4 * SQUARE // 2
+
+
 def test_a_pallas_kernel_is_listed_with_its_shapes():
     def kernel(x_ref, y_ref):
         y_ref[...] = x_ref[...] @ x_ref[...]

@@ -28,6 +28,13 @@ def test_elementwise_work_is_shown_by_class_where_it_is_known(page, weighing):
     assert "Elementwise operations" not in page()
 
 
+def test_the_bubbles_flops_are_shown_where_there_is_a_pipeline(page, weighing):
+    flops = dataclasses.replace(weighing().ledger.flops, bubble=12 * 10**15)
+    assert "<td>in the bubble of the pipeline</td>" in page(flops=flops)
+    assert "12.0 PFLOP" in page(flops=flops)
+    assert "bubble" not in page()
+
+
 def test_what_is_unpriced_or_taken_for_granted_is_listed(page):
     text = page(unpriced=("sort(f32[8])",), assumptions=("conditional at model.py:12: dearest",))
     assert "<th>Unpriced: no rule counts these</th>" in text

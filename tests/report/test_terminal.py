@@ -7,6 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
+from meshwright.config import Layout
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
 from meshwright.report import verdict, weighing_text
@@ -126,6 +127,20 @@ def test_flops_by_module_and_what_goes_beyond_the_model_around_one(weighing, pla
     text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, flops=flops))))
     line = next(" ".join(line.split()) for line in text.splitlines() if "layers/up" in line)
     assert line == "layers/up 110 PFLOP 50.0 % of executed, 1.00 PFLOP beyond the model's around it"
+
+
+def test_a_pipelines_bubble_stands_below_the_executed_flops(weighing, plain):
+    made = weighing(layout=Layout.parse("stage=4,fsdp=2"))  # 512 sequences, one at a time on two replicas
+    flops = dataclasses.replace(made.ledger.flops, bubble=22 * 10**14)
+    text = plain(
+        weighing_text(dataclasses.replace(made, ledger=dataclasses.replace(made.ledger, flops=flops)))
+    )
+    words = " ".join(text.split())
+    assert "in the bubble 2.20 PFLOP 1.0 % of executed: 3 of a stage's 259 passes have none" in words
+    assert "none of the 256 microbatches (4 stages, 1f1b)" in words
+    few = weighing(layout=Layout.parse("stage=4,fsdp=256"), fleet=Fleet.parse("1024xH100"))
+    assert "(4 stages, 1f1b), fewer microbatches than stages" in " ".join(plain(weighing_text(few)).split())
+    assert "bubble" not in plain(weighing_text(weighing()))
 
 
 def test_the_convention_and_the_elementwise_work_stand_below_the_flops(weighing, plain):

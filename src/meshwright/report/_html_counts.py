@@ -19,6 +19,8 @@ def flops_section(weighing: dict[str, Any] | None) -> str:
     ledger = weighing["ledger"]
     flops = ledger["flops"]
     rows = [(name, format_rate(flops[name], "FLOP")) for name in ("model", "executed", "recomputed")]
+    if bubble := flops.get("bubble"):  # runs of an earlier version have none
+        rows.append(("in the bubble of the pipeline", format_rate(bubble, "FLOP")))
     if flops["rule_6nd"] is not None:
         rows.append(("6 x parameters x tokens", format_rate(flops["rule_6nd"], "FLOP")))
     picture = f"<figure>{flops_svg(flops['by_phase'])}</figure>\n" if flops["by_phase"] else ""
