@@ -25,6 +25,7 @@ LEAST_SHARE = 0.002  # of the step: what would be printed as 0 %
 _HOW = {
     "data": "reduce gradients less often (fewer microbatches), or give each device a larger batch",
     "fsdp": "a larger microbatch computes longer beside each gather; a smaller fsdp axis sends less",
+    "context": "a longer sequence computes longer beside each hop; a smaller context axis hops less often",
     "tensor": "a smaller tensor axis sends less; a larger microbatch computes longer",
 }
 
