@@ -137,6 +137,19 @@ def test_a_mistake_of_the_user_is_said_once(tmp_path):
     assert "the others were ended" not in done.stderr
 
 
+def test_all_processes_go_back_from_a_bad_step_and_stop_together(tmp_path):
+    wild = ("optimizer.learning_rate=1e12", "faults.bad_step=rollback", "faults.most_bad_steps=2")
+    said = command("linear", tmp_path / "run", "2xCPU", 30, "--processes", "2", sets=wild)
+    done = subprocess.run(said, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert [line["message"].partition(";")[0] for line in lines(tmp_path / "run", "notices.jsonl")] == [
+        "step 3: the loss is inf"
+    ] * 2
+    assert done.stderr.count("error: step 3: the loss is inf; training stopped") == 1
+    assert "process 1" not in done.stderr
+    assert (tmp_path / "run/report.html").exists()
+
+
 @pytest.mark.long
 def test_restarts_bring_back_all_processes(tmp_path):
     folder = tmp_path / "run"

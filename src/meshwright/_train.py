@@ -67,7 +67,7 @@ def train(
             checkpoint of another config.
         MeshwrightError: a step went wrong, as the config's `faults` say; see `run_training`.
     """
-    from .processes import processes_of_this_run
+    from .processes import over, processes_of_this_run
     from .report import write_report
     from .training import devices_of
 
@@ -81,6 +81,7 @@ def train(
         measurement = _measured(weighing, mesh, folder, steps, resume, peers, on_event, on_first_steps)
     except MeshwrightError:
         if peers.is_first:
+            over()  # the others have met the error too, and do not wait for a page
             write_report(folder)  # what there is until then
         raise
     return _ended(folder, weighing, measurement, peers)

@@ -84,7 +84,8 @@ def test_a_peer_that_jax_aborts_is_not_to_blame(run, capfd):
     assert "process 2 of 3" in capfd.readouterr().err
 
 
-def test_words_that_only_another_than_the_first_could_say_are_shown(run, capfd):
+def test_words_that_only_another_than_the_first_could_say_are_shown(run, capfd, monkeypatch):
+    monkeypatch.setattr(_processes, "TOGETHER_SECONDS", 0.5)
     assert run("sleep", 1) == 1
     assert "process 1 of 2" in (said := capfd.readouterr().err)
     assert "ended with status 1; the others were ended. Its last words:\n    child 1 says 1" in said

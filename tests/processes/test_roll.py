@@ -74,10 +74,14 @@ def test_a_silent_process_is_named_and_all_are_ended(three, capfd):
     assert "hint: go on with it: --resume" in said
 
 
-def test_what_a_process_says_when_it_leaves_is_told(three, capfd):
-    rolls, ended, _ = three
+def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by_itself(three, capfd):
+    rolls, ended, clock = three
     rolls[1].start()
     rolls[1].leave("MemoryError: no room for the batch", 1, wait=False)
+    rolls[0].beat()
+    assert ended == [(1, 1)]
+    clock[0] += SILENT_SECONDS + 1
+    rolls[2].beat()
     rolls[0].beat()
     assert ended == [(1, 1), (0, 4)]
     assert (

@@ -22,7 +22,7 @@ from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, plac
 from ._restarts import SIGNALS, without_option
 
 LOOK_SECONDS = 0.02
-TOGETHER_SECONDS = 5.0  # within which processes that end for one reason do; the first leaves last
+TOGETHER_SECONDS = 15.0  # within which processes that end for one reason do; the first leaves last
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
 LAST_LINES = 12
 

@@ -78,9 +78,9 @@ def leave(words: str, status: int, *, wait: bool = False) -> None:
 
 
 def over() -> None:
-    """The run is over, as all processes know: none misses another from now on."""
+    """The run is over, well or not, for all processes: this one misses no other from now on."""
     if _ROLL:
-        _ROLL.pop().stop()
+        _ROLL[0].stop()
 
 
 def processes_of_this_run() -> Alone:

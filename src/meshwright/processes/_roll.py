@@ -39,9 +39,9 @@ class Board(Protocol):
 class Roll:
     """A thread that answers for this process; in the first it also looks who does not.
 
-    A process that has left with words, or has not answered for `SILENT_SECONDS`, is named on the first one's
-    stderr, and every process ends with status 4 at once: none can do another step, and one that waits in a
-    collective can be stopped in no other way.
+    A process that has not answered for `SILENT_SECONDS` is named on the first one's stderr, with the words it
+    has left, if any; and every process ends with status 4 at once: none can do another step, and one that
+    waits in a collective can be stopped in no other way.
 
     Args:
         name: of this process, "process 2 of 4 on node7".
@@ -130,10 +130,11 @@ class Roll:
             last, since = self._seen.get(key, ("", now))
             if answer != last:
                 self._seen[key] = answer, now
+            if answer != last or now - since <= SILENT_SECONDS:
+                continue  # also where it left words: what all find wrong the first tells, in its own time
             told = json.loads(answer)
             if told["words"]:
                 return f"{told['name']} ended: {told['words']}"
-            if answer == last and now - since > SILENT_SECONDS:
-                silent = f"{told['name']} has given no sign of life for {now - since:.0f} s"
-                return f"{silent}: it was killed, or its host or the network to it is gone"
+            silent = f"{told['name']} has given no sign of life for {now - since:.0f} s"
+            return f"{silent}: it was killed, or its host or the network to it is gone"
         return ""
