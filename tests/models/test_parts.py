@@ -1,5 +1,10 @@
 """Attention in parts, against JAX's own attention to all keys at once."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +115,35 @@ def test_documents_are_not_for_cudnn():
         Cudnn().forward(part, True)
     with pytest.raises(AssertionError, match="cuDNN attends to whole windows"):
         Cudnn().backward(part, True, parts.Seen(query, query), d_out)
+
+
+PROGRAM = """
+    from functools import partial
+
+    import jax, jax.numpy as jnp, numpy as np
+    from meshwright.models.parts import Blocks, Cudnn, Part, merged
+
+    random = np.random.default_rng(0)
+    shapes = ((2, 256, 8, 64), *((2, 256, 2, 64),) * 4, (2, 256, 8, 64))
+    arrays = [jnp.array(random.standard_normal(shape), jnp.bfloat16) for shape in shapes]
+
+    def run(kernel, *arrays):
+        query, key, value, other_key, other_value, d_out = arrays
+        own, other = Part(query, key, value, None), Part(query, other_key, other_value, None)
+        seen = merged(kernel.forward(own, True), kernel.forward(other, False))
+        return seen, kernel.backward(own, True, seen, d_out), kernel.backward(other, False, seen, d_out)
+
+    found = jax.jit(partial(run, Cudnn()))(*arrays)
+    wanted = jax.jit(partial(run, Blocks()))(*(x.astype(jnp.float32) for x in arrays))
+    for mine, plain in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=0, atol=0.02 * float(jnp.abs(plain).max()))
+"""
+
+
+@pytest.mark.gpu
+def test_cudnn_in_bf16_gives_what_blocks_give_in_fp32():
+    """Log-sum-exp too, and gradients of a part from the log-sum-exp over two."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

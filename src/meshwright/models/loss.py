@@ -43,7 +43,9 @@ def mean_cross_entropy(
             exceeds it.
         gaps: whether targets may be `LEFT_OUT`, and then do not count; without any that counts it is 0.
     """
-    chunk = min(most_positions, hidden.shape[1] // axis_size(context.mesh, "context"))
+    held = hidden.shape[1] // axis_size(context.mesh, "context")
+    chunk = min(most_positions, held)
+    assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
     targets = context.pin(targets, "batch", "sequence")
     total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
     if not gaps:
