@@ -115,6 +115,14 @@ def test_tensor_parallel_moves_the_residual_as_megatrons_sequence_parallelism_do
     assert not found
 
 
+def test_tensor_parallel_replicas_of_one_row_gather_a_gradient_once_for_both_of_its_products():
+    """As above, in sixteen microbatches of each of two replicas."""
+    found = over(weighed("data=2,tensor=4", "batch.microbatch_sequences=1"), "tensor")
+    residual = 2 * TOKENS * 256 / 2
+    assert found["all-gather"] == ring((4 * (4 + 2) + 2) * residual, 4)
+    assert found["reduce-scatter"] == ring((4 * 4 + 1) * residual, 4)
+
+
 FP32_IN_USE = NORMS + 256  # vectors are gathered as they are used
 
 

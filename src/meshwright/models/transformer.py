@@ -278,7 +278,8 @@ class Transformer:
                 contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
                 y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
             # What sums over `tensor` is scattered by position at once, the residual's layout.
-            y = context.pin(y, *(RESIDUAL if outputs == ("embed",) else ("batch", "sequence", *outputs)))
+            whole = ("batch", "sequence", *outputs)
+            y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
             if self.config.bias:
                 bias = context.gather(layer[group][f"{name}_bias"], *outputs)
                 y = y + bias.reshape(1, 1, *bias.shape)
@@ -320,6 +321,13 @@ def _places(
     if axis_size(context.mesh, "context") == 1:
         return None
     return ring_positions(length, context.mesh)[None]
+
+
+def _scattered(y: Array, context: Context) -> Array:
+    """`y`, laid as a residual; its gradient is gathered at once, for each of two products would gather it."""
+    scatter = jax.custom_vjp(lambda y: context.pin(y, *RESIDUAL))
+    scatter.defvjp(lambda y: (scatter(y), None), lambda _, g: (context.pin(g, "batch", "sequence", "embed"),))
+    return scatter(y)
 
 
 def _inputs(batch: Batch) -> tuple[Array, Array | None]:
