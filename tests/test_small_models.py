@@ -69,6 +69,20 @@ def test_each_run_keeps_the_learning_rate_it_had(tuned):
         assert rates == pytest.approx([rate] * 10)
 
 
+def test_experts_learn_and_tell_of_their_balance(tmp_path):
+    """In 8 steps, from log 256 = 5.5 nats and a little; each of 4 experts has room for 1.25 fair shares."""
+    run = mw.train("bytes-moe", on="1xCPU", steps=8, folder=tmp_path, overrides=["evaluation.every_steps=8"])
+    first, last = (run.measurement.held_out_losses[step] for step in (0, 8))
+    assert last < first - 0.5
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert len(steps) == 8
+    for told in steps:
+        assert 1.9 < told["balancing_loss"] < 8
+        assert 1 <= told["expert_load"] <= 4
+        assert 0 <= told["dropped"] < 1
+
+
 def test_lenet_learns_its_patterns():
     config = load_config("lenet", ["batch.sequences=32"])
     built = build_step(config, mesh_of((("data", 1),), jax.devices()[:1]))

@@ -31,6 +31,15 @@ def test_attentions_matrices_are_those_of_single_layers_with_all_heads_on_one_si
     assert flattened(layers["mlp_norm"]["scale"]) == (12, 768)
 
 
+def test_each_expert_is_a_matrix_of_its_own():
+    layers = declared("bytes-moe", "model.num_shared_experts=2")["layers"]
+    assert flattened(layers["experts"]["up"]) == (2 * 4, 64, 128)
+    assert flattened(layers["experts"]["down"]) == (2 * 4, 128, 64)
+    assert muon_dims(layers["experts"]["down"]) == ((2,), (3,))
+    assert flattened(layers["experts"]["router"]) == (2, 64, 4)
+    assert flattened(layers["mlp"]["up"]) == (2, 64, 2 * 128)
+
+
 def test_a_convolutions_inputs_are_its_channels_and_the_window():
     kernel = declared("lenet")["convolution2"]["weight"]
     assert flattened(kernel) == (50, 20 * 5 * 5)
@@ -69,14 +78,16 @@ def test_by_matrix_a_stack_of_layers_is_treated_as_its_layers_one_by_one():
     shape = (3, 8, 2, 4)
     stack = {
         "matrix": Parameter(shape=shape, dims=("layers", "embed", "heads", "head_dim"), fan_in=8),
+        "experts": Parameter(shape=(3, 2, 8, 4), dims=("layers", "experts", "embed", "mlp"), fan_in=8),
         "table": Parameter(shape=(5, 8), dims=("vocab", "embed"), fan_in=8),
     }
     random = np.random.default_rng(0)
     values = {n: jnp.asarray(random.standard_normal(p.shape), jnp.float32) for n, p in stack.items()}
     update = by_matrix(optax.clip_by_block_rms(0.01), stack)
     found, state = update.update(values, update.init(values), values)
-    assert set(state) == {"stacked", "single"}
-    for layer, got in zip(values["matrix"], found["matrix"], strict=True):
+    assert set(state) == {"stacked", "single", "experts"}
+    matrices = [*values["matrix"], *values["experts"].reshape(-1, 8, 4)]
+    for layer, got in zip(matrices, [*found["matrix"], *found["experts"].reshape(-1, 8, 4)], strict=True):
         np.testing.assert_allclose(got, layer * 0.01 / jnp.sqrt(jnp.mean(layer**2)), rtol=1e-6)
     np.testing.assert_allclose(
         found["table"], values["table"] * 0.01 / jnp.sqrt(jnp.mean(values["table"] ** 2)), rtol=1e-6

@@ -95,16 +95,18 @@ def muon_dims(parameter: Parameter) -> optax.contrib.MuonDimensionNumbers:
 def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
     """`update`, given each layer's matrices and vectors as arrays of their own, of two dims or one.
 
-    Its state has two parts: "stacked", whose arrays have a leading dim for the layers, and "single".
+    Its state has a part for each number of stacked dims: "single"; "stacked", whose arrays have a leading dim
+    for the layers (or a layer's experts); and "experts", whose leading dim has all experts of all layers.
     """
     dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
     stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    parts = {"stacked": stacked, "single": update}
+    parts = {"stacked": stacked, "single": update, "experts": stacked}
+    kinds = ("single", "stacked", "experts")
 
     def flat(tree: Tree) -> dict[str, Tree]:
         def part(name: str) -> Tree:
             def leaf(dims: MatrixDims, x: Any) -> Any:
-                mine = bool(dims.stack) == (name == "stacked")
+                mine = kinds[len(dims.stack)] == name
                 return x.reshape(dims.flat_shape(x.shape)) if mine else optax.MaskedNode()
 
             return jax.tree.map(leaf, dims, tree, is_leaf=lambda d: isinstance(d, MatrixDims))
