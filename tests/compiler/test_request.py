@@ -78,6 +78,7 @@ def test_newer_compilers_are_kept_from_their_own_all_reduce_kernels(monkeypatch,
 
 def test_options_hide_communication_where_there_is_any():
     assert compiler_options("cuda", 8)["xla_gpu_enable_latency_hiding_scheduler"] is True
+    assert compiler_options("cuda", 8)["xla_gpu_enable_pipelined_all_reduce"] is True
     assert compiler_options("cuda", 1) == {}
     assert compiler_options("cpu", 8) == {}
 

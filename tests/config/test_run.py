@@ -81,3 +81,33 @@ def test_points_about_a_line_are_for_a_linear_model_of_one_input(preset: str, ta
     assert f"model takes {taken}" in caught.value.message
     assert caught.value.hint == 'use data.source = "synthetic"'
     assert load_config("linear", [*LINE, "model.input_dim=1"]).data.source == "line"
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "message", "hint"),
+    [
+        (
+            "bytes-nano",
+            ["offload=activations"],
+            "= 'activations', but with remat = 'dots-attention' blocks save more than their input",
+            'use remat = "full", or offload = "optimizer"',
+        ),
+        (
+            "cruncher",
+            ["offload=both", "optimizer.momentum=0.9"],
+            "= 'both', but a cruncher model has no blocks whose input is saved",
+            'use offload = "optimizer"',
+        ),
+        (
+            "linear",
+            ["offload=optimizer"],
+            "= 'optimizer', but optimizer.kind = 'sgd' without momentum keeps no moments",
+            "leave it out, or set optimizer.momentum",
+        ),
+    ],
+)
+def test_what_cannot_be_offloaded_is_refused(preset, overrides, message, hint):
+    with pytest.raises(InputError) as caught:
+        load_config(preset, overrides)
+    assert f"offload {message}" in caught.value.message
+    assert hint in caught.value.hint

@@ -162,6 +162,27 @@ def test_a_copy_to_the_host_runs_over_the_host_link(kernel):
     assert (found.kind, found.seconds) == ("host-transfer", pytest.approx(4 * 2**20 / link))
 
 
+def test_one_layers_array_written_among_many_on_the_host_costs_its_own_bytes(kernel):
+    found = kernel(
+        """
+%one (all: f32[32,1024], new: f32[1,1024], at: s32[]) -> f32[32,1024] {
+  %all = f32[32,1024]{1,0:S(5)} parameter(0)
+  %new = f32[1,1024]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %d = f32[32,1024]{1,0:S(5)} dynamic-update-slice(%all, %new, %at, %at)
+}
+
+ENTRY %main (all: f32[32,1024], new: f32[1,1024], at: s32[]) -> f32[32,1024] {
+  %a = f32[32,1024]{1,0:S(5)} parameter(0)
+  %n = f32[1,1024]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[32,1024]{1,0:S(5)} fusion(%a, %n, %i), kind=kCustom, calls=%one
+}"""
+    )
+    link = Fleet.parse("8xH100").chip.host.bytes_per_second
+    assert (found.kind, found.seconds) == ("host-transfer", pytest.approx(4 * 1024 / link))
+
+
 def test_a_cpu_widens_what_was_not_measured(kernel, round_machine):
     assert kernel(dot("bf16"), machine=round_machine).flops == {"fp32": 2 * 4096**3}
 

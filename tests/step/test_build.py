@@ -97,6 +97,7 @@ CASES = [
     pytest.param(ALL_THREE, GPT, 2, id="all three in two, as GPT-2"),
     pytest.param({"data": 4, "fsdp": 2}, (*NANO, "zero1=true"), None, id="ZeRO-1"),
     pytest.param(ALL_THREE, (*NANO, "zero1=true"), 2, id="ZeRO-1 in two"),
+    pytest.param(ALL_THREE, (*NANO, "offload=both", "remat=full"), 2, id="offloaded, in two"),
     pytest.param({"data": 8}, NANO, None, id="data=8", marks=pytest.mark.long),
     pytest.param({"fsdp": 8}, NANO, 1, id="fsdp=8 in two", marks=pytest.mark.long),
     pytest.param({"tensor": 4}, NANO, None, id="tensor=4", marks=pytest.mark.long),

@@ -153,6 +153,7 @@ PROGRAM = {
     "precision": (NANO, "precision=bf16"),
     "remat": (NANO, "remat=full"),
     "zero1": (NANO, "zero1=true"),
+    "offload": ((*NANO, "remat=full"), "offload=activations"),
     "batch.sequences": (NANO, "batch.sequences=16"),
     "batch.sequence_length": (NANO, "batch.sequence_length=32"),
     "batch.base_sequences": (CRUNCHER_SCALED, "batch.base_sequences=3"),

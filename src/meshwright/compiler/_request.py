@@ -28,10 +28,13 @@ PACKAGES = (
 )
 SOURCES = ("compiler", "config", "models", "sharding", "step")
 
-# Collectives start early and run beside computation. Pipelined collectives and double-buffered loops
-# hide more of them, but near the memory limit XLA then repeats matmuls to save memory: llama3-8b on
-# 8xH100 executed 1.40 times its model FLOPs with them, 1.08 without (docs/how-weighing-works.md).
-GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
+# Collectives start early and run beside computation, and gradients that a layer leaves to be reduced over
+# `data` are while the next one is worked on. Pipelined gathers and double-buffered loops hide more, but near
+# the memory limit XLA then repeats matmuls to save memory (docs/adr/0002).
+GPU_OPTIONS = {
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    "xla_gpu_enable_pipelined_all_reduce": True,
+}
 
 
 # From jaxlib 0.12 on, XLA makes small all-reduces Triton kernels, and dies on a scalar over several hosts

@@ -92,7 +92,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         compiler=_compiler_name(request.platform),
         versions=installed_versions(),
         options=request.options,
-        arguments=_arguments(traced, arguments, keywords, ours=request.config is not None),
+        arguments=_arguments(traced, arguments, keywords, request),
         traced_flops=flops,
         reported_bytes=_reported(executable.memory_analysis()),
         compile_seconds=seconds,
@@ -181,12 +181,13 @@ def _texts(dump: Path) -> dict[str, str]:
     return texts
 
 
-def _arguments(traced: Any, arguments: Any, keywords: Any, *, ours: bool) -> tuple[Argument, ...]:
+def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> tuple[Argument, ...]:
     import jax
     import numpy as np
 
     names = traced.jaxpr.jaxpr.debug_info.arg_names
     leaves = jax.tree.leaves((arguments, keywords))
+    ours = request.config is not None
     assert len(names) == len(leaves), f"{len(names)} argument names for {len(leaves)} arrays"
     found = []
     for name, leaf in zip(names, leaves, strict=True):
@@ -201,6 +202,7 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, *, ours: bool) -> tup
                 dtype=str(dtype),
                 device_bytes=int(np.prod(shard)) * dtype.itemsize,
                 replicated=shard == shape,
+                host=_on_host(str(name), tuple(shape), request),
                 moment=_moment(str(name)) if ours else "",
             )
         )
@@ -212,6 +214,14 @@ def _role(path: str, ours: bool) -> str:
     if not ours or top == "batch":
         return top.split(".")[0]
     return ROLES.get(rest.split("]")[0].strip("'"), "step")
+
+
+def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
+    """Whether a step of ours keeps an argument in host memory. Its sharding does not tell: described devices
+    list no memories. A CPU's device memory is its host's."""
+    offload = "none" if request.config is None else request.config["offload"]
+    moved = offload in ("optimizer", "both") and request.platform != "cpu"
+    return moved and bool(shape) and path.startswith("state['optimizer']")
 
 
 def _moment(path: str) -> str:

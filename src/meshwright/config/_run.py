@@ -21,7 +21,7 @@ from ._base import (
 from ._data import Data, IdxData, LineData
 from ._layout import Layout
 from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
-from ._optimizers import Optimizer, Schedule, schedule_problems
+from ._optimizers import Optimizer, Schedule, SGDOptimizer, schedule_problems
 from ._pipeline import PipelineSchedule
 
 
@@ -94,7 +94,8 @@ class RunConfig(Section):
     `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
     fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
     the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `zero1`: parameters
-    and moments are split over data too, and the parameters gathered once a step. `pipeline`: in which order
+    and moments are split over data too, and the parameters gathered once a step. `offload`: what waits in
+    the hosts' memory: moments, between steps; activations, until the backward pass. `pipeline`: in which order
     microbatches pass the stages, where the layout has several: activations of `1f1b` do not grow with the
     number of microbatches, as those of `gpipe` do. `steps`: of `train`.
     `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
@@ -109,6 +110,7 @@ class RunConfig(Section):
     layout: str = "data=-1"
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     zero1: bool = False
+    offload: Literal["none", "optimizer", "activations", "both"] = "none"
     pipeline: PipelineSchedule = "1f1b"
     batch: BatchConfig
     steps: Positive
@@ -145,6 +147,7 @@ class RunConfig(Section):
             problems += self._row_problems()
         problems += self._data_problems()
         problems += self._precision_problems()
+        problems += self._offload_problems()
         problems += self._batch_problems()
         problems += schedule_problems(self.schedule, self.steps)
         raise_problems(problems)
@@ -196,6 +199,23 @@ class RunConfig(Section):
         if isinstance(self.model, TransformerModel):
             what = '= "fp8", but experts have no products in eight bits'
         return [("precision", what, 'use precision = "bf16"')]
+
+    def _offload_problems(self) -> list[Problem]:
+        """Activations wait on the host where a block saves one, its input; moments where there are any."""
+        problems, offload = list[Problem](), f"= {self.offload!r}"
+        if self.offload in ("activations", "both") and self.remat != "full":
+            mend = 'offload = "optimizer"'
+            if isinstance(self.model, TransformerModel):
+                mend = 'remat = "full", or ' + mend
+            what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
+            if not isinstance(self.model, TransformerModel):
+                what = f"{offload}, but a {self.model.kind} model has no blocks whose input is saved"
+            problems.append(("offload", what, f"use {mend}"))
+        sgd = isinstance(self.optimizer, SGDOptimizer) and not self.optimizer.momentum
+        if self.offload in ("optimizer", "both") and sgd:
+            what = f"{offload}, but optimizer.kind = 'sgd' without momentum keeps no moments"
+            problems.append(("offload", what, "leave it out, or set optimizer.momentum"))
+        return problems
 
     def _data_problems(self) -> list[Problem]:
         """Tokens are for transformers, images for LeNet and ResNet, points about a line for one input."""

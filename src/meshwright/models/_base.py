@@ -46,6 +46,7 @@ class Context:
     platform: str  # cuda | tpu | cpu
     remat: str
     zero1: bool = False  # gradients are left split over `data`
+    offloads: bool = False  # what is saved for the backward pass waits in host memory
     fp8: bool = False  # the layers' products in eight bits
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False where held-out data is judged

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import TransformerModel
@@ -28,6 +29,7 @@ from .ring import in_ring_order, ring_positions
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
+BLOCK_INPUT = "block_input"  # all that `remat = "full"` saves; it may wait in host memory
 
 
 class Transformer:
@@ -131,7 +133,8 @@ class Transformer:
         """What the first block is given, in the layout of residuals. Over `context`: in ring order."""
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
-            x = look_up(context.gather(parameters["embedding"], "vocab", "embed"), tokens, context.mesh)
+            table = context.gather(parameters["embedding"], "vocab", "embed")
+            x = look_up(table, tokens, context.mesh, context.zero1)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = _places(tokens.shape[1], context, documents)
@@ -144,6 +147,7 @@ class Transformer:
         """`x` after all of `layers`, of which the first is number `first` of the model; each's `Balance`."""
 
         def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
+            x = checkpoint_name(x, BLOCK_INPUT)
             return self._block(x, layer[0], layer[1], context, documents)
 
         unrolled = self.config.unroll
@@ -380,6 +384,15 @@ def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     if context.remat == "none" and num_shards(context.mesh) == 1:
         return block
     policies = jax.checkpoint_policies
+    if context.offloads:
+        assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
+        offloaded = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
     dots = policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(EXPERT_NAME)
     )

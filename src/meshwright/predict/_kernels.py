@@ -67,9 +67,9 @@ def kernel_of(
     if found:
         kind = max(found, key=lambda k: found[k])
         return Kernel(kind=kind, seconds=sum(found.values()), flops=flops, unpriced=tuple(unpriced))
-    host = _is_host_transfer(computation, instruction) and machine.host_bytes_per_second
-    if host:
-        seconds = sum(array.num_bytes for array in instruction.shapes) / host
+    crossing_bytes = _host_transfer_bytes(computation, instruction)
+    if crossing_bytes and machine.host_bytes_per_second:
+        seconds = crossing_bytes / machine.host_bytes_per_second
         return Kernel(kind="host-transfer", seconds=seconds, flops=flops)
     seconds = num_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
     return Kernel(kind="memory-bound", seconds=seconds, flops=flops, unpriced=tuple(unpriced))
@@ -192,9 +192,16 @@ def _attention(
     )
 
 
-def _is_host_transfer(computation: Computation, instruction: Instruction) -> bool:
-    """Whether a copy has the host's memory on one side."""
+def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:
+    """Bytes of a copy that has the host's memory on one side; of any other instruction 0.
+
+    They are those of the array on the device's side: what lies on the host may be many layers' arrays, of
+    which one is written or read.
+    """
     if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
-        return False
+        return 0
     shapes = (instruction.shape, *computation.operand_shapes(instruction))
-    return any(array.memory_space == _HOST_SPACE for shape in shapes for array in leaves_of(shape))
+    arrays = [array for shape in shapes for array in leaves_of(shape)]
+    if all(array.memory_space != _HOST_SPACE for array in arrays):
+        return 0
+    return max((array.num_bytes for array in arrays if array.memory_space != _HOST_SPACE), default=0)

@@ -154,7 +154,7 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
         return jax.lax.with_sharding_constraint(cast, in_use)
 
     def backward(_: None, gradient: Array) -> tuple[Array]:
-        if "vocab" not in dims:  # over `fsdp` first, which lies inside a host; a table's by columns at once
+        if "vocab" not in dims:  # over `fsdp` first, which lies inside a host; a table's comes split up
             gradient = jax.lax.with_sharding_constraint(gradient, at_rest)
         return (jax.lax.with_sharding_constraint(gradient, left).astype(stored),)
 
@@ -176,7 +176,7 @@ def token_axes(mesh: AnyMesh) -> tuple[str, ...]:
     return _split_by(mesh, "batch") + _split_by(mesh, "sequence")
 
 
-def look_up(table: Array, indices: Array, mesh: AnyMesh) -> Array:
+def look_up(table: Array, indices: Array, mesh: AnyMesh, zero1: bool = False) -> Array:
     """Rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
     Over `tensor` each device looks up the rows it holds, and the sum is scattered by position: the
@@ -186,7 +186,7 @@ def look_up(table: Array, indices: Array, mesh: AnyMesh) -> Array:
     """
     whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
-    columns = PartitionSpec(_one(mesh, "tensor"), _one(mesh, "fsdp"))
+    columns = parameter_spec(("vocab", "embed"), mesh, zero1)
 
     @jax.custom_vjp
     def find(table: Array, indices: Array) -> Array:
@@ -195,7 +195,7 @@ def look_up(table: Array, indices: Array, mesh: AnyMesh) -> Array:
         return on_each_device(partial(_found, mesh), mesh, (whole, split), residual)(table, indices)
 
     def backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-        local = partial(_table_gradient, mesh, saved[0].shape[0] // axis_size(mesh, "tensor"))
+        local = partial(_table_gradient, mesh, zero1, saved[0].shape[0] // axis_size(mesh, "tensor"))
         return on_each_device(local, mesh, (split, residual), columns)(saved[1], gradient), None
 
     find.defvjp(lambda table, indices: (find(table, indices), (table, indices)), backward)
@@ -218,7 +218,7 @@ def _found(mesh: AnyMesh, rows: Array, indices: Array) -> Array:
     return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
 
 
-def _table_gradient(mesh: AnyMesh, num_rows: int, indices: Array, gradient: Array) -> Array:
+def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, gradient: Array) -> Array:
     """Of this device's rows and, over `fsdp`, columns: those of every token's gradient are sent to it."""
     if _one(mesh, "tensor"):
         gradient = jax.lax.all_gather(gradient, "tensor", axis=1, tiled=True)
@@ -229,4 +229,7 @@ def _table_gradient(mesh: AnyMesh, num_rows: int, indices: Array, gradient: Arra
     total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(gradient.dtype)
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
+    if zero1 and "data" in others:
+        total = jax.lax.psum_scatter(total, "data", scatter_dimension=1, tiled=True)
+        others = tuple(axis for axis in others if axis != "data")
     return jax.lax.psum(total, others) if others else total

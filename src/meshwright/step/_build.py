@@ -21,6 +21,7 @@ from ..config import RunConfig
 from ..models import Context, Model, Outcome, initial_parameters, model_of
 from ..sharding import mesh_here
 from ._gradients import gradients_by_replica, gradients_of
+from ._offload import to_device, to_host
 from ._optimizer import optimizer_of, schedule_of
 from ._pipeline import Pipeline, Staged
 from ._precision import FORMATS, initial_scale, next_scale, scale_metrics, scaled_gradients
@@ -62,7 +63,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)
     init, context_of = _init_of(config, model, optimizer), _contexts(config, mesh)
-    state = abstract_state(init, declared, mesh, config.zero1)
+    state = abstract_state(init, declared, mesh, zero1=config.zero1, on_host=_moments_on_host(config))
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
 
@@ -118,6 +119,10 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     )
 
 
+def _moments_on_host(config: RunConfig) -> bool:
+    return config.offload in ("optimizer", "both")
+
+
 def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
     """The undecorated maker of a state from a seed."""
 
@@ -149,6 +154,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             platform=_platform(mesh),
             remat=config.remat,
             zero1=config.zero1,
+            offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
             dropout_key=key,
             training=key is not None,
@@ -159,24 +165,28 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
 
 def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
     """The undecorated step: gradients over the microbatches, then one update, if they are finite."""
-    rate = schedule_of(config)
+    rate, on_host = schedule_of(config), _moments_on_host(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
         before = state["parameters"]
+        held = to_device(state["optimizer"]) if on_host else state["optimizer"]
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            updates, moments = optimizer.update(gradient, state["optimizer"], before)
+            updates, moments = optimizer.update(gradient, held, before)
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
             new = {
                 "parameters": optax.apply_updates(before, updates),
                 "optimizer": moments,
                 "model_state": outcome.state,
             }
-            new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, {k: state[k] for k in new})
+            old = {"parameters": before, "optimizer": held, "model_state": state["model_state"]}
+            new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
+            if on_host:
+                new["optimizer"] = to_host(new["optimizer"])
         metrics = {
             "loss": value,
             "gradient_norm": norm,

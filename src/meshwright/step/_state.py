@@ -21,12 +21,16 @@ from ..config import (
 from ..sharding import activation_spec, batch_axes, parameter_spec
 from ._matrices import is_parameter
 from ._moments import moment_shardings
+from ._offload import kept_on_host
 
 Tree = Any
 
 
-def abstract_state(init: Any, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
-    """The state's shapes with their shardings; each moment lies where its parameter lies."""
+def abstract_state(
+    init: Any, declared: Tree, mesh: Mesh, *, zero1: bool = False, on_host: bool = False
+) -> Tree:
+    """The state's shapes with their shardings; each moment lies where its parameter lies, in the memory of
+    its device's host if `on_host`."""
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: replicated, shapes)
@@ -34,6 +38,8 @@ def abstract_state(init: Any, declared: Tree, mesh: Mesh, zero1: bool = False) -
         lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
     )
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
+    if on_host:
+        shardings["optimizer"] = kept_on_host(shardings["optimizer"], shapes["optimizer"])
     return jax.tree.map(
         lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
         shapes,
