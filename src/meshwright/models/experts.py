@@ -66,7 +66,7 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
     (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
     up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
     declared = {
-        "router": Parameter(shape=(embed, experts), dims=("embed", "routes"), fan_in=embed),
+        "router": Parameter(shape=(embed, experts), dims=("embed", "routes"), fan_in=embed, wide=True),
         "up": up,
         "down": Parameter(shape=(experts, mlp, embed), dims=("experts", "mlp", "embed"), fan_in=mlp),
     }
