@@ -178,3 +178,12 @@ def test_layers_that_are_not_stacked_cannot_be_stages():
     ):
         check_layout(config, Layout.parse("stage=2"))
     check_layout(config, Layout.parse("stage=1"))
+
+
+def test_stages_keep_their_activations_on_the_devices():
+    config = load_config("bytes-nano", ["remat=full", "offload=both"])
+    with pytest.raises(InputError, match="offload = 'both', but stage = 2 keeps what it saves") as caught:
+        check_layout(config, Layout.parse("stage=2"))
+    assert 'use offload = "optimizer"' in caught.value.hint
+    check_layout(config, Layout.parse("data=2"))
+    check_layout(load_config("bytes-nano", ["offload=optimizer"]), Layout.parse("stage=2"))

@@ -73,6 +73,9 @@ def _stage_problems(config: RunConfig, layout: Layout) -> list[Problem]:
     if model.unroll:
         what = f"= true, but stage = {stages} splits layers that are stacked"
         return [("model.unroll", what, "use model.unroll = false")]
+    if config.offload in ("activations", "both"):
+        what = f"= {config.offload!r}, but stage = {stages} keeps what it saves in slots on the devices"
+        return [("offload", what, 'use offload = "optimizer"')]
     return []
 
 

@@ -95,9 +95,9 @@ class RunConfig(Section):
     fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
     the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `zero1`: parameters
     and moments are split over data too, and the parameters gathered once a step. `offload`: what waits in
-    the hosts' memory: moments, between steps; activations, until the backward pass. `pipeline`: in which order
-    microbatches pass the stages, where the layout has several: activations of `1f1b` do not grow with the
-    number of microbatches, as those of `gpipe` do. `steps`: of `train`.
+    the hosts' memory: moments, between steps; activations, until the backward pass. `pipeline`: in which
+    order microbatches pass the stages, where the layout has several: activations of `1f1b` do not grow with
+    the number of microbatches, as those of `gpipe` do. `steps`: of `train`.
     `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
     """
 
