@@ -19,17 +19,14 @@ from jaxtyping import Array, Float, Int
 from ..config import TransformerModel
 from ..sharding import axis_size, look_up, num_shards, rows_here
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
-from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of
-from .experts import NAME as EXPERT_NAME
 from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters, figures_of
 from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
+from .remat import BLOCK_INPUT, rematerialised
 from .ring import in_ring_order, ring_positions
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
-SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
-BLOCK_INPUT = "block_input"  # all that `remat = "full"` saves; it may wait in host memory
 
 
 class Transformer:
@@ -151,7 +148,7 @@ class Transformer:
             return self._block(x, layer[0], layer[1], context, documents)
 
         unrolled = self.config.unroll
-        block = _rematerialised(block, context, scanned=not unrolled)
+        block = rematerialised(block, context, scanned=not unrolled)
         num_layers = len(layers) if unrolled else jax.tree.leaves(layers)[0].shape[0]
         indices = first + jnp.arange(1, num_layers + 1)
         with jax.named_scope("layers"):
@@ -362,49 +359,3 @@ def _rotate(
     cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
-    # cuDNN's forward call: its output and log-sum-exp; a second run would be all of attention again
-    return primitive.name == "dot_product_attention_fwd_wrapper"
-
-
-def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
-    # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
-    # no arithmetic; every matmul is kept.
-    if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
-        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
-    if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
-        return False  # blocks of attention have a checkpoint of their own, which jax asks this policy about
-    return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
-
-
-def _rematerialised(block: Any, context: Context, scanned: bool) -> Any:
-    """`block` under the run's rematerialisation policy."""
-    if context.remat == "none" and num_shards(context.mesh) == 1:
-        return block
-    policies = jax.checkpoint_policies
-    if context.offloads:
-        assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
-        offloaded = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[BLOCK_INPUT],
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-        return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
-    dots = policies.save_from_both_policies(
-        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(EXPERT_NAME)
-    )
-    policy = {
-        "none": _saves_all_but_gathered,
-        "dots": dots,
-        "dots-attention": policies.save_from_both_policies(
-            dots,
-            policies.save_from_both_policies(
-                policies.save_only_these_names(ATTENTION_NAME), _saves_attention
-            ),
-        ),
-        "full": policies.nothing_saveable,
-    }[context.remat]
-    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
