@@ -219,7 +219,7 @@ def _role(path: str, ours: bool) -> str:
 def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
     """Whether a step of ours keeps an argument in host memory. Its sharding does not tell: described devices
     list no memories. A CPU's device memory is its host's."""
-    offload = "none" if request.config is None else request.config["offload"]
+    offload = (request.config or {}).get("offload")
     moved = offload in ("optimizer", "both") and request.platform != "cpu"
     return moved and bool(shape) and path.startswith("state['optimizer']")
 
