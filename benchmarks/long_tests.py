@@ -2,7 +2,8 @@
 
 Run: python benchmarks/long_tests.py [PYTEST ARGUMENT ...] (or `make test-long`, which runs all). Writes
 benchmarks/records/DATE_long_tests.toml with the command, commit, versions, machine, and the outcome and
-seconds of each test. Exit status is pytest's.
+seconds of each test; with test files among the arguments DATE_long_tests_NAME.toml, by their names. Exit
+status is pytest's.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def main(arguments: list[str]) -> int:
     ]
     said = " ".join(["python benchmarks/long_tests.py", *arguments]) if arguments else "make test-long"
     packages = ("jax", "jaxlib", "numpy", "pytest")
-    record = write_record("long_tests", said, packages, {"exit_status": status}, {"test": rows})
+    files = [Path(argument).stem.removeprefix("test_") for argument in arguments if argument.endswith(".py")]
+    record = write_record(
+        "_".join(["long_tests", *files]), said, packages, {"exit_status": status}, {"test": rows}
+    )
     print(f"wrote {record.relative_to(ROOT)}", file=sys.stderr)
     return status
 
