@@ -16,6 +16,7 @@ from meshwright.step import build_step
 from meshwright.training import run_training
 
 NANO = ("bytes-nano", "data.source=synthetic")
+EXPERTS = ("bytes-moe", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
@@ -66,6 +67,11 @@ PROGRAM = {
     "model.transformer.dropout": (NANO, "model.dropout=0.1"),
     "model.transformer.unroll": (NANO, "model.unroll=true"),
     "model.transformer.loss_chunk": (NANO, "model.loss_chunk=16"),
+    "model.transformer.num_experts": (EXPERTS, "model.num_experts=8"),
+    "model.transformer.experts_per_token": (EXPERTS, "model.experts_per_token=1"),
+    "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
+    "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
+    "model.transformer.balancing_loss": (EXPERTS, "model.balancing_loss=0.1"),
     "optimizer.adamw.kind": (NANO, *SGD[2:]),
     "optimizer.adamw.learning_rate": (NANO, "optimizer.learning_rate=1e-4"),
     "optimizer.adamw.beta1": (NANO, "optimizer.beta1=0.8"),
