@@ -11,6 +11,7 @@ from ._data import SyntheticData as SyntheticData
 from ._data import TokenFileData as TokenFileData
 from ._divide import check_layout as check_layout
 from ._divide import settled as settled
+from ._divide import ticks_of as ticks_of
 from ._layout import AXES as AXES
 from ._layout import BATCH_AXES as BATCH_AXES
 from ._layout import Layout as Layout
@@ -41,7 +42,6 @@ from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
 from ._pipeline import PipelineSchedule as PipelineSchedule
 from ._pipeline import Ticks as Ticks
-from ._pipeline import ticks_of as ticks_of
 from ._precision import check_precision as check_precision
 from ._problems import input_error as input_error
 from ._run import BatchConfig as BatchConfig

@@ -9,6 +9,7 @@ from meshwright.errors import InputError
 from ._base import Problem
 from ._layout import Layout, near_divisors, near_multiples, or_list
 from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
+from ._pipeline import Ticks
 from ._problems import input_error
 from ._run import RunConfig
 
@@ -25,6 +26,19 @@ def settled(config: RunConfig, layout: Layout) -> RunConfig:
     sequences = each * layout.num_replicas
     batch = config.batch.model_copy(update={"sequences": sequences, "sequences_per_replica": None})
     return config.model_copy(update={"batch": batch})
+
+
+def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
+    """The ticks of a settled run on a resolved layout; None where that has one stage."""
+    if layout.size("stage") == 1:
+        return None
+    replicas = layout.num_replicas
+    rows = (config.batch.microbatch_sequences or config.batch.sequences // replicas) * replicas
+    return Ticks(
+        schedule=config.pipeline,
+        num_stages=layout.size("stage"),
+        num_microbatches=config.batch.sequences // rows,
+    )
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:

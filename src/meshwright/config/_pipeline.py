@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
-
-from ._layout import Layout
-
-if TYPE_CHECKING:
-    from ._run import RunConfig  # which has a field of this module's
+from typing import Literal
 
 PipelineSchedule = Literal["1f1b", "gpipe"]
 
@@ -62,16 +57,3 @@ class Ticks:
             "num_microbatches": self.num_microbatches,
             "bubble": float(self.bubble),
         }
-
-
-def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
-    """The ticks of a settled run on a resolved layout; None where that has one stage."""
-    if layout.size("stage") == 1:
-        return None
-    replicas = layout.num_replicas
-    rows = (config.batch.microbatch_sequences or config.batch.sequences // replicas) * replicas
-    return Ticks(
-        schedule=config.pipeline,
-        num_stages=layout.size("stage"),
-        num_microbatches=config.batch.sequences // rows,
-    )
