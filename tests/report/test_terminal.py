@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from meshwright.config import Layout
+from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
 from meshwright.report import verdict, weighing_text
@@ -59,6 +59,12 @@ def test_a_foreign_program_is_shown_without_what_only_configs_have(weighing, gol
     golden("foreign.txt", weighing_text(made))
 
 
+def test_of_a_model_with_experts_the_parameters_that_a_token_uses_are_said(weighing, plain):
+    text = plain(weighing_text(weighing(config=load_config("mixtral-8x7b"))))
+    assert "parameters (12.9B active)" in text
+    assert "experts that a token is not sent to" in " ".join(text.split())
+
+
 def test_no_verdict_where_the_memory_is_not_known(weighing):
     memory = weighing(memory={"usable_bytes": None}).ledger.memory
     simulated, unknown = Fleet.parse("8xCPU"), Fleet.parse("8xB100")
@@ -87,10 +93,11 @@ def test_a_weighing_without_any_flops_or_slices_can_be_shown(weighing, plain):
 
 @pytest.mark.parametrize("model", [210, 200, 180])
 def test_the_steps_from_the_rule_to_the_model_add_up(weighing, model: int):
-    made = weighing()
-    flops = dataclasses.replace(made.ledger.flops, model=model * 10**15)
+    base = weighing()
+    flops = dataclasses.replace(base.ledger.flops, model=model * 10**15)
+    made = weighing(ledger=dataclasses.replace(base.ledger, flops=flops))
     total = flops.rule_6nd
-    for sign, count, _ in _rule_differences(flops, made.compiled):
+    for sign, count, _ in _rule_differences(made):
         assert count > 0
         total += count if sign == "+" else -count
     assert total == flops.model

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.compiler import Compiled
-from meshwright.config import Layout, RunConfig, ticks_of
+from meshwright.config import Layout, RunConfig, TransformerModel, ticks_of
 from meshwright.hardware import Fleet
-from meshwright.ledger import Collective, Finding, FlopLedger, Ledger, MemoryLedger
+from meshwright.ledger import Collective, Finding, Ledger, MemoryLedger
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -110,9 +110,19 @@ def _title(weighing: Weighed) -> Text:
     title.append(f", layout {weighing.layout}")
     if compiled.num_parameters is not None:
         title.append(f", {format_count(compiled.num_parameters)} parameters")
+    if (active := _active_parameters(weighing)) is not None:
+        title.append(f" ({format_count(active)} active)")
     if compiled.tokens_per_step is not None:
         title.append(f", {compiled.tokens_per_step:,} tokens per step")
     return title
+
+
+def _active_parameters(weighing: Weighed) -> int | None:
+    """Those that one token uses; None where it uses all, or nothing is known of the model."""
+    model = None if weighing.config is None else weighing.config.model
+    if not isinstance(model, TransformerModel) or model.num_experts is None:
+        return None
+    return model.num_active_parameters
 
 
 def _verdict_text(memory: MemoryLedger, fleet: Fleet) -> Text:
@@ -145,7 +155,7 @@ def _flop_parts(weighing: Weighed) -> list[RenderableType]:
 
 
 def _flop_table(weighing: Weighed) -> RenderableType:
-    flops, compiled = weighing.ledger.flops, weighing.compiled
+    flops = weighing.ledger.flops
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -177,13 +187,14 @@ def _flop_table(weighing: Weighed) -> RenderableType:
     if flops.rule_6nd is not None:
         off = f"{100 * (flops.rule_6nd / flops.model - 1):+.2f} % of model" if flops.model else ""
         add_row(table, "6ND rule", _flop(flops.rule_6nd), f"6 x parameters x tokens: {off}")
-        for sign, count, why in _rule_differences(flops, compiled):
+        for sign, count, why in _rule_differences(weighing):
             add_row(table, f"  {sign}", _flop(count), why, style="dim")
     return indented(table)
 
 
-def _rule_differences(flops: FlopLedger, compiled: Compiled) -> list[tuple[str, int, str]]:
+def _rule_differences(weighing: Weighed) -> list[tuple[str, int, str]]:
     """What leads from the 6ND rule to the model's FLOPs, exactly: the steps add up."""
+    flops, compiled = weighing.ledger.flops, weighing.compiled
     assert flops.rule_6nd is not None
     parameters, used, tokens = (
         compiled.num_parameters,
@@ -194,8 +205,10 @@ def _rule_differences(flops: FlopLedger, compiled: Compiled) -> list[tuple[str, 
         return []
     idle, attention = 6 * (parameters - used) * tokens, compiled.traced_flops.attention
     rest = flops.model - (flops.rule_6nd - idle + attention)
+    nothing = "parameters that multiply nothing: embedding lookup, norms, biases"
+    nothing += "" if _active_parameters(weighing) is None else "; and experts that a token is not sent to"
     steps = [
-        ("-", idle, "parameters that multiply nothing: embedding lookup, norms, biases"),
+        ("-", idle, nothing),
         ("+", attention, "attention's own products"),
         ("-", -rest, "products nobody asked for, as the gradient of the input"),
         ("+", rest, "other products"),
