@@ -133,7 +133,7 @@ def trained(case: Case) -> tuple[list, float, list]:
     mesh = mesh_of(layout.axes, jax.devices()[: layout.num_devices])
     built = build_step(config, mesh)
     state = built.init(np.uint32(0))
-    initial = jax.tree.map(np.asarray, jax.tree.leaves(state["parameters"]))
+    initial = jax.tree.map(np.array, jax.tree.leaves(state["parameters"]))
     batch = jax.tree.map(
         lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
         open_data(config).batch(0, "train"),
@@ -141,7 +141,7 @@ def trained(case: Case) -> tuple[list, float, list]:
     )
     state, metrics = built.step(state, batch)
     gradients = jax.tree.leaves(optax.tree.get(state["optimizer"], "trace"))
-    return initial, float(metrics["loss"]), jax.tree.map(np.asarray, gradients)
+    return initial, float(metrics["loss"]), jax.tree.map(np.array, gradients)
 
 
 @pytest.mark.parametrize(
