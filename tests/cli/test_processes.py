@@ -118,7 +118,7 @@ sys.exit(_processes.run_processes(2, "local"))
 def test_devices_that_cannot_be_shared_are_refused_before_anything_starts():
     with pytest.raises(InputError, match="3 processes cannot share the 8 devices of 8xCPU") as error:
         run_processes(3, "8xCPU")
-    assert error.value.hint == "the nearest that can: --processes 2"
+    assert error.value.hint == "use --processes 2 or 4"
 
 
 def test_restarts_of_one_process_of_a_cluster_are_refused(monkeypatch):

@@ -46,7 +46,7 @@ def test_processes_that_cannot_share_the_simulated_devices_are_refused(monkeypat
     monkeypatch.setattr(_devices, "processes_of_this_run", Several)
     with pytest.raises(InputError, match="3 processes cannot share the 8 devices of 8xCPU evenly") as error:
         devices_of(Fleet.parse("8xCPU"), Layout.parse("data=8"))
-    assert "start 2 processes, or simulate a multiple of 3 devices" in error.value.hint
+    assert "start 2 or 4 processes, or simulate a multiple of 3 devices" in error.value.hint
 
 
 def test_on_cpus_each_process_brings_one_device(monkeypatch):

@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.training._shares import fleet_of_hosts, nearest_divisor, share_of
+from meshwright.training._shares import fleet_of_hosts, share_of
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 
@@ -22,7 +22,7 @@ def test_a_process_takes_its_part_of_what_its_host_has(visible, place, processes
 def test_devices_that_cannot_be_shared_are_refused():
     with pytest.raises(InputError, match="3 processes cannot share the 8 devices of a host") as error:
         share_of(8, 0, 3)
-    assert error.value.hint == "start 2 processes on each host"
+    assert error.value.hint == "start 2 or 4 processes on each host"
 
 
 def test_hosts_of_one_kind_make_a_fleet():
@@ -35,7 +35,3 @@ def test_hosts_of_one_kind_make_a_fleet():
 def test_hosts_that_differ_are_named():
     with pytest.raises(InputError, match="a has 8 x NVIDIA H100 80GB HBM3; b has 8 x NVIDIA A100-SXM4-80GB"):
         fleet_of_hosts([("a", H100, 8), ("b", A100, 8)])
-
-
-def test_the_nearest_divisor():
-    assert [nearest_divisor(12, near) for near in (1, 5, 8, 100)] == [1, 4, 6, 12]

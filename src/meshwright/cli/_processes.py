@@ -10,16 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
+from meshwright.config import near_divisors, or_list
 from meshwright.errors import EXIT_BROKE_OFF, InputError
 from meshwright.hardware import Fleet
 from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
 
-from ._restarts import SIGNALS, without_option
+from ._restarts import noting_signals, without_option
 
 LOOK_SECONDS = 0.02
 TOGETHER_SECONDS = 15.0  # within which processes that end for one reason do; the first leaves last
@@ -63,7 +62,7 @@ def run_processes(num_processes: int, on: str) -> int:
     with tempfile.TemporaryDirectory(prefix="meshwright-processes-") as folder:
         children = _started(command, num_processes, Path(folder))
         try:
-            with _passed_on(children) as asked:
+            with noting_signals(lambda number: _send(children, number)) as asked:
                 while not any(child.status for child in children) and any(c.status is None for c in children):
                     time.sleep(LOOK_SECONDS)
                 if not any(_was_killed(child, asked) for child in children):
@@ -85,11 +84,9 @@ def _check(num_processes: int, on: str) -> None:
         return
     fleet = Fleet.parse(on)
     if fleet.num_devices % num_processes:
-        possible = [n for n in range(1, fleet.num_devices + 1) if fleet.num_devices % n == 0]
-        nearest = min(possible, key=lambda n: abs(n - num_processes))
         raise InputError(
             f"{num_processes} processes cannot share the {fleet.num_devices} devices of {fleet.name} evenly",
-            hint=f"the nearest that can: --processes {nearest}",
+            hint=f"use --processes {or_list(near_divisors(fleet.num_devices, num_processes))}",
         )
 
 
@@ -123,22 +120,10 @@ def _free_port() -> int:
         return port
 
 
-@contextlib.contextmanager
-def _passed_on(children: list[_Child]) -> Iterator[list[int]]:
-    """Signals go to all children; which have come."""
-    asked: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        for child in children:
+def _send(children: list[_Child], number: int) -> None:
+    for child in children:
+        if child.status is None:
             child.process.send_signal(number)
-
-    before = {each: signal.signal(each, pass_on) for each in SIGNALS}
-    try:
-        yield asked
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _wait(children: list[_Child], seconds: float) -> None:
@@ -150,9 +135,7 @@ def _wait(children: list[_Child], seconds: float) -> None:
 def _end(children: list[_Child]) -> None:
     """Leave no process behind, whatever happened."""
     for end, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-        for child in children:
-            if child.status is None:
-                child.process.send_signal(end)
+        _send(children, end)
         _wait(children, seconds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,19 +49,23 @@ def _is_worth_it(status: int) -> bool:
 def _run(command: list[str]) -> tuple[int, bool]:
     """The child's exit status, and whether a signal has asked for the end meanwhile."""
     child = subprocess.Popen(command)
-    with _passed_on(child) as asked:
+
+    def pass_on(number: int) -> None:
+        if number == signal.SIGTERM:  # a terminal's Ctrl-C came to both; once is enough for it
+            child.send_signal(number)
+
+    with noting_signals(pass_on) as asked:
         return child.wait(), bool(asked)
 
 
 @contextmanager
-def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Signals go to the child. The terminal sends Ctrl-C to both; once is enough for it."""
+def noting_signals(tell: Callable[[int], None]) -> Iterator[list[int]]:
+    """The signals that ask for the end, which have come so far; each is told, and ends nothing here."""
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if number == signal.SIGTERM:
-            child.send_signal(number)
+        tell(number)
 
     before = {each: signal.signal(each, note) for each in SIGNALS}
     try:

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-from ..config import Layout
+from ..config import Layout, near_divisors, or_list
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, memory_fraction
 from ..ledger import allowance
 from ..processes import processes_of_this_run
-from ._shares import fleet_of_hosts, nearest_divisor, share_of
+from ._shares import fleet_of_hosts, share_of
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses both together
@@ -103,7 +103,7 @@ def _simulated(fleet: Fleet) -> Devices:
     if wanted % peers.count:
         raise InputError(
             f"{peers.count} processes cannot share the {wanted} devices of {fleet.name} evenly",
-            hint=f"start {nearest_divisor(wanted, peers.count)} processes, or simulate a multiple of "
+            hint=f"start {or_list(near_divisors(wanted, peers.count))} processes, or simulate a multiple of "
             f"{peers.count} devices",
         )
     if not _has_devices():

@@ -158,8 +158,10 @@ def _trained(
     recorder.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
     growth = ResidentGrowth()
     peers, waits = processes_of_this_run(), platform == "cpu"
-    told: Any = {"steps": asked.steps, "waits": waits, "peers": peers}
-    loop = Loop(config, programs, dataset, recorder, saving, phases, watchdog, **told)
+    loop = Loop(
+        config, programs, dataset, recorder, saving, phases, watchdog,
+        steps=asked.steps, waits=waits, peers=peers,
+    )  # fmt: skip
     peers.gathered("compiled", None)  # without a time limit, which a collective of the devices has
     _begin(loop, found, changes, asked.steps)
     loop.run()

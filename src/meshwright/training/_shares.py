@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ..config import near_divisors, or_list
 from ..errors import InputError
 from ..hardware import Fleet, chip_of_device_kind
 
@@ -21,7 +22,7 @@ def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
     if num_visible % num_processes:
         raise InputError(
             f"{num_processes} processes cannot share the {num_visible} devices of a host evenly",
-            hint=f"start {nearest_divisor(num_visible, num_processes)} processes on each host",
+            hint=f"start {or_list(near_divisors(num_visible, num_processes))} processes on each host",
         )
     each = num_visible // num_processes
     return list(range(place * each, (place + 1) * each))
@@ -51,8 +52,3 @@ def fleet_of_hosts(seen: Sequence[Sequence[str | int]]) -> Fleet:
     if len(there) == 1 or chip_of_device_kind(kind).slices is not None:
         return Fleet.local(kind, count * len(there))
     return Fleet.parse(f"{len(there)}x{count}x{chip_of_device_kind(kind).name}")
-
-
-def nearest_divisor(number: int, near: int) -> int:
-    """The divisor of `number` nearest to `near`."""
-    return min((n for n in range(1, number + 1) if number % n == 0), key=lambda n: abs(n - near))
