@@ -13,9 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.config import near_divisors, or_list
 from meshwright.errors import EXIT_BROKE_OFF, InputError
-from meshwright.hardware import Fleet
 from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
 
 from ._restarts import noting_signals, without_option
@@ -74,6 +72,9 @@ def run_processes(num_processes: int, on: str) -> int:
 
 
 def _check(num_processes: int, on: str) -> None:
+    from meshwright.config import near_divisors, or_list
+    from meshwright.hardware import Fleet
+
     place = place_in(os.environ)
     if place is not None:
         raise InputError(
