@@ -74,6 +74,15 @@ def test_four_processes_train_as_one_with_all_devices(four, tmp_path):
     assert answer["measurement"]["fingerprint"] == answer["weighing"]["compile"]["fingerprint"]
 
 
+def test_processes_whose_rows_lie_apart_train_as_one(tmp_path):
+    """`fsdp` is outermost, and `data` is the outer part of the rows: each process has every other pair."""
+    for processes, name in (("2", "two"), ("1", "one")):
+        layout = ("--layout", "fsdp=2,data=2", "--processes", processes)
+        sets = ("batch.sequences=16", "batch.microbatch_sequences=2")
+        ran(command("linear", tmp_path / name, "4xCPU", 4, *layout, sets=sets))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
+
+
 def test_what_one_process_looked_at_is_not_told_of_all(four):
     measured = json.loads((four[0] / "measurement.json").read_text())
     assert measured["process_rss_growth_bytes"] is None

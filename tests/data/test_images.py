@@ -76,6 +76,14 @@ def test_a_batch_is_a_function_of_its_step_and_holds_pixels_from_0_to_1():
     assert batch["images"][0] == pytest.approx(batch["labels"][0] / 255)
 
 
+@pytest.mark.parametrize("rows", [[0, 3], [2, 3], [1, 2]])
+@pytest.mark.parametrize("split", ["train", "held-out"])
+def test_some_rows_of_a_short_batch_are_those_of_the_whole(split, rows):
+    whole, some = (files().batch(5, split, *asked) for asked in ((), (np.array(rows),)))
+    for name, array in some.items():
+        assert np.array_equal(array, whole[name][rows])
+
+
 @pytest.mark.parametrize("evaluation_batches", [1, 2, 3])
 def test_held_out_weights_make_a_mean_of_means_that_over_all_images_judged(evaluation_batches):
     data = files(evaluation_batches=evaluation_batches)

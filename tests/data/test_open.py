@@ -23,6 +23,8 @@ def test_every_preset_has_data(preset: str, tmp_path):
             assert batch["tokens"].shape == (2, config.batch.sequence_length + 1)
             assert batch["tokens"].dtype == np.int32
             assert 0 <= batch["tokens"].min() <= batch["tokens"].max() < config.model.vocab_size  # pyright: ignore
+        for name, array in data.batch(0, split, np.array([1])).items():  # as a process that holds no other
+            assert np.array_equal(array, batch[name][1:])
 
 
 def test_images_are_those_of_the_folder_in_the_models_size(tmp_path):

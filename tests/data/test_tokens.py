@@ -92,6 +92,20 @@ def test_a_token_outside_the_vocabulary_is_refused(
         assert hint in caught.value.hint
 
 
+def test_a_process_reads_the_windows_of_its_rows_alone(tmp_path: Path):
+    path = tmp_path / "tokens.bin"
+    tokens = np.arange(1000, dtype=np.uint16)
+    tokens.tofile(path)
+    whole = open_file(path, "uint16", "data.order=epochs").batch(7, "train")["tokens"]
+    tokens[whole[2, 4]] = 1000  # outside the vocabulary
+    tokens.tofile(path)
+    data = open_file(path, "uint16", "data.order=epochs")
+    rows = np.array([0, 1, 3])
+    assert np.array_equal(data.batch(7, "train", rows)["tokens"], whole[rows])
+    with pytest.raises(InputError):
+        data.batch(7, "train", np.array([2]))
+
+
 @pytest.mark.parametrize(
     ("content", "dtype", "message", "hint"),
     [

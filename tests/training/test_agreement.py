@@ -1,10 +1,5 @@
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-
 from meshwright.processes import Alone
-from meshwright.training._agreement import Agreement, put
+from meshwright.training._agreement import Agreement
 
 
 class Several(Alone):
@@ -24,11 +19,3 @@ def test_on_a_cpu_the_answer_is_that_of_the_step(mesh):
 def test_on_an_accelerator_it_is_that_of_the_step_before(mesh):
     agreement = Agreement(mesh(data=2, tensor=2), Several(), waits=False)
     assert [agreement.on(signal) for signal in (None, 15, None)] == [None, None, 15]
-
-
-def test_an_array_is_put_where_it_belongs(mesh):
-    values = np.arange(8, dtype=np.int32).reshape(2, 4)
-    there = put(values, NamedSharding(mesh(data=2, tensor=2), PartitionSpec("data", "tensor")))
-    assert isinstance(there, jax.Array)
-    np.testing.assert_array_equal(there, values)
-    assert there.dtype == jnp.int32

@@ -1,4 +1,5 @@
-"""What a run reads: batches of the whole fleet as numpy arrays, a pure function of seed and step.
+"""What a run reads: batches of the whole fleet, or some of their rows, as numpy arrays, a pure function of
+seed and step.
 `tokenize` makes the token files. Imports: `config`, `errors`, numpy, pydantic. No jax. Imported by:
 `training`, `api`, `cli`.
 """
@@ -13,6 +14,9 @@ from ._open import open_data as open_data
 from ._rows import LineRows as LineRows
 from ._rows import RegressionRows as RegressionRows
 from ._sample_images import write_sample_images as write_sample_images
+from ._split import ALL as ALL
+from ._split import Rows as Rows
+from ._split import Split as Split
 from ._tokenize import tokenize as tokenize
 from ._tokenizers import Tokenizer as Tokenizer
 from ._tokenizers import open_tokenizer as open_tokenizer

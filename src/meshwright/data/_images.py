@@ -9,7 +9,7 @@ import numpy as np
 
 from ._idx import CLASSES, IdxPart
 from ._order import windows_at
-from ._split import Split, fixed_generator, generator
+from ._split import ALL, Rows, Split, fixed_generator, generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +20,14 @@ class LabelledImages:
     rows: int
     side: int
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
         """`images` float32 [rows, 1, side, side] and `labels` int32 [rows], below 10."""
         shape = (1, self.side, self.side)
         patterns = fixed_generator(self.seed).standard_normal((CLASSES, *shape), dtype=np.float32)
         random = generator(self.seed, step, split)
         labels = random.integers(CLASSES, size=self.rows, dtype=np.int32)
         noise = random.standard_normal((self.rows, *shape), dtype=np.float32)
-        return {"images": patterns[labels] + noise, "labels": labels}
+        return {"images": patterns[labels[rows]] + noise[rows], "labels": labels[rows]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +49,19 @@ class ImageFiles:
         """Batches in which each image of a part comes once."""
         return -(-len(self.parts[split].labels) // self.rows)
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
         """`images` float32 [rows, 1, side, side] of 0 to 1, `labels` int32 [rows] below 10, `weights` float32
-        [rows].
+        [rows]. Reads these rows alone.
 
         In training the weights make the plain mean over the batch that over its images. Held-out ones
         make the plain mean over the first `evaluation_batches` batches that over all their images.
         """
         part, chosen = self.parts[split], self._chosen(step, split)
-        images = resized(part.images[chosen], self.side).astype(np.float32)[:, None] / np.float32(255)
         weight = self.rows / len(chosen) if split == "train" else self._held_out_weight()
-        missing = self.rows - len(chosen)
+        places = np.arange(self.rows)[rows]
+        chosen = chosen[places[places < len(chosen)]]
+        missing = len(places) - len(chosen)
+        images = resized(part.images[chosen], self.side).astype(np.float32)[:, None] / np.float32(255)
         return {
             "images": np.pad(images, ((0, missing), (0, 0), (0, 0), (0, 0))),
             "labels": np.pad(part.labels[chosen].astype(np.int32), (0, missing)),

@@ -25,7 +25,7 @@ from ._tokenizers import BYTES
 from ._tokens import RandomTokens, TokenWindows, token_file_parts
 
 Dataset = RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows
-"""Each has `batch`; the two of tokens also `unigram_entropy_nats` and `decode`."""
+"""Each has `batch`, whole or some of its rows; the two of tokens also `unigram_entropy_nats` and `decode`."""
 
 
 def open_data(config: RunConfig) -> Dataset:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._split import Split, generator
+from ._split import ALL, Rows, Split, generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class RegressionRows:
     dim: int
     has_answer: bool
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
         """`inputs` float32 [rows, dim] and `targets` float32 [rows]."""
         random = generator(self.seed, step, split)
         inputs = random.standard_normal((self.rows, self.dim), dtype=np.float32)
@@ -29,7 +29,7 @@ class RegressionRows:
             targets = inputs @ np.arange(self.dim, dtype=np.float32)
         else:
             targets = random.standard_normal(self.rows, dtype=np.float32)
-        return {"inputs": inputs, "targets": targets}
+        return {"inputs": inputs[rows], "targets": targets[rows]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,10 @@ class LineRows:
     intercept: float
     noise: float
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
         """`inputs` float32 [rows, 1] and `targets` float32 [rows]."""
         random = generator(self.seed, step, split)
         inputs = random.standard_normal((self.rows, 1), dtype=np.float32)
         off = random.standard_normal(self.rows, dtype=np.float32)
         targets = np.float32(self.slope) * inputs[:, 0] + np.float32(self.intercept)
-        return {"inputs": inputs, "targets": targets + np.float32(self.noise) * off}
+        return {"inputs": inputs[rows], "targets": (targets + np.float32(self.noise) * off)[rows]}

@@ -9,6 +9,10 @@ import numpy as np
 Split = Literal["train", "held-out"]
 STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
 _FIXED = 2
+Rows = slice | np.ndarray
+"""Which rows of a batch are asked for: all of it, or their numbers, ascending. They are what they would be in
+the whole, whoever else makes the others."""
+ALL = slice(None)
 
 
 def generator(seed: int, step: int, split: Split) -> np.random.Generator:

@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 
 from ._documents import segments_of
 from ._order import windows_at
-from ._split import Split, generator
+from ._split import ALL, Rows, Split, generator
 from ._tokenizers import ByteTokenizer
 
 _TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
@@ -30,11 +30,11 @@ class RandomTokens:
     sequence_length: int
     vocab_size: int
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
-        """`tokens` int32 [sequences, sequence_length + 1]."""
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """`tokens` int32 [rows, sequence_length + 1]."""
         shape = (self.sequences, self.sequence_length + 1)
         random = generator(self.seed, step, split)
-        return {"tokens": random.integers(self.vocab_size, size=shape, dtype=np.int32)}
+        return {"tokens": random.integers(self.vocab_size, size=shape, dtype=np.int32)[rows]}
 
     def unigram_entropy_nats(self, split: Split) -> float:
         """ln(vocabulary): what no model can beat."""
@@ -89,15 +89,17 @@ class TokenWindows:
         """Windows of one epoch of a part."""
         return (len(self.parts[split]) - 1) // self.sequence_length
 
-    def batch(self, step: int, split: Split) -> dict[str, np.ndarray]:
-        """`tokens` int32 [sequences, sequence_length + 1]; for documents `segments` too, int32, same shape.
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """`tokens` int32 [rows, sequence_length + 1]; for documents `segments` too, int32, same shape.
+
+        Reads the windows of these rows alone.
 
         Raises:
             InputError: a token is outside the model's vocabulary.
         """
         part, window = self.parts[split], self.sequence_length + 1
         # A memory map's subclass would make each of these operations slower.
-        tokens = sliding_window_view(np.asarray(part), window)[self._starts(step, split)]
+        tokens = sliding_window_view(np.asarray(part), window)[self._starts(step, split)[rows]]
         self._check_vocabulary(tokens)
         batch = {"tokens": tokens.astype(np.int32)}
         if self.end_of_document is not None:

@@ -1,4 +1,4 @@
-"""What goes from a host to the devices of all: its part of an array, and a signal that has come."""
+"""A signal that one process was sent, told to all through the devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..processes import Alone
+from ._feed import put
 
 
 class Agreement:
@@ -40,10 +41,3 @@ class Agreement:
         now = self._largest(put(numbers, self._each))
         asked, self._before = (now if self._waits else self._before), now
         return int(asked) or None if asked is not None else None
-
-
-def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """On the devices of all processes: each puts there what its own devices hold of it."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ...])

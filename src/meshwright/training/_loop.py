@@ -21,9 +21,10 @@ from ..data import Dataset
 from ..errors import MeshwrightError
 from ..measure import bytes_on
 from ..processes import Alone
-from ._agreement import Agreement, put
+from ._agreement import Agreement
 from ._ahead import batches_ahead
 from ._faults import BadSteps, first_bad_tensor, what_is_bad
+from ._feed import Feed
 from ._interrupt import noting_signals
 from ._phases import Phases
 from ._programs import Programs
@@ -75,11 +76,12 @@ class Loop:
         self.step, self.data_offset = 0, 0
         self.signal: int | None = None
         self.state: Tree = None
-        self._config, self._dataset, self._saving = config, dataset, saving
+        self._config, self._saving = config, saving
         self._phases, self._watchdog = phases, watchdog
         self._steps, self._waits = steps, waits
         self._bad_steps = BadSteps(config.faults)
         self._peers = peers
+        self._feed = Feed(dataset, programs.built.batch)
         mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
         self._agreement = Agreement(mesh, peers, waits=waits)
 
@@ -113,7 +115,7 @@ class Loop:
         with noting_signals() as asked, self._phases.of("step"):
             while self.step < self._steps and self.signal is None:
                 first = self.step + self.data_offset
-                batches = batches_ahead(self._batch, range(first, self._steps + self.data_offset))
+                batches = batches_ahead(self._feed.batch, range(first, self._steps + self.data_offset))
                 with closing(batches):
                     self._stretch(batches, asked)
             self._saving.save(self.step, self.state, self.data_offset)
@@ -175,7 +177,7 @@ class Loop:
     def _bad(self, step: int, what: str) -> bool:
         """Skip, go back (then True), or stop."""
         action = self._bad_steps.bad(step)
-        batch = self._batch(step - 1 + self.data_offset)
+        batch = self._feed.batch(step - 1 + self.data_offset)
         with self._phases.of("evaluation"):
             where = first_bad_tensor(self.programs.built.inspect, self.state, batch, self.step - step + 1)
         words = f"step {step}: the {what}"
@@ -216,18 +218,6 @@ class Loop:
         """Whether the held-out data is judged after this many steps."""
         return self.step % self._config.evaluation.every_steps == 0 or self.step == self._steps
 
-    def _batch(self, index: int, split: Any = "train") -> Tree:
-        """A batch on its devices: [microbatches, rows, ...] as the step takes it.
-
-        Every process makes the rows of all, which follow from the step alone, and puts on its devices theirs.
-        """
-        rows = self._dataset.batch(index, split)
-        return jax.tree.map(
-            lambda array, abstract: put(array.reshape(abstract.shape), abstract.sharding),
-            rows,
-            self.programs.built.batch,
-        )
-
     def _count_arguments(self, batch: Tree) -> None:
         """What the first step is given, before its state is given up."""
         if not self.recorder.argument_bytes:
@@ -241,7 +231,7 @@ class Loop:
         totals: dict[str, float] = {}
         with self._phases.of("evaluation"):
             for index in range(num_batches):
-                batch = self._batch(index, "held-out")
+                batch = self._feed.batch(index, "held-out")
                 metrics = self.programs.evaluate(self.state["parameters"], self.state["model_state"], batch)
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + float(value)
