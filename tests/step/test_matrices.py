@@ -33,8 +33,8 @@ def test_attentions_matrices_are_those_of_single_layers_with_all_heads_on_one_si
 
 def test_each_expert_is_a_matrix_of_its_own():
     layers = declared("bytes-moe", "model.num_shared_experts=2")["layers"]
-    assert flattened(layers["experts"]["up"]) == (2 * 4, 64, 128)
-    assert flattened(layers["experts"]["down"]) == (2 * 4, 128, 64)
+    assert flattened(layers["experts"]["up"]) == (2, 4, 64, 128)
+    assert flattened(layers["experts"]["down"]) == (2, 4, 128, 64)
     assert muon_dims(layers["experts"]["down"]) == ((2,), (3,))
     assert flattened(layers["experts"]["router"]) == (2, 64, 4)
     assert flattened(layers["mlp"]["up"]) == (2, 64, 2 * 128)

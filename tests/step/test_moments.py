@@ -64,6 +64,26 @@ def test_adafactors_rows_and_columns_are_split_as_the_sides_that_they_keep(mesh)
     assert of(found, ".v['layers']['attention']['query_bias']") == ((2, 256), PartitionSpec(None, "tensor"))
 
 
+def test_adafactors_rows_of_experts_are_split_over_expert(mesh):
+    experts = (
+        "num_experts=8",
+        "experts_per_token=2",
+        "capacity_factor=1.0",
+        "balancing_loss=0.01",
+        "bias=false",
+    )
+    sets = ("optimizer.kind=adafactor", *(f"model.{each}" for each in experts))
+    found = specs(mesh(expert=4, tensor=2), *sets)
+    assert of(found, ".v_row['layers']['experts']['down']") == (
+        (2, 8, 256),
+        PartitionSpec(None, "expert", None),
+    )
+    assert of(found, ".v_col['layers']['experts']['down']") == (
+        (2, 8, 512),
+        PartitionSpec(None, "expert", "tensor"),
+    )
+
+
 def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(mesh):
     found = specs(mesh(fsdp=4, tensor=2), "optimizer.kind=adafactor", "optimizer.least_factored=1024")
     assert of(found, f".v{QUERY}") == ((2, 256, 256), PartitionSpec(None, "fsdp", "tensor"))

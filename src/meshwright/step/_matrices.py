@@ -22,7 +22,7 @@ OUTER = ("vocab", "positions", "one")  # tables and heads: no hidden matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixDims:
-    """The dims of a parameter, by place: of the stack, then those of a matrix's two sides.
+    """The dims of a parameter, by place: those that stack matrices, then those of a matrix's two sides.
 
     A vector has one side and `second` is empty. `inputs_first`: whether a product sums over `first`.
     """
@@ -34,8 +34,8 @@ class MatrixDims:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of dims, one for each dim of the flattened parameter: stack, then one or two sides."""
-        return tuple(side for side in (self.stack, self.first, self.second) if side)
+        """Groups of dims, one for each dim of the flattened parameter: those of the stack, one or two sides."""
+        return (*((place,) for place in self.stack), *(side for side in (self.first, self.second) if side))
 
     def flat_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """`shape` with the dims of each side as one."""
@@ -96,11 +96,12 @@ def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.Gra
     """`update`, given each layer's matrices and vectors as arrays of their own, of two dims or one.
 
     Its state has a part for each number of stacked dims: "single"; "stacked", whose arrays have a leading dim
-    for the layers (or a layer's experts); and "experts", whose leading dim has all experts of all layers.
+    for the layers (or a layer's experts); and "experts", with two, for layers and the experts of each.
     """
     dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
     stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    parts = {"stacked": stacked, "single": update, "experts": stacked}
+    twice = optax.GradientTransformation(jax.vmap(stacked.init), jax.vmap(stacked.update))
+    parts = {"stacked": stacked, "single": update, "experts": twice}
     kinds = ("single", "stacked", "experts")
 
     def flat(tree: Tree) -> dict[str, Tree]:

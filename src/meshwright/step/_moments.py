@@ -58,7 +58,7 @@ def _sides_kept(name: str, dims: MatrixDims, shape: Shape) -> tuple[tuple[int, .
         return dims.sides
     first, second = dims.inputs_outputs(shape) if dims.inputs_first else dims.inputs_outputs(shape)[::-1]
     longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
-    return tuple(side for side in (dims.stack, shorter if name == "v_row" else longer) if side)
+    return (*((place,) for place in dims.stack), shorter if name == "v_row" else longer)
 
 
 def _of_side(side: tuple[int, ...], whole: PartitionSpec) -> Any:
