@@ -34,7 +34,7 @@ class MatrixDims:
 
     @property
     def sides(self) -> tuple[tuple[int, ...], ...]:
-        """Groups of dims, one for each dim of the flattened parameter: those of the stack, one or two sides."""
+        """Groups of dims, each one dim of the flattened parameter: the stack's, then one or two sides."""
         return (*((place,) for place in self.stack), *(side for side in (self.first, self.second) if side))
 
     def flat_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
