@@ -205,7 +205,13 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
     # Every stage runs its layers, forward, again and backward, in 11 passes of which 8 have a microbatch.
     head = 6 * 16 * 16 * 16 * 64
     assert flops.bubble / (flops.executed - head) == pytest.approx(3 / 11)
-    permutes = [item for item in weighed.ledger.traffic if item.kind == "collective-permute"]
-    assert {item.axes for item in permutes} == {("stage",)}
+    traffic = weighed.ledger.traffic
+    assert {item.axes for item in traffic} == {("stage",)}
+
+    def paid(kind):
+        return sum(item.payload_bytes for item in traffic if item.kind == kind)
+
     passes, activation = 8 + 4 - 1, 2 * 16 * 16 * 4
-    assert sum(item.payload_bytes for item in permutes) == 2 * passes * activation
+    assert paid("collective-permute") == 2 * passes * activation
+    # Of each microbatch a stage is sent its quarter of the positions for the head, and gathers their gradients.
+    assert (paid("reduce-scatter"), paid("all-gather")) == (8 * activation / 4, 8 * activation)

@@ -66,7 +66,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     if config.zero1:
         axis, size = ("data*fsdp", layout.size("data") * size)
     problems += _axis_problems(axis, size, _split_sizes(config, "fsdp"))
-    problems += _context_problems(config, layout)
+    problems += _context_problems(config, layout) or _position_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 
@@ -153,11 +153,29 @@ def _context_problems(config: RunConfig, layout: Layout) -> list[Problem]:
                 + (f", or context={or_list(ways)}" if ways else ""),
             )
         ]
-    held = length // size
-    chunk = min(config.model.loss_chunk, held)
+    return []
+
+
+def _position_problems(config: RunConfig, layout: Layout) -> list[Problem]:
+    """Over stages the head's work is split by position, as `context` and `tensor` split the residual."""
+    model, length, stages = config.model, config.batch.sequence_length, layout.size("stage")
+    if not isinstance(model, TransformerModel):
+        return []
+    splitting = ("context", "tensor", "stage") if stages > 1 else ("context",)
+    splitting = tuple(axis for axis in splitting if layout.size(axis) > 1)
+    num_parts = math.prod(layout.size(axis) for axis in splitting)
+    if length % num_parts:
+        what = f"= {length} does not divide over {'*'.join(splitting)} = {num_parts}"
+        # Each part of `context` has two halves.
+        multiple = math.lcm(num_parts, 2 * layout.size("context")) if "context" in splitting else num_parts
+        nearest = or_list(near_multiples(multiple, length))
+        return [("batch.sequence_length", what, f"use batch.sequence_length = {nearest}")]
+    held = length // (layout.size("context") * stages)
+    chunk = min(model.loss_chunk, held)
     if held % chunk == 0:
         return []
-    what = f"= {config.model.loss_chunk} does not divide the {held} positions of context = {size}"
+    names = "*".join(axis for axis in splitting if axis != "tensor")
+    what = f"= {model.loss_chunk} does not divide the {held} positions of {names} = {length // held}"
     return [("model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(held, chunk)[0]}")]
 
 

@@ -34,6 +34,7 @@ def mean_cross_entropy(
     most_positions: int,
     *,
     gaps: bool = False,
+    whole: Int[Array, "batch all_of_sequence"] | None = None,
 ) -> Float[Array, ""]:
     """Mean of -log softmax(hidden . head)[target] over the positions that count, in nats, float32.
 
@@ -42,16 +43,18 @@ def mean_cross_entropy(
         most_positions: of a device's part of the sequence, whose logits may exist at once; divides it, or
             exceeds it.
         gaps: whether targets may be `LEFT_OUT`, and then do not count; without any that counts it is 0.
+        whole: the targets of which these are some, where they are: the sum is divided by how many those are.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = min(most_positions, held)
     assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
     targets = context.pin(targets, "batch", "sequence")
     total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
+    whole = targets if whole is None else whole
     if not gaps:
-        return total / targets.size
+        return total / whole.size
     # Where the code is one replica's, a mean over replicas follows: each must divide by the same count.
-    counted = mean_over_manual(jnp.sum(targets != LEFT_OUT).astype(jnp.float32), context.mesh)
+    counted = mean_over_manual(jnp.sum(whole != LEFT_OUT).astype(jnp.float32), context.mesh)
     return total / jnp.where(counted > 0, counted, 1.0)
 
 

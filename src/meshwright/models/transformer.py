@@ -186,7 +186,8 @@ class Transformer:
         """
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
-        loss = self.loss_of(parameters, hidden, _targets(batch, context), context, gaps="segments" in batch)
+        targets = self.targets(batch, context)
+        loss = self._loss_of(parameters, hidden, targets, context, gaps="segments" in batch)
         return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
 
     def entered(self, parameters: Tree, batch: Batch, context: Context) -> Array:
@@ -207,21 +208,37 @@ class Transformer:
             added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers
         return (x, added), balance
 
-    def judged(self, parameters: Tree, x: Array, batch: Batch, context: Context) -> Float[Array, ""]:
-        """The third part: the loss, from what the last block gave."""
-        hidden = self._norm(x, parameters["final_norm"], context)
-        return self.loss_of(parameters, hidden, _targets(batch, context), context, gaps="segments" in batch)
+    def targets(self, batch: Batch, context: Context) -> Int[Array, "batch sequence"]:
+        """What follows each token, in the order they lie in; a document's first token is not predicted."""
+        targets, segments = batch["tokens"][:, 1:], batch.get("segments")
+        if segments is not None:
+            targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        return in_ring_order(targets, context.mesh)
+
+    def judged(
+        self, parameters: Tree, x: Array, targets: Array, batch: Batch, context: Context
+    ) -> Float[Array, ""]:
+        """The third part: what some positions, which the last block gave as `x`, add to the batch's loss."""
+        hidden, gaps = self._norm(x, parameters["final_norm"], context), "segments" in batch
+        whole = self.targets(batch, context)
+        return self._loss_of(parameters, hidden, targets, context, gaps=gaps, whole=whole)
 
     def shown(self, balance: Balance | None) -> dict[str, Array]:
         """The figures of a batch, from each microbatch's and layer's `Balance` [microbatches, layers]."""
         return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(figures_of)(balance))
 
-    def loss_of(
-        self, parameters: Tree, hidden: Array, targets: Array, context: Context, *, gaps: bool = False
+    def _loss_of(
+        self,
+        parameters: Tree,
+        hidden: Array,
+        targets: Array,
+        context: Context,
+        *,
+        gaps: bool,
+        whole: Array | None = None,
     ) -> Float[Array, ""]:
-        """Mean cross entropy of `targets` [batch, sequence] after the final hidden states."""
-        head = self.head(parameters, context)
-        return mean_cross_entropy(hidden, head, targets, context, self.config.loss_chunk, gaps=gaps)
+        head, chunk = self.head(parameters, context), self.config.loss_chunk
+        return mean_cross_entropy(hidden, head, targets, context, chunk, gaps=gaps, whole=whole)
 
     def _block(
         self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
@@ -335,14 +352,6 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
     """Tokens that something follows, and their segments where windows hold several documents."""
     segments = batch.get("segments")
     return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]
-
-
-def _targets(batch: Batch, context: Context) -> Array:
-    """What follows each of them, in the order they lie in; a document's first token is not predicted."""
-    targets, segments = batch["tokens"][:, 1:], batch.get("segments")
-    if segments is not None:
-        targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
-    return in_ring_order(targets, context.mesh)
 
 
 def _rotate(

@@ -3,8 +3,9 @@
 Stage s of S holds layers [s L/S, (s+1) L/S). All stages run the same loops of ticks (`Ticks` says which
 microbatch is where); between ticks what a stage made goes to its neighbour. A forward pass keeps what its
 backward pass needs, as `remat` says, in a ring of slots, so that nothing is computed twice. Embedding and
-head are on every stage, but only the first and the last work with them; their gradients are summed over
-`stage` at the end. A data replica sums up its own gradients; the mean over replicas is taken once a step.
+head are on every stage: the first alone embeds, and each judges its share of the positions. Their gradients
+are summed over `stage` at the end. A data replica sums up its own gradients; the mean over replicas is taken
+once a step.
 
 Scopes tell those who count: `busy_A_of_B`, that A of B runs are a microbatch's and the others the bubble's;
 `taken_A_of_B`, that a branch is taken in A of B runs.
@@ -20,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import PipelineSchedule, Ticks
 from ..models import Context, Outcome
 from ._gradients import REPLICAS, mean_over_replicas, without_axes
+from ._positions import AXIS, collected, own, spread
 
 Tree = Any
-AXIS = "stage"
 _WHOLE = PartitionSpec()
 
 
@@ -46,8 +47,14 @@ class Staged(Protocol):
         and their figures, a tree of arrays [layers]."""
         ...
 
-    def judged(self, parameters: Tree, x: Array, batch: Tree, context: Context) -> Float[Array, ""]:
-        """The loss, from what the last layer gave."""
+    def targets(self, batch: Tree, context: Context) -> Int[Array, "rows positions"]:
+        """What `judged` sets what the last layer gave beside."""
+        ...
+
+    def judged(
+        self, parameters: Tree, x: Array, targets: Array, batch: Tree, context: Context
+    ) -> Float[Array, ""]:
+        """What some positions of the batch, `x` with their `targets`, add to its loss."""
         ...
 
     def shown(self, figures: Any) -> dict[str, Array]:
@@ -217,27 +224,31 @@ class _Stage:
         return _Seen(value, jax.tree.map(put, seen.figures, figures))
 
     def judge(self, y: Array, tick: Array, carry: _Carry, scale: Array) -> tuple[_Carry, Array]:
-        """On the last stage: the loss and its gradients added, and the gradient of `y`."""
+        """The loss and its gradients added, and on the last stage the gradient of `y`."""
         number = tick - (self.ticks.num_stages - 1)
-        part, context = self.microbatch(number)
-        shared = _shared(carry.total)
 
-        def last(value: Array, shared: Tree) -> tuple[Array, Tree, Array]:
-            judged = lambda parameters, y: self.model.judged(parameters, y, part, context)  # noqa: E731
-            more, pullback = jax.vjp(judged, _shared(self.parameters), y)
-            gradient, d_y = pullback(scale.astype(more.dtype))
-            return value + more, self.added(shared, gradient), d_y
+        def there(value: Array, shared: Tree) -> tuple[Array, Tree, Array]:
+            judged, x = self.judged(y, number)
+            more, pullback = jax.vjp(judged, _shared(self.parameters), x)
+            gradient, d_x = pullback(scale.astype(more.dtype))
+            return value + more, self.added(shared, gradient), collected(d_x, self.mesh)
 
-        num_ticks = self.ticks.num_passes if self.is_gpipe else self.ticks.num_microbatches
-        with self.scope("taken", self.ticks.num_stages * num_ticks):
-            value, shared, d_y = lax.cond(
-                self.is_last & self.is_there(number),
-                last,
-                lambda value, shared: (value, shared, jnp.zeros_like(y)),
-                carry.seen.value,
-                shared,
-            )
+        arguments = carry.seen.value, _shared(carry.total)
+        if self.is_gpipe:
+            nothing = lambda value, shared: (value, shared, jnp.zeros_like(y))  # noqa: E731
+            with self.scope("taken", self.ticks.num_passes):
+                value, shared, d_y = lax.cond(self.is_there(number), there, nothing, *arguments)
+        else:
+            value, shared, d_y = there(*arguments)
         return carry._replace(seen=carry.seen._replace(value=value), total={**carry.total, **shared}), d_y
+
+    def judged(self, y: Array, number: Array) -> tuple[Callable[[Tree, Array], Array], Array]:
+        """What this stage's share of a microbatch adds to the loss, a function of parameters and of the share
+        of `y`; and that share."""
+        part, context = self.microbatch(number)
+        targets = own(self.model.targets(part, context), self.mesh)
+        judged = lambda parameters, x: self.model.judged(parameters, x, targets, part, context)  # noqa: E731
+        return judged, spread(y, self.mesh)
 
     def backward(
         self, kept: list[Array], d_y: Array, scale: Array, tick: Array, total: Tree
@@ -371,9 +382,9 @@ class _Stage:
             (y, more), figures = self.model.passed(self.layers, x, part, context, self.first_layer)
             seen = self.with_figures(carry[1], tick - self.number, more, figures)
             number = tick - (ticks.num_stages - 1)
-            part, context = self.microbatch(number)
-            judged = lambda: self.model.judged(self.parameters, y, part, context)  # noqa: E731
-            value = lax.cond(self.is_last & self.is_there(number), judged, lambda: jnp.float32(0))
+            judged, x = self.judged(y, number)
+            there = lambda: judged(self.parameters, x)  # noqa: E731
+            value = lax.cond(self.is_there(number), there, lambda: jnp.float32(0))
             return (self.up(y), seen._replace(value=seen.value + value)), None
 
         (_, seen), _ = lax.scan(one, self.nothing(), jnp.arange(ticks.num_passes))
