@@ -151,7 +151,7 @@ _OTHER_PROGRAMS = (
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
     ("model notes", r"sliding|gemma", "attention with a window"),
-    ("precision", r"fp8|float8|fp4|int8", "8- or 4-bit arithmetic: our precisions are fp32 and bf16"),
+    ("precision", r"fp8|float8|fp4|int8", "8- or 4-bit arithmetic, with scales that are not ours or not stated"),
     ("precision", r"^(?!.*bf16)", "precision is not bf16, or not stated"),
     (
         "precision",
@@ -327,8 +327,6 @@ def _batch(row: Row, layout: Layout) -> dict[str, int]:
     micro = each if each == 1 else _number(row, "micro_batch_per_device", "micro batch")
     if each % micro:
         raise InexpressibleError("its batch does not divide by its micro batch")
-    if micro < each and layout.size("data") > 1:
-        raise InexpressibleError("gradients reduced once for several micro batches: ours are in each")
     length = _number(row, "seq_len", "sequence length")
     return {"sequences": sequences, "sequence_length": length, "microbatch_sequences": micro}
 
