@@ -151,7 +151,7 @@ _OTHER_PROGRAMS = (
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
     ("model notes", r"sliding|gemma", "attention with a window"),
-    ("precision", r"fp8|float8|fp4|int8", "8- or 4-bit arithmetic, with scales that are not ours or not stated"),
+    ("precision", r"fp8|float8|fp4|int8", "8- or 4-bit arithmetic, scaled in other or untold ways"),
     ("precision", r"^(?!.*bf16)", "precision is not bf16, or not stated"),
     (
         "precision",

@@ -213,5 +213,5 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
 
     passes, activation = 8 + 4 - 1, 2 * 16 * 16 * 4
     assert paid("collective-permute") == 2 * passes * activation
-    # Of each microbatch a stage is sent its quarter of the positions for the head, and gathers their gradients.
+    # For the head a stage is sent a quarter of each microbatch, and gathers the gradients.
     assert (paid("reduce-scatter"), paid("all-gather")) == (8 * activation / 4, 8 * activation)
