@@ -108,6 +108,7 @@ def _devices(request: Request) -> list[Any]:
     """The target's devices: described ones, or simulated ones on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what jax has kept comes without its dumps
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "true"  # chips are described, not taken
     import jax
 
     if request.platform == "cpu":
