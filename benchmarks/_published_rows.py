@@ -327,6 +327,8 @@ def _batch(row: Row, layout: Layout) -> dict[str, int]:
     micro = each if each == 1 else _number(row, "micro_batch_per_device", "micro batch")
     if each % micro:
         raise InexpressibleError("its batch does not divide by its micro batch")
+    if micro < each and layout.size("data") > 1:
+        raise InexpressibleError("one reduction for several micro batches, beside the last: ours is after it")
     length = _number(row, "seq_len", "sequence length")
     return {"sequences": sequences, "sequence_length": length, "microbatch_sequences": micro}
 

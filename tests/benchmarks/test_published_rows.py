@@ -57,13 +57,6 @@ def test_one_gather_and_one_reduction_become_fsdp_inside_nodes():
     assert express(row).config.layout == "data=8,fsdp=8"
 
 
-def test_microbatches_of_replicas_whose_gradients_are_reduced_once_are_a_run_of_ours():
-    row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64", "global_batch_seqs": "128"}
-    found = express(row).config
-    assert (found.layout, found.batch.sequences) == ("data=8,fsdp=8", 128)
-    assert found.batch.microbatch_sequences == 1
-
-
 def test_what_is_not_stated_or_not_stock_is_no_standard_row():
     assert not express({**LLAMA, "act_ckpt": ""}).standard
     assert not express({**LLAMA, "accelerator": "H100-96GB-HBM2e-SXM-500W"}).standard
@@ -88,6 +81,7 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"accelerator": "V100-32GB-SXM2"}, "no bf16"),
         ({"n_devices": "8", "fsdp": "", "sharding": "DDP"}, "state does not fit"),
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
+        ({"sharding": "ZeRO-1", "global_batch_seqs": "128"}, "one reduction for several micro batches"),
         ({"n_kv_heads": "5"}, "our configuration refuses it"),
         ({"act_ckpt": "selective(every 2nd layer)"}, "rematerialisation of its own kind"),
     ],
