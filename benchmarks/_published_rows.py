@@ -328,7 +328,7 @@ def _batch(row: Row, layout: Layout) -> dict[str, int]:
     if each % micro:
         raise InexpressibleError("its batch does not divide by its micro batch")
     if micro < each and layout.size("data") > 1:
-        raise InexpressibleError("one reduction for several micro batches, beside the last: ours is after it")
+        raise InexpressibleError("one reduction for several micro batches: ours is exposed, after the last")
     length = _number(row, "seq_len", "sequence length")
     return {"sequences": sequences, "sequence_length": length, "microbatch_sequences": micro}
 

@@ -229,6 +229,16 @@ def test_experts_weights_are_gathered_and_scattered_over_fsdp_and_never_cross_th
     assert found.total() < 4 * COUNTS + FP32
 
 
+def test_zero1_with_experts_scatters_all_but_what_lies_alike_on_every_expert_device():
+    """Textbook: every gradient is scattered over data, in bf16. Experts' and tables' are. More: attention's,
+    which are summed over expert too, cross both axes as one all-reduce of fp32 vectors and bf16 matrices.
+    """
+    found = paid("data=2,expert=4", "zero1=true", *EXPERTS)
+    assert found["reduce-scatter data"] == (2 * EXPERTS_WEIGHTS / 4 + 2 * 2 * TABLE) / 2
+    assert found["all-reduce data+expert"] == pytest.approx(2 * ATTENTION + FP32, abs=4 * COUNTS)
+    assert found["all-reduce data"] <= SCALARS
+
+
 def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     """As the residual before and after a dense MLP, but buffers have a row for each choice: 2 for a token.
 
