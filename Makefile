@@ -12,11 +12,13 @@ TESTABLE := $(VENV)/.testable-$(TAG)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SOURCES := src tests benchmarks examples
 
-.PHONY: help demo test test-long lint types contract lock clean
+.PHONY: help demo demo-weigh test test-wide test-long lint types contract lock clean
 
 help:
 	@echo 'make demo       set up, weigh llama3-8b for 8 H100, train a small Transformer, compare (ten minutes)'
+	@echo 'make demo-weigh only the weighing of it'
 	@echo 'make test       set up and run the tests'
+	@echo 'make test-wide  the wider tests: more layouts, every chip, a fuzz of the command line'
 	@echo 'make test-long  the tests that take minutes each; leaves a record in benchmarks/records'
 	@echo 'make lint       ruff: rules and format'
 	@echo 'make types      pyright, strict where jax is not imported'
@@ -28,8 +30,14 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/python examples/demo.py
 
+demo-weigh: $(INSTALLED)
+	$(BIN)/python examples/demo.py --weigh
+
 test: $(TESTABLE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not long and not gpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m 'not wide and not long and not gpu'
+
+test-wide: $(TESTABLE)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -m 'wide and not long and not gpu'
 
 test-long: $(TESTABLE)
 	$(BIN)/python benchmarks/long_tests.py

@@ -16,7 +16,7 @@ from meshwright.compiler import read_text
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import find_chip
 from meshwright.ledger.hlo import parse_program
-from meshwright.predict import predict
+from meshwright.predict import Interval, predict
 from meshwright.predict._rates import sustained_share
 from meshwright.tables import aligned
 
@@ -27,7 +27,8 @@ ROOM = 1.2  # more than our program takes, so that the scheduler need not save
 def score(row: Expressed) -> dict[str, Any]:
     """The row's prediction beside its measurement; `failed` where the step could not be compiled.
 
-    `error`: predicted / measured - 1. `holds`: the measured time lies in the 90 % interval.
+    `error`: predicted / measured - 1. `holds`: the measured time lies in the 90 % interval;
+    absent where none is given.
     """
     told: dict[str, Any] = {
         "id": row.id,
@@ -57,10 +58,19 @@ def score(row: Expressed) -> dict[str, Any]:
         **told,
         "error": round(seconds.expected / row.measured_seconds - 1, 5),
         "predicted_seconds": _short(seconds.expected),
+        **_ends(seconds, row.measured_seconds),
+        "exposed_seconds": {each.name: _short(each.exposed_seconds) for each in prediction.slices},
+    }
+
+
+def _ends(seconds: Interval, measured_seconds: float) -> dict[str, Any]:
+    """The interval's ends, and whether it holds the measured time; nothing where an end is not known."""
+    if seconds.low is None or seconds.high is None:
+        return {}
+    return {
         "low_seconds": _short(seconds.low),
         "high_seconds": _short(seconds.high),
-        "holds": seconds.low <= row.measured_seconds <= seconds.high,
-        "exposed_seconds": {each.name: _short(each.exposed_seconds) for each in prediction.slices},
+        "holds": seconds.low <= measured_seconds <= seconds.high,
     }
 
 
@@ -106,7 +116,7 @@ def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "p90": round(float(np.quantile(sizes, 0.9)), 4),
         "largest": round(sizes[-1], 4),
         "bias": round(statistics.median(errors), 4),
-        "holds": round(sum(row["holds"] for row in rows) / len(rows), 4),
+        "holds": round(sum(row.get("holds", False) for row in rows) / len(rows), 4),
     }
 
 
@@ -146,7 +156,7 @@ def print_table(scored: list[dict[str, Any]], others: dict[str, list[str]], summ
             f"{row['measured_seconds']:.3f}",
             f"{row['predicted_seconds']:.3f}",
             f"{100 * row['error']:+.1f}",
-            "yes" if row["holds"] else "no",
+            {True: "yes", False: "no", None: "none given"}[row.get("holds")],
             "standard" if row["standard"] else "",
         )
         for row in rows

@@ -2,7 +2,9 @@
 
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
 run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. A command below
-the comment `takes minutes` runs in `make test-long`.
+the comment `takes minutes` runs in `make test-long`. `make test` runs the pages that a newcomer reads first,
+`make test-wide` the others. A `text` block right below a Python block that prints is compared with what that
+block prints.
 """
 
 from __future__ import annotations
@@ -95,11 +97,12 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / named[1]).write_text(block.text)
 
 
-def run(command: list[str], folder: Path) -> None:
-    """Run in `folder`, with the tools of this interpreter's environment first on the path."""
+def run(command: list[str], folder: Path) -> str:
+    """Return what the command prints; the tools of this environment are first on its path."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def run_command(command: Command, folder: Path) -> None:
@@ -123,7 +126,16 @@ def test_blocks_that_need_torch_are_run():
         pytest.skip(f"PyTorch is not installed, so its blocks were left out on: {', '.join(pages)}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+FIRST = ("README.md", "docs/getting-started.md", "docs/how-weighing-works.md", "docs/json.md")
+
+
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    return [] if name_of(page) in FIRST else [pytest.mark.wide]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in PAGES]
+)
 def test_every_python_block_of_a_page_runs_in_one_namespace(page: Path, tmp_path: Path):
     blocks = [b for b in python_of(page) if HAS_TORCH or not b.text.startswith(NEEDS_TORCH)]
     if not blocks:
@@ -131,13 +143,44 @@ def test_every_python_block_of_a_page_runs_in_one_namespace(page: Path, tmp_path
     write_files(page, tmp_path)
     lines = page.read_text().splitlines()
     kept = {number for b in blocks for number in range(b.line, b.line + b.text.count("\n"))}
-    # All other lines are emptied, so that a traceback gives the page's own line numbers.
+    results = results_of(page)
+    code = []
+    for number, line in enumerate(lines, start=1):
+        # All other lines are emptied, so that a traceback gives the page's own line numbers. The fence that
+        # ends a block prints a mark, which tells the results of one block from those of the next.
+        ends = number - 1 in kept and number not in kept
+        code.append(line if number in kept else f'print("{MARK}{number}", flush=True)' if ends else "")
     script = tmp_path / f"{page.stem}.page.py"
-    script.write_text("\n".join(line if n in kept else "" for n, line in enumerate(lines, start=1)))
-    run([sys.executable, str(script)], tmp_path)
+    script.write_text("\n".join(code))
+    printed = run([sys.executable, str(script)], tmp_path)
+    pieces = re.split(rf"{MARK}(\d+)\n", printed)
+    found = {int(line): text for text, line in zip(pieces[::2], pieces[1::2], strict=False)}
+    expected = {line: text for line, text in results.items() if line in found}
+    assert {line: found[line] for line in expected} == expected
 
 
-@pytest.mark.parametrize("command", [c for c in OURS if not c.takes_minutes], ids=id_of)
+MARK = "--- end of the block at line "
+RESULT = re.compile(r"^```python\n((?:(?!^```).*\n)*)^```\n\n```text\n((?:(?!^```).*\n)*)^```$", re.M)
+
+
+def results_of(page: Path) -> dict[int, str]:
+    """Return the printed result of each Python block that has one, by the line of the block's last fence."""
+    text = page.read_text()
+    return {
+        text.count("\n", 0, match.end(1)) + 1: match[2]
+        for match in RESULT.finditer(text)
+        if re.search(r"\bprint\(", match[1]) and not FILE.match(match[1])
+    }
+
+
+def test_pages_show_printed_results():
+    assert sum(len(results_of(page)) for page in PAGES) >= 6
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=marks_of(c.page), id=id_of(c)) for c in OURS if not c.takes_minutes],
+)
 def test_every_command_of_the_docs_succeeds(command: Command, tmp_path: Path):
     run_command(command, tmp_path)
 

@@ -28,6 +28,12 @@ def test_a_hint_is_required():
         ("llama3-8", ["llama2-7b", "llama3-8b", "linear"], "did you mean 'llama3-8b'?"),
         ("h100", ["H100", "A100"], "did you mean 'H100'?"),
         ("zzz", ["tensor", "data"], "known: data, tensor"),
+        ("mistral-7b", ["mixtral-8x7b", "llama"], "known: llama, mixtral-8x7b"),
+        ("tenosr", ["tensor", "data"], "did you mean 'tensor'?"),
+        ("llama", ["llama-2", "llama-3", "gpt"], "did you mean 'llama-2' or 'llama-3'?"),
+        ("adamax", ["adam", "adamw", "sgd"], "did you mean 'adam'?"),
+        ("H10", ["A10", "H100", "H20"], "did you mean 'H100'?"),
+        ("x" * 10**6, ["tensor"], "known: tensor"),
         ("zzz", [], "none are known"),
     ],
 )

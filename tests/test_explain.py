@@ -53,6 +53,32 @@ def test_every_step_of_rematerialisation_is_tried(monkeypatch, small):
     assert tried == {"--set remat=none", "--set remat=dots-attention", "--set remat=full"}
 
 
+def test_what_the_prediction_walked_or_bounded_is_compiled(monkeypatch, small):
+    """The order that was walked, a larger microbatch, bf16, and half of an axis that the step waits for."""
+    from meshwright.config import Layout, load_config
+    from meshwright.predict import Help, Slice
+
+    overrides = ["batch.sequences=16", "batch.microbatch_sequences=1", "model.embed_dim=64"]
+    walked = Help(what="", saving_seconds=1.0, certainty="walked whole", change="--layout fsdp=4,data=2")
+    waits = Slice(kind="communication", name="all-gather[fsdp]", seconds=1.0, exposed_seconds=1.0)
+    slow = dataclasses.replace(
+        small,
+        config=load_config("bytes-nano", overrides),
+        fleet=mw.Fleet.parse("8xH100"),
+        layout=Layout.parse("data=2,fsdp=4"),
+        prediction=dataclasses.replace(small.prediction, what_helps=(walked,), slices=(waits,)),
+    )
+    monkeypatch.setattr(_explain, "weigh", lambda *_, **__: small)
+    tried = {c.arguments for c in mw.explain(slow)}
+    assert {
+        "--layout fsdp=4,data=2",
+        "--set batch.microbatch_sequences=2",
+        "--set precision=bf16",
+        "--layout data=4,fsdp=2",
+    } < tried
+    assert len(tried) == len(mw.explain(slow))
+
+
 def test_a_foreign_program_has_nothing_to_change(small):
     foreign = dataclasses.replace(small, config=None, name="mine:step")
     with pytest.raises(mw.InputError, match="mine:step is a program of its own"):

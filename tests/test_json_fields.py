@@ -45,14 +45,22 @@ def objects(value, path=""):
 @pytest.fixture(scope="module")
 def printed():
     """What the command that every reader types first prints; compiled once with the library."""
-    weighing = mw.weigh("bytes-nano", on="8xH100")
+    weighing = mw.weigh("bytes-nano", on="8xH100", price_per_device_hour=1.8)
     return json.loads(json.dumps(weighing.to_dict()))
 
 
 def test_every_field_is_documented_and_every_documented_field_is_there(printed):
     fields, _ = documented()
     found = dict(objects(printed))
-    assert {"", "ledger", "ledger.memory", "ledger.flops", "ledger.traffic[]", "prediction"} <= set(found)
+    assert {
+        "",
+        "ledger",
+        "ledger.memory",
+        "ledger.flops",
+        "ledger.traffic[]",
+        "prediction",
+        "run_total.cost",
+    } <= set(found)
     for path, value in found.items():
         assert set(value) == fields[path], path
     # A sound step has no findings, and one stage no pipeline.

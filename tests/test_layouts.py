@@ -4,7 +4,8 @@ The same initial parameters bitwise; losses and gradients within 1e-5 of the lar
 bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one device's
 own rounding, against float32; and there every expert is chosen, since rounding decides between two that are
 nearly as good. Every layout meets both models, both formats, rematerialisation or none, and accumulation or
-none, and every two of those meet too: a pairwise cover. All combinations run in `make test-long`.
+none, and every two of those meet too: a pairwise cover. `make test` runs a case of each axis and of two
+combinations, `make test-wide` the rest of the cover, `make test-long` all combinations.
 """
 
 import functools
@@ -47,6 +48,15 @@ LAYOUTS = (
     "stage=2,fsdp=2,tensor=2",
     "stage=4,context=2",
     "stage=2,data=2,context=2",
+    "stage=2,context=2,tensor=2",
+)
+FIRST = (
+    "data=8",
+    "fsdp=8",
+    "tensor=8",
+    "context=8",
+    "expert=8",
+    "data=2,fsdp=2,tensor=2",
     "stage=2,context=2,tensor=2",
 )
 WITH_EXPERTS = (
@@ -121,6 +131,13 @@ def cover() -> set[Case]:
     return cases
 
 
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    if case not in cover():
+        return [pytest.mark.long]
+    alone = case.experts == (case.layout in WITH_EXPERTS)
+    return [] if case.layout in FIRST and alone else [pytest.mark.wide]
+
+
 @functools.cache
 def trained(case: Case) -> tuple[list, float, list]:
     """Initial parameters, the loss of the first step, and its gradients."""
@@ -146,7 +163,7 @@ def trained(case: Case) -> tuple[list, float, list]:
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in cover() else pytest.param(case, marks=pytest.mark.long) for case in everything()],
+    [pytest.param(case, marks=marks_of(case)) for case in everything()],
     ids=str,
 )
 def test_a_layout_trains_as_one_device_does(case):

@@ -46,7 +46,8 @@ def test_twice_the_batch_doubles_what_hangs_on_rows_and_nothing_else(base):
 def test_sgd_in_the_place_of_adam_removes_exactly_the_moments(base):
     plain = memory("optimizer.kind=sgd")
     assert base.optimizer_state_by_moment["mu"] == base.by_category["parameters"]
-    assert base.by_category["optimizer_state"] == 2 * base.by_category["parameters"] + 4  # and a count
+    # And a count, where it is alive at the peak: the compiler of jaxlib 0.12 copies it at once.
+    assert base.by_category["optimizer_state"] - 2 * base.by_category["parameters"] in (0, 4)
     assert plain.optimizer_state_by_moment == {}
     assert changed(base, plain) == {"optimizer_state"}
 

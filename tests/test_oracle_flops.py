@@ -2,10 +2,10 @@
 by hand for every preset."""
 
 import importlib
-from math import prod
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 def traced(config: RunConfig) -> TracedFlops:
     """FLOPs of the step as JAX traces it: what `weigh` calls model FLOPs, without a compiler."""
     built = build_step(config, mesh_of((("data", 1),), jax.devices()[:1]))
-    return count_traced(built.step.trace(built.state, built.batch).jaxpr.jaxpr)
+    return count_traced(built.step.trace(built.state, built.batch).jaxpr.jaxpr, "cuda")
 
 
 def passes(flops: TracedFlops) -> tuple[int, int]:
@@ -65,30 +65,22 @@ def lenet(config: RunConfig) -> tuple[int, int]:
     return 2 * rows * (first + others), 2 * rows * (first + 2 * others)
 
 
-def met(side: int, window: int, stride: int) -> tuple[int, int]:
-    """Of a row of pixels padded by half the window: places of the window, and pixels under all of them."""
-    pad = window // 2
-    starts = range(-pad, side + pad - window + 1, stride)
-    return len(starts), sum(0 <= start + i < side for start in starts for i in range(window))
-
-
 def resnet18(config: RunConfig) -> tuple[int, int]:
-    """A convolution meets each pixel that is no padding under its window once for each pair of channels.
+    """A convolution costs its whole window at each output, padding included, for each pair of channels.
 
     The stem has one gradient only: nobody asks for the images'.
     """
-    rows, side = config.batch.sequences, config.model.image_size
-    side, pixels = met(side, 7, 2)
-    stem, others = pixels**2 * 64, 0
-    side, _ = met(side, 3, 2)  # the largest of 3 x 3: no product
+    rows, side = config.batch.sequences, -(-config.model.image_size // 2)
+    stem, others = side**2 * 7 * 7 * 64, 0
+    side = -(-side // 2)  # the largest of 3 x 3: no product
     channels = 64
     for width in (64, 128, 256, 512):
         for block in (1, 2):
             shrinks = width > 64 and block == 1
-            before, (side, pixels) = side, met(side, 3, 2 if shrinks else 1)
-            others += pixels**2 * channels * width + met(side, 3, 1)[1] ** 2 * width * width
+            side = -(-side // 2) if shrinks else side
+            others += side**2 * (9 * channels * width + 9 * width * width)
             if shrinks:
-                others += met(before, 1, 2)[1] ** 2 * channels * width
+                others += side**2 * channels * width
             channels = width
     others += 512 * 10
     return 2 * rows * (stem + others), 2 * rows * (stem + 2 * others)
@@ -210,6 +202,14 @@ def test_a_weighed_transformer_counts_as_hugging_faces(torch, transformers):
     assert weighed.ledger.flops.model == theirs - 3 * acausal_half(weighed.config)
 
 
+def test_products_that_the_compiler_merges_count_under_their_own_modules():
+    flops = mw.weigh("bytes-nano", on="8xH100", layout="data=2,fsdp=2,tensor=2").ledger.flops
+    names = [f"attention_block/{name}" for name in ("query", "key", "value")]
+    names += [f"mlp_block/{name}" for name in ("gate", "up")]
+    for name in (f"layers/{name}" for name in names):
+        assert flops.by_module[name] == flops.model_by_module[name], name
+
+
 def test_lenet_counts_as_torchs(torch):
     config, nn = load_config("lenet"), torch.nn
     with torch.device("meta"):
@@ -248,33 +248,91 @@ def residual_network(torch, example):
     return lambda: loss(params, images)
 
 
-# side of the output, side of the output times 3 without what falls on the padding, kernels of that kind.
-# A stride of 1 meets the padding on both sides, a stride of 2 on the near side alone.
-CONVOLUTIONS = (
-    (32, 3 * 32 - 2, [(16, 16)] * 4),
-    (16, 3 * 16 - 1, [(32, 16)]),
-    (16, 3 * 16 - 2, [(32, 32)] * 3),
-    (8, 3 * 8 - 1, [(64, 32)]),
-    (8, 3 * 8 - 2, [(64, 64)] * 3),
-)
-
-
-def test_a_residual_network_counts_as_torchs_but_for_products_with_the_padding(torch, monkeypatch):
+def test_a_residual_network_counts_as_torchs(torch, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT)
     example = importlib.import_module("examples.residual")
     weighed = mw.weigh("examples.residual:train_step", on="8xH100")
-    forward, backward = counted(torch, residual_network(torch, example))
-
-    def on_padding(side, meets, kernels):
-        return sum(2 * example.BATCH * prod(kernel) * ((3 * side) ** 2 - meets**2) for kernel in kernels)
-
-    stem = on_padding(32, 3 * 32 - 2, [(16, 3)])
-    others = sum(on_padding(*kind) for kind in CONVOLUTIONS)
-    assert passes(weighed.compiled.traced_flops) == (
-        forward - stem - others,
-        backward - stem - 2 * others,  # the images have no gradient
-    )
-    assert weighed.ledger.flops.model == weighed.ledger.flops.executed
+    assert passes(weighed.compiled.traced_flops) == counted(torch, residual_network(torch, example))
+    # The compiled program's own count leaves the taps on padding out.
+    assert weighed.ledger.flops.executed < weighed.ledger.flops.model
     assert weighed.ledger.unpriced == ()
     assert weighed.compiled.traced_flops.by_phase["recompute"] == 0
+
+
+# ResNet-50 on one image of 224 x 224, as torchvision has it (stride in the 3 x 3): 4.09 GMAC.
+
+STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks and their inner width
+RESNET50_GMAC = 4.089  # torchvision.models.ResNet50_Weights.IMAGENET1K_V1.meta["_ops"]
+
+
+def convolutions_of_resnet50():
+    """Side of the input, side of the window, channels in and out, stride; padding is half the window."""
+    yield 224, 7, 3, 64, 2
+    side, channels = 56, 64
+    for stage, (blocks, width) in enumerate(STAGES):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            yield side, 1, channels, width, 1
+            yield side, 3, width, width, stride
+            yield side // stride, 1, width, 4 * width, 1
+            if not block:
+                yield side, 1, channels, 4 * width, stride
+            side, channels = side // stride, 4 * width
+
+
+def resnet50_by_hand() -> int:
+    """Multiply-adds of all convolutions, and of the last layer."""
+    return 2048 * 1000 + sum(
+        (side // stride) ** 2 * window**2 * before * after
+        for side, window, before, after, stride in convolutions_of_resnet50()
+    )
+
+
+def test_resnet50_is_4_09_billion_multiply_adds_in_jax():
+    def forward(images, kernels, head):
+        total = 0.0
+        for image, kernel, (_, window, _, _, stride) in zip(
+            images, kernels, convolutions_of_resnet50(), strict=True
+        ):
+            pads = [(window // 2, window // 2)] * 2
+            total += jax.lax.conv_general_dilated(image, kernel, (stride, stride), pads).sum()
+        return total + (jnp.zeros((1, 2048)) @ head).sum()
+
+    shapes = list(convolutions_of_resnet50())
+    images = [jax.ShapeDtypeStruct((1, before, side, side), jnp.float32) for side, _, before, _, _ in shapes]
+    kernels = [
+        jax.ShapeDtypeStruct((after, before, window, window), jnp.float32)
+        for _, window, before, after, _ in shapes
+    ]
+    head = jax.ShapeDtypeStruct((2048, 1000), jnp.float32)
+    step = jax.jit(jax.value_and_grad(forward, argnums=(0, 1)))
+    counted = passes(count_traced(step.trace(images, kernels, head).jaxpr.jaxpr, "cuda"))
+    macs = resnet50_by_hand()
+    assert round(macs / 1e9, 3) == RESNET50_GMAC
+    assert counted == (2 * macs, 4 * (macs - 2048 * 1000))  # the head's gradients are not asked for
+
+
+def test_resnet50_is_4_09_billion_multiply_adds_in_torch_too(torch):
+    nn = torch.nn
+    with torch.device("meta"):
+        layers = [
+            nn.Conv2d(before, after, window, stride, window // 2)
+            for _, window, before, after, stride in convolutions_of_resnet50()
+        ]
+        images = [torch.zeros(1, before, side, side) for side, _, before, _, _ in convolutions_of_resnet50()]
+        head, features = nn.Linear(2048, 1000), torch.zeros(1, 2048)
+
+    class Convolutions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.head = nn.ModuleList(layers), head
+
+        def forward(self, *images):
+            each = (layer(image).sum() for layer, image in zip(self.layers, images, strict=True))
+            return sum(each) + self.head(features).sum()
+
+    module = Convolutions()
+    account = mw.account_torch(module, *images)
+    assert account.flops.forward == 2 * resnet50_by_hand()
+    assert (account.flops.forward, account.flops.backward) == counted(torch, lambda: module(*images))

@@ -23,20 +23,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_every_module_has_its_test():
-    expected = [
-        ROOT / "tests" / module.relative_to(PACKAGE).with_name(f"test_{module.name.removeprefix('_')}")
-        for module in MODULES
-        if module.name not in ("__init__.py", "__main__.py")
-    ]
-    missing = [name_of(test) for test in expected if not test.exists()]
-    assert not missing, f"write {missing}"
-
-
 @pytest.mark.parametrize("path", CODE, ids=name_of)
-def test_a_module_has_400_lines_at_most_and_a_function_60(path: Path):
+def test_a_module_has_700_lines_at_most_and_a_function_60(path: Path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 400, f"{name_of(path)}: make it a folder"
+    assert len(text.splitlines()) <= 700, f"{name_of(path)}: split it along its ideas"
     functions = [
         n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     ]

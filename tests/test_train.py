@@ -8,9 +8,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints
-from meshwright.compiler._request import DETERMINISTIC_OPTIONS
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.training import StepDone
+from meshwright.training import Noticed, StepDone
 
 EVERY = ("checkpoint.every_steps=4", "evaluation.every_steps=4")
 
@@ -43,8 +42,9 @@ def test_the_first_steps_are_compared_before_the_run_is_over(tmp_path):
     assert order[:place].count("StepDone") == 7
 
 
-def test_a_run_is_resumed_from_its_folder_alone(run):
-    longer = mw.train(folder=run.folder, resume=True, on="1xCPU", steps=10)
+def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    longer = mw.train(folder=folder, resume=True, on="1xCPU", steps=10)
     assert longer.measurement.resumed_from == 8
     assert list(longer.measurement.losses) == list(range(1, 11))
     assert longer.weighing.config == run.weighing.config
@@ -67,7 +67,8 @@ def test_a_deterministic_program_is_weighed_as_it_is_run():
     plain, repeats = (
         mw.weigh("linear", on="1xH100", overrides=[f"deterministic={value}"]) for value in ("false", "true")
     )
-    assert repeats.compiled.options == {**plain.compiled.options, **DETERMINISTIC_OPTIONS}
+    added = repeats.compiled.options.items() - plain.compiled.options.items()
+    assert added == {("xla_gpu_exclude_nondeterministic_ops", True), ("xla_gpu_deterministic_ops", True)}
     assert repeats.compiled.fingerprint != plain.compiled.fingerprint
 
 
@@ -118,8 +119,59 @@ def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):
     assert (folder / "config.json").read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+@pytest.mark.parametrize("when", ["while it runs", "at its end"])
+def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatch, when):
+    """The page that is due each minute, and all that is written when the run is over."""
+    from meshwright import _train
+
     folder: Path = tmp_path / "run"
-    (folder / "config.json").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"cannot write .*config.json: Is a directory"):
-        mw.train("linear", on="1xCPU", folder=folder)
+    refused = (
+        ("config.json", "report.html", "measurement.json") if when == "while it runs" else ("report.html",)
+    )
+    for name in refused:
+        (folder / name).mkdir(parents=True)
+    monkeypatch.setattr(_train, "REPORT_SECONDS", 0.0 if when == "while it runs" else 1e9)
+    events: list[object] = []
+    over = ["evaluation.every_steps=2"]
+    run = mw.train("linear", on="1xCPU", steps=8, folder=folder, overrides=over, on_event=events.append)
+    assert run.measurement.steps == 8
+    assert run.not_written == dict.fromkeys(refused, "Is a directory")
+    told = [event.message for event in events if isinstance(event, Noticed) and event.kind == "disk"]
+    names = [
+        name for each in told for name in each.removesuffix(" cannot be written: Is a directory").split(", ")
+    ]
+    assert names == list(refused)  # each once
+
+
+def test_a_page_that_cannot_be_drawn_ends_no_run(tmp_path, monkeypatch):
+    from meshwright import report
+
+    monkeypatch.setattr(report, "write_report", lambda folder: 1 / 0)
+    run = mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run")
+    assert run.not_written == {"report.html": "it could not be drawn: ZeroDivisionError: division by zero"}
+
+
+def test_a_refused_resume_changes_nothing_and_the_hint_works(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for refused in ("seed=5", "optimizer.momentum=0.9"):  # of another run; with another state
+        with pytest.raises(InputError):
+            mw.train(folder=folder, resume=True, on="1xCPU", steps=9, overrides=[refused])
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    again = mw.train(folder=folder, resume=True, on="1xCPU", steps=9)
+    assert again.measurement.resumed_from == 8
+
+
+def test_checkpoints_that_exist_are_used_whatever_the_setting(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    off = ["checkpoint.every_steps=none"]
+    longer = mw.train(folder=folder, resume=True, on="1xCPU", steps=10, overrides=off)
+    assert longer.measurement.resumed_from == 8
+    assert list(longer.measurement.losses) == list(range(1, 11))
+    with pytest.raises(InputError, match="going on would discard steps 9 to 10"):
+        mw.train(folder=folder, resume=True, on="1xCPU", steps=12)
+    again = mw.train(folder=folder, resume=True, on="1xCPU", steps=12, discard_steps=True)
+    assert again.measurement.resumed_from == 8
+    assert list(again.measurement.losses) == list(range(1, 13))

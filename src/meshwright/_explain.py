@@ -1,4 +1,4 @@
-"""What would help a step that does not fit, or fits too well: each change compiled, its saving and its price.
+"""Changes to a step, each compiled: for one that does not fit, and for one that could be faster.
 
 Imports: `api`, `report` (which changes this config can have). Imported by: `cli`, and users as `mw.explain`.
 """
@@ -6,16 +6,17 @@ Imports: `api`, `report` (which changes this config can have). Imported by: `cli
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from .api import Weighing, weigh
-from .config import TransformerModel
+from .config import Layout, TransformerModel, check_layout
 from .errors import InputError, MeshwrightError
 from .hardware import Fleet
 from .report import Suggestion, suggestions
 
+LEAST_EXPOSED_SHARE = 0.01  # of the step, waited for collectives over an axis: less is no reason to change it
 REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
 
 
@@ -47,7 +48,8 @@ def explain(
 ) -> tuple[Change, ...]:
     """Every change that this config can have, compiled as the step itself was; the largest saving first.
 
-    Changes: microbatch, rematerialisation, the layout's axes, a larger fleet; those that the config accepts.
+    Changes that the config accepts: microbatch, rematerialisation, the layout's axes and their order,
+    precision, a larger fleet.
     Each takes as long as weighing does, unless it is in the cache.
 
     Raises:
@@ -61,7 +63,10 @@ def explain(
         )
     known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
     changes: list[Change] = []
-    for place, suggestion in enumerate((*known, *_other_remat(weighing, known)), start=1):
+    others = (*_other_remat(weighing, known), *_faster(weighing))
+    tried = dict.fromkeys(s.arguments for s in (*known, *others))
+    by_arguments = {s.arguments: s for s in (*others, *known)}
+    for place, suggestion in enumerate((by_arguments[each] for each in tried), start=1):
         on_phase(f"change {place}: {suggestion.arguments}")
         changes.append(_compiled(weighing, suggestion))
     return tuple(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
@@ -82,6 +87,49 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
         for place, name in enumerate(REMAT)
         if place != now and f"remat={name}" not in mentioned
     ]
+
+
+def _faster(weighing: Weighing) -> list[Suggestion]:
+    """Return what may bring about what the prediction's bounds leave out, and the order that it walked."""
+    config, prediction = weighing.config, weighing.prediction
+    if config is None or prediction is None:
+        return []
+    found = [
+        Suggestion(layout=help_.change.removeprefix("--layout "), effect=help_.what)
+        for help_ in prediction.what_helps
+        if help_.change
+    ]
+    per_replica = config.batch.sequences // weighing.layout.num_replicas
+    now = config.batch.microbatch_sequences or per_replica
+    larger = next((n for n in range(now + 1, per_replica + 1) if per_replica % n == 0), None)
+    if larger is not None:
+        effect = f"{larger} instead of {now} sequences at a time: fewer gathers, reductions and launches"
+        found.append(Suggestion(overrides=(f"batch.microbatch_sequences={larger}",), effect=effect))
+    if config.precision == "fp32" and "bf16" in weighing.fleet.chip.peak_flops_per_second:
+        found.append(Suggestion(overrides=("precision=bf16",), effect="products in bf16 instead of fp32"))
+    return [*found, *_smaller_axes(weighing)]
+
+
+def _smaller_axes(weighing: Weighing) -> Iterator[Suggestion]:
+    """Return layouts with half of an axis that the step waits for, its devices given to `fsdp` or `data`."""
+    config, prediction = weighing.config, weighing.prediction
+    assert config is not None, "a foreign program has no axes of ours"
+    assert prediction is not None, "no step without a prediction is known to wait"
+    for name in ("fsdp", "tensor", "context"):
+        exposed = sum(s.exposed_seconds for s in prediction.slices if s.name.endswith(f"[{name}]"))
+        size = weighing.layout.size(name)
+        if size % 2 or exposed < LEAST_EXPOSED_SHARE * prediction.step_seconds.expected:
+            continue
+        other = "data" if name == "fsdp" or weighing.layout.size("fsdp") == 1 else "fsdp"
+        doubled, sizes = 2 * weighing.layout.size(other), dict(weighing.layout.axes)
+        sizes = {**sizes, other: doubled} if other in sizes else {other: doubled, **sizes}
+        sizes[name] = size // 2
+        layout = Layout(axes=tuple((axis, count) for axis, count in sizes.items() if count > 1))
+        try:
+            check_layout(config, layout)
+        except InputError:
+            continue
+        yield Suggestion(layout=str(layout), effect=f"{name} of half the size sends to fewer devices")
 
 
 def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ._train import new_folder, train
-from .config import RunConfig, load_config, overridden
+from .config import RunConfig, load_config, overridden, trainable
 from .errors import InputError, MeshwrightError
 from .reconcile import Measurement
 from .report import Sweep, SweepRun, write_sweep
+from .units import format_count
 
 if TYPE_CHECKING:
     from .training import Event
 
 OPENING, CLOSING = "[{(", "]})"
+MOST_RUNS = 1000
 LONGEST_NAME = 80  # letters of a run's folder
 Values = dict[str, str]
 
@@ -55,10 +59,11 @@ def sweep(
     A run that fails is listed with the reason, and the others go on. Ctrl-C ends it with what there is.
 
     Raises:
-        InputError: no key has several values, a combination makes no configuration, or the folder cannot be
-            used. All of this is known before the first run.
+        InputError: no key has several values, there are more than 1000 combinations, one makes no
+            configuration, or the folder cannot be used. All of this is known before the first run.
     """
     swept, fixed = _parted(over)
+    _check_count(swept)
     combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
     configs = [_config(config, [*fixed, *_overrides(values)], layout) for values in combinations]
     name = configs[0].name
@@ -119,6 +124,17 @@ def _parted(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
     return swept, fixed
 
 
+def _check_count(swept: dict[str, list[str]]) -> None:
+    """Refuse more combinations than anybody runs, before they are built."""
+    count = math.prod(len(values) for values in swept.values())
+    if count > MOST_RUNS:
+        factors = " x ".join(str(len(values)) for values in swept.values())
+        raise InputError(
+            f"{factors[:80]} values are {format_count(count)} combinations; a sweep runs at most {MOST_RUNS}",
+            hint="leave values out, or sweep some of the keys first",
+        )
+
+
 def _values(text: str) -> Iterator[str]:
     """The parts of `text` between commas that stand in no bracket and no quote."""
     depth, quote, start = 0, "", 0
@@ -142,7 +158,7 @@ def _overrides(values: Values) -> list[str]:
 
 
 def _config(config: str | RunConfig, overrides: list[str], layout: str | None) -> RunConfig:
-    if isinstance(config, str) and ":" in config and not Path(config).exists():
+    if isinstance(config, str) and ":" in config and not os.path.exists(config):
         raise InputError(
             f"{config} is a program of its own; `sweep` runs configs",
             hint="write a config; `meshwright presets` lists some",
@@ -187,7 +203,8 @@ def _run(
     """One run, and whether the user stopped it."""
     told = {"on": on, "steps": steps, "folder": folder, "on_phase": on_phase, "on_event": on_event}
     try:
-        done = train(config, resume=True, **told)  # from its newest checkpoint, where it was begun before
+        # From its newest checkpoint, where it was begun before; without one a stopped run begins again.
+        done = train(config, resume=True, discard_steps=True, **told)
     except InputError:
         raise
     except MeshwrightError as failed:
@@ -212,10 +229,11 @@ def _finished(
     try:
         was = json.loads((folder / "config.json").read_text("utf-8"))
         measured = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     if measured.interrupted:
         return None
+    config = trainable(config, steps)
     wanted = config.steps if steps is None else steps
     if was != config.model_dump(mode="json") or measured.steps != wanted:
         what = f"{measured.steps} steps" if measured.steps != wanted else "another configuration"

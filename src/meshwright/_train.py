@@ -5,34 +5,44 @@ Imports: `api`, `training`, `reconcile`, `report`. Imported by: `_sweep`, `cli`,
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .api import Weighing, config_of_run, fleet_of, weigh
-from .config import Layout, RunConfig
+from .config import Layout, RunConfig, settled, trainable
 from .errors import InputError, MeshwrightError
+from .hardware import Fleet
+from .measure import doubt_calibration
 from .processes import Alone
 from .reconcile import Measurement, Reconciliation, Row, first_steps, reconcile
+from .units import format_seconds
 
 if TYPE_CHECKING:
-    from .training import Event, StepFlops
+    from .training import Event, RunFolder, StepFlops
 
+REPORT = "report.html"
 REPORT_SECONDS = 60.0  # a page is drawn within one: more often would cost more than a hundredth of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run: its folder, what was weighed, what was measured, and the two side by side."""
+    """One training run: its folder, what was weighed, what was measured, and the two side by side.
+
+    `not_written`: files of the folder that the disk refused to the end, by name, each with the reason.
+    """
 
     folder: Path
     weighing: Weighing
     measurement: Measurement
     reconciliation: Reconciliation
+    not_written: dict[str, str]
 
 
 def train(
@@ -44,6 +54,7 @@ def train(
     steps: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    discard_steps: bool = False,
     on_phase: Callable[[str], None] = lambda phase: None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_first_steps: Callable[[tuple[Row, ...]], None] = lambda rows: None,
@@ -53,102 +64,159 @@ def train(
     In several processes that `jax.distributed.initialize` has joined, each calls this alike: the first
     chooses the folder and writes to it, and every one returns what it measured itself.
 
+    A run that is refused leaves its folder as it was. No write outside the checkpoints ends a run: what the
+    disk refuses is reported once as a notice, tried again, and named in `not_written` if that never succeeds.
+
     Args:
         config: as `weigh` takes it; of a run that is resumed, its own unless told.
         on: the attached devices ("local") or simulated ones ("8xCPU").
         steps: of the whole run; the config's own unless told.
         folder: for the run's files; runs/NAME-TIME unless told. The report is report.html in it.
         resume: go on from the folder's newest good checkpoint, on any layout; begin where there is none.
-        on_event: told of each step, evaluation, checkpoint and sample.
-        on_first_steps: given what the first steps took beside what was predicted, once they are done.
+        discard_steps: with `resume`, train again steps that no checkpoint was to hold, as those of a run with
+            `checkpoint.every_steps = none`. Without it such a run is refused.
+        on_event: called with each step, evaluation, checkpoint, notice and sample.
+        on_first_steps: called with the first steps' time and memory beside the predicted ones, once they are
+            done.
 
     Raises:
-        InputError: as `weigh`; also a fleet that is not attached, a folder that cannot be written, or a
-            checkpoint of another config.
+        InputError: as `weigh`; also a fleet that is not attached, a folder that cannot be written or that
+            another process writes, a checkpoint of another config, or steps that would be discarded.
         MeshwrightError: a step went wrong, as the config's `faults` say; see `run_training`.
     """
-    from .processes import over, processes_of_this_run
-    from .report import write_report
-    from .training import devices_of
+    from .processes import processes_of_this_run
+    from .training import RunFolder
 
-    peers, fleet = processes_of_this_run(), fleet_of(on)
-    run = _config_to_train(config, overrides, layout, folder, resume)
-    mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
-    devices_of(fleet, mesh)  # absent ones, and a folder of another run, are known before compiling
-    folder = _prepared(peers, folder, run.name, resume)
-    weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
-    try:
-        measurement = _measured(weighing, mesh, folder, steps, resume, peers, on_event, on_first_steps)
-    except MeshwrightError:
-        if peers.is_first:
-            over()  # the others have met the error too, and do not wait for a page
-            write_report(folder)  # what there is until then
-        raise
-    return _ended(folder, weighing, measurement, peers)
+    peers = processes_of_this_run()
+    run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+    path = _chosen(peers, folder, run.name)
+    with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+        held.look(run)  # another run's folder is refused before jax is loaded
+        fleet = fleet_of(on)
+        mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
+        _check_devices(run, fleet, mesh, path, resume)
+        held.make()
+        weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
+        if steps is not None:  # the run's hours are of the steps that it takes
+            weighing = dataclasses.replace(weighing, num_steps=steps)
+        listen = _listener(held, weighing, on_event, on_first_steps, writes=peers.is_first)
+        measurement = _measured(weighing, mesh, held, steps, peers, listen)
+        return _ended(held, weighing, measurement, peers, on_event)
+
+
+def _check_devices(run: RunConfig, fleet: Fleet, mesh: Layout, folder: Path, resume: bool) -> None:
+    """Refuse, before compiling, devices that are not there, and a checkpoint of another state."""
+    from .training import check_resumed_state, devices_of
+
+    devices_of(fleet, mesh)
+    if resume:
+        check_resumed_state(folder, settled(run, mesh), fleet, mesh)
 
 
 def _measured(
     weighing: Weighing,
     mesh: Layout,
-    folder: Path,
+    held: RunFolder,
     steps: int | None,
-    resume: bool,
     peers: Alone,
-    on_event: Callable[[Event], None],
-    on_first_steps: Callable[[tuple[Row, ...]], None],
+    listen: Callable[[Event], None],
 ) -> Measurement:
-    """What was weighed, trained."""
+    """Train the step that was weighed; a run that stops has its page all the same."""
+    from .processes import over
     from .training import run_training
 
-    settled = weighing.config  # its batch is fixed for the layout
-    assert settled is not None, "a config was weighed"
-    return run_training(
-        settled,
-        weighing.fleet,
-        mesh,
-        folder,
-        steps=steps,
-        resume=resume,
-        work=_work(weighing),
-        about={"ledger": weighing.ledger.to_dict()},
-        documents=_documents(settled, weighing),
-        on_event=_listener(folder, weighing, on_event, on_first_steps, writes=peers.is_first),
-    )
+    config = weighing.config  # its batch is settled for the layout
+    assert config is not None, "a config was weighed"
+    try:
+        return run_training(
+            config,
+            weighing.fleet,
+            mesh,
+            held,
+            steps=steps,
+            work=_work(weighing),
+            about={"ledger": weighing.ledger.to_dict()},
+            documents=_documents(config, weighing),
+            on_event=listen,
+        )
+    except InputError:
+        raise  # it was refused: the page is that of the run before
+    except MeshwrightError:
+        if peers.is_first:
+            over()  # the others have met the error too, and do not wait for a page
+            _draw(held)
+            _report_refused(held, 0, listen)
+        raise
 
 
-def _prepared(peers: Alone, folder: Path | None, name: str, resume: bool) -> Path:
-    """The run's folder, as the first process chooses it; every process must see it."""
-    from .training import check_shared, prepare_folder
+def _chosen(peers: Alone, folder: Path | None, name: str) -> Path:
+    """The run's folder, as the first process chooses it."""
 
     def choose() -> str:
-        chosen = folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-        prepare_folder(chosen, resume=resume)
-        return str(chosen)
+        return str(folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
 
-    chosen = Path(peers.from_first("run folder", choose))
-    check_shared(chosen, peers)
-    return chosen
+    return Path(peers.from_first("run folder", choose))
 
 
 def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
-    """What is trained and what is predicted of it, as the run's folder keeps them."""
+    """The config that is trained and its weighing, as the run's folder keeps them."""
     weighed = json.dumps(weighing.to_dict(), indent=1)
     return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
 
 
-def _ended(folder: Path, weighing: Weighing, measurement: Measurement, peers: Alone) -> Run:
-    """What is predicted beside what was measured, and all of it on the disk."""
-    from .report import write_report
-    from .training import write_document
-
+def _ended(
+    held: RunFolder,
+    weighing: Weighing,
+    measurement: Measurement,
+    peers: Alone,
+    on_event: Callable[[Event], None],
+) -> Run:
+    """Set what was predicted beside what was measured, and write all of it."""
     fingerprint = weighing.compiled.fingerprint
     reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
     if peers.is_first:
-        write_document(folder, "measurement.json", measurement.to_json())
-        write_document(folder, "reconciliation.json", reconciliation.to_json())
-        write_report(folder)
+        _doubt_rates(weighing, reconciliation)
+        held.writes.documents(
+            {"measurement.json": measurement.to_json(), "reconciliation.json": reconciliation.to_json()}
+        )
+        held.writes.retry()
+        _draw(held)
+        _report_refused(held, measurement.steps, on_event)
     peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
-    return Run(folder=folder, weighing=weighing, measurement=measurement, reconciliation=reconciliation)
+    return Run(
+        folder=held.path,
+        weighing=weighing,
+        measurement=measurement,
+        reconciliation=reconciliation,
+        not_written=dict(held.writes.refused),
+    )
+
+
+def _draw(held: RunFolder) -> None:
+    """Draw the run's page. A page that cannot be drawn is reported as one that cannot be written."""
+    from .report import write_report
+
+    try:
+        held.writes.attempt(REPORT, lambda: write_report(held.path))
+    except Exception as broken:  # a mistake of ours in a picture must not end a run of days
+        held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
+
+
+def _report_refused(held: RunFolder, step: int, on_event: Callable[[Event], None]) -> None:
+    """Report files that could not be written, where no more steps follow that would."""
+    from .training import not_written
+
+    for why, names in held.writes.untold().items():
+        on_event(not_written(step, why, names))
+
+
+def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
+    """Have the machine's rates measured again where the steps took other than their interval says."""
+    for row in reconciliation.rows:
+        if row.quantity == "step seconds" and row.inside is False:
+            took, predicted = format_seconds(row.measured), format_seconds(row.predicted)
+            reason = f"a run of {weighing.name} took {took} a step where {predicted} was predicted"
+            doubt_calibration(weighing.fleet.chip.name, reason)
 
 
 def _config_to_train(
@@ -158,7 +226,7 @@ def _config_to_train(
     folder: Path | None,
     resume: bool,
 ) -> RunConfig:
-    """What is asked for, or what the run to be resumed was begun with."""
+    """The config that is asked for, or that of the run to be resumed."""
     if resume and folder is None:
         raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
     if config is None:
@@ -179,7 +247,7 @@ def _config_to_train(
 
 
 def _work(weighing: Weighing) -> StepFlops | None:
-    """For MFU; a CPU's peak is not in the catalog."""
+    """The FLOPs of a step, for MFU; None on a CPU, whose peak is not in the catalog."""
     from .training import StepFlops
 
     prediction, flops = weighing.prediction, weighing.ledger.flops
@@ -193,15 +261,14 @@ def _work(weighing: Weighing) -> StepFlops | None:
 
 
 def _listener(
-    folder: Path,
+    held: RunFolder,
     weighing: Weighing,
     on_event: Callable[[Event], None],
     on_first_steps: Callable[[tuple[Row, ...]], None],
     *,
     writes: bool,
 ) -> Callable[[Event], None]:
-    """`on_event`; and beside it the prediction set beside the first steps, and a report that grows."""
-    from .report import write_report
+    """Return `on_event`, and with it the comparison of the first steps, and a page that grows."""
     from .training import Evaluated, FirstStepsDone
 
     drawn = time.monotonic()
@@ -214,7 +281,7 @@ def _listener(
             rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
             on_first_steps(rows)
         if writes and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
-            write_report(folder)
+            _draw(held)
             drawn = time.monotonic()
 
     return listen

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .compiler import Compiled, Request, compile_program, compiler_options, read_text
+from .compiler import Compiled, Request, compile_program, read_text, requested_options
 from .config import (
     Layout,
     RunConfig,
@@ -26,14 +26,23 @@ from .config import (
     ticks_of,
 )
 from .errors import InputError
-from .hardware import Fleet, Link, memory_fraction, topology_arguments
+from .hardware import Fleet, Link, check_compilable, memory_fraction, topology_arguments
 from .ledger import Ledger, allowance, ledger_of
 from .ledger.hlo import parse_program
-from .measure import calibration_of_chip, calibration_of_this_machine
-from .predict import Calibration, Prediction, predict, predicted_trace
+from .measure import calibration_of_chip, calibration_of_this_machine, cautions
+from .predict import (
+    Calibration,
+    Prediction,
+    RunTotal,
+    checked_price,
+    predict,
+    predicted_trace,
+    run_total,
+    steps_for,
+)
 from .report import HandSum, hand_sum
 
-SCHEMA = 3
+SCHEMA = 4
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
 # What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
@@ -45,7 +54,8 @@ class Weighing:
     """One step weighed for one fleet: the program, its ledger, and what it is predicted to take.
 
     `config` is None for a foreign program. `prediction` is None where the fleet's rates are not
-    known; `no_prediction` then says why. `folder` holds the compiled program.
+    known; `no_prediction` then says why. `folder` holds the compiled program. `num_steps`: of the whole run;
+    None where neither the config nor the caller says how long it is.
     """
 
     name: str
@@ -58,6 +68,21 @@ class Weighing:
     ledger: Ledger
     prediction: Prediction | None
     no_prediction: str
+    num_steps: int | None = None
+
+    @property
+    def run_total(self) -> RunTotal | None:
+        """Hours, device-hours and cost of the whole run; None where its steps or their time are not known."""
+        tokens_per_step = self.compiled.tokens_per_step
+        if self.prediction is None or self.num_steps is None or tokens_per_step is None:
+            return None
+        return run_total(
+            self.prediction.step_seconds,
+            steps=self.num_steps,
+            tokens_per_step=tokens_per_step,
+            num_devices=self.fleet.num_devices,
+            price_per_device_hour=self.fleet.price_per_device_hour,
+        )
 
     @property
     def fits(self) -> bool | None:
@@ -88,7 +113,8 @@ class Weighing:
 
     def to_dict(self) -> dict[str, Any]:
         """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
-        compiled, by_hand = self.compiled, self.hand_sum
+        compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
+        target = self.fleet.chip.target
         return {
             "schema": SCHEMA,
             "config": self.name,
@@ -111,11 +137,13 @@ class Weighing:
             "hand_sum": None if by_hand is None else by_hand.to_dict(),
             "prediction": _prediction_dict(self.prediction),
             "no_prediction": self.no_prediction,
+            "run_total": None if total is None else dataclasses.asdict(total),
             "compile": {
                 "seconds": compiled.compile_seconds,
                 "cached": self.cached,
                 "compiler": compiled.compiler,
                 "options": compiled.options,
+                "target": target.origin if target and compiled.source == TARGET_COMPILER else None,
                 "fingerprint": compiled.fingerprint,
             },
         }
@@ -136,6 +164,8 @@ def weigh(
     layout: str | None = None,
     overrides: Sequence[str] = (),
     simulate: bool = False,
+    tokens: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> Weighing:
     """Compile a train step for a fleet, and account for it.
@@ -147,22 +177,27 @@ def weigh(
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own unless told.
         overrides: "section.key=value" each.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
+        tokens: of the whole run, 15e9 or "15B"; the config's `steps` unless told.
+        price_per_device_hour: in your currency; the fleet's own unless told.
         on_phase: told what is being done.
 
     Raises:
-        InputError: the config, fleet or layout is wrong, or the target's compiler is not installed.
+        InputError: the config, fleet, layout, tokens or price is wrong, or the target's compiler is not
+            installed.
         CompileError: the compiler failed; its own words are in the message.
     """
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    fleet = _priced(on if isinstance(on, Fleet) else fleet_of(on), price_per_device_hour)
     run = config_of_run(config, overrides, layout)
     if run is None:
         assert isinstance(config, str)
+        _refuse_a_run(config, tokens, price_per_device_hour)
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
     else:
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
         run = settled(run, mesh)
         check_layout(run, mesh)
         check_precision(run, fleet.chip)
+    num_steps = _steps_of_run(run, tokens)
     request = _request(config if run is None else run, fleet, mesh, simulate)
     compiled, folder, cached = compile_program(request, on_phase=on_phase)
     on_phase("reckoning")
@@ -179,7 +214,31 @@ def weigh(
         ledger=ledger,
         prediction=prediction,
         no_prediction=why_not,
+        num_steps=num_steps,
     )
+
+
+def _priced(fleet: Fleet, price: float | str | None) -> Fleet:
+    """Return the fleet with the price of a device-hour that is given, or its own."""
+    return fleet if price is None else dataclasses.replace(fleet, price_per_device_hour=checked_price(price))
+
+
+def _steps_of_run(run: RunConfig | None, tokens: float | str | None) -> int | None:
+    """Return the steps that read `tokens`, else the config's own; None for a foreign program."""
+    if run is None:
+        return None
+    return run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
+
+
+def _refuse_a_run(name: str, tokens: float | str | None, price: float | str | None) -> None:
+    """A foreign program says nothing of tokens or steps, so that neither hours nor cost of a run follow."""
+    for what, given in (("tokens", tokens), ("a price", price)):
+        if given is not None:
+            raise InputError(
+                f"{name} is a program of its own, and how many tokens its step reads is not known: "
+                f"{what} of {given} cannot be turned into the cost of a run",
+                hint="leave it out, and multiply the time of a step by the number of your steps",
+            )
 
 
 def fleet_of(text: str) -> Fleet:
@@ -193,7 +252,7 @@ def fleet_of(text: str) -> Fleet:
 
 def config_of_run(config: str | RunConfig, overrides: Sequence[str], layout: str | None) -> RunConfig | None:
     """The config with its overrides and layout; None for a foreign program, which takes none."""
-    if isinstance(config, str) and ":" in config and not Path(config).exists():
+    if isinstance(config, str) and ":" in config and not os.path.exists(config):
         if overrides:
             raise InputError(
                 f"{config} is a program of its own: {overrides[0]!r} sets nothing in it",
@@ -211,7 +270,8 @@ def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bo
     if simulated:
         platform = "cpu"
     elif platform != "cpu":
-        _check_compiler(fleet)
+        check_compilable(fleet.chip)
+        _check_compiler_package(fleet)
         beside = sum(allowance(fleet, layout.axes).values())
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
@@ -224,21 +284,16 @@ def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bo
         topology=topology,
         num_devices=fleet.num_devices,
         mesh_axes=layout.axes,
-        options=compiler_options(platform, fleet.num_devices, ours and config.deterministic),
+        options=requested_options(platform, fleet.num_devices, ours and config.deterministic),
         config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
     )
 
 
-def _check_compiler(fleet: Fleet) -> None:
-    """The target's compiler is a package; say which where it is missing."""
+def _check_compiler_package(fleet: Fleet) -> None:
+    """Refuse a fleet whose compiler is not installed, and name the extra that brings it."""
     platform = fleet.chip.platform
-    if platform not in COMPILER_PACKAGES:
-        raise InputError(
-            f"no {platform} compiler can be had without the device, and {fleet.chip.name} needs one",
-            hint="add --simulate to let the CPU's compiler stand in, every figure marked",
-        )
     package, extra = COMPILER_PACKAGES[platform]
     try:
         importlib.metadata.version(package)
@@ -263,6 +318,7 @@ def _prediction(
     calibration = _calibration(fleet)
     program = parse_program(read_text(folder, "program.hlo.txt"))
     try:
-        return predict(program, ledger, compiled, fleet, calibration), ""
+        doubts = () if calibration is None else cautions(calibration)
+        return predict(program, ledger, compiled, fleet, calibration, cautions=doubts), ""
     except InputError as unknown:
         return None, f"{unknown.message}; {unknown.hint}"

@@ -8,7 +8,9 @@ import re
 from meshwright.errors import InputError
 
 _COUNT_LETTERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
+_MOST_DIGITS = 40  # what is counted here has fewer, and a float holds every such count
 _SI = ("", "k", "M", "G", "T", "P", "E", "Z")
+_LONGEST_COUNT = 64  # characters; Python refuses to read whole numbers of thousands of digits
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -63,7 +65,8 @@ def format_seconds(seconds: float) -> str:
     ):
         if abs(seconds) < below * 0.9995:
             return f"{_three_digits(seconds / size)} {unit}"
-    return f"{_three_digits(seconds / 86400)} days"
+    days = seconds / 86400
+    return f"{days:,.0f} days" if abs(days) >= 999.5 else f"{_three_digits(days)} days"
 
 
 def parse_count(text: str) -> int:
@@ -73,9 +76,13 @@ def parse_count(text: str) -> int:
         InputError: it is no number, not finite, negative, or no whole number.
     """
     match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+]?\d{1,2})?)\s*([KMBTkmbt]?)\s*", text, re.ASCII)
-    if match is None:
-        raise InputError(f"cannot read {text!r} as a count", hint="write it as 15T, 300e9, 4M or 4096")
+    if match is None or len(text) > _LONGEST_COUNT:
+        shown = text if len(text) <= _LONGEST_COUNT else f"{text[:_LONGEST_COUNT]}..."
+        raise InputError(f"cannot read {shown!r} as a count", hint="write it as 15T, 300e9, 4M or 4096")
     number, letter = match[1].replace("_", "").replace(",", ""), match[2].upper()
+    if len(number) > _MOST_DIGITS:
+        what = f"{text[:20]!r}... has {len(number)} digits"
+        raise InputError(what, hint=f"write at most {_MOST_DIGITS} digits, as in 300e9")
     mantissa, _, exponent = number.lower().partition("e")
     whole, _, fraction = mantissa.partition(".")
     power = int(exponent or 0) - len(fraction) + int(math.log10(dict(_COUNT_LETTERS).get(letter, 1)))

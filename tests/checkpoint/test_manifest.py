@@ -101,3 +101,75 @@ def test_what_cannot_be_read_is_told_with_the_systems_reason(folder: Path):
     (folder / MANIFEST_HASH).mkdir()
     with pytest.raises(Damaged, match=r"manifest\.json\.sha256 cannot be read: Is a directory"):
         verified(folder, 3)
+
+
+def array_of(fields: dict) -> dict:
+    return fields["arrays"][0]
+
+
+def piece_of(fields: dict) -> dict:
+    return array_of(fields)["pieces"][0]
+
+
+def halves(fields: dict, second: int) -> None:
+    """Two pieces of twenty elements, the second from `second` on."""
+    first = piece_of(fields) | {"shape": [20]}
+    array_of(fields)["pieces"] = [first, first | {"start": [second]}]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda f: piece_of(f).update(file="../../../etc/hostname"), "which is no file of the checkpoint"),
+        (lambda f: piece_of(f).update(file="/etc/hostname"), "which is no file of the checkpoint"),
+        (lambda f: piece_of(f).update(file="manifest.json"), "which is no file of the checkpoint"),
+        (lambda f: f["files"][0].update(name="../other"), "other is missing"),
+        (lambda f: f["files"].append(f["files"][0]), "names a file twice"),
+        (
+            lambda f: piece_of(f).update(offset_bytes=8),
+            "ends at byte 168 of 'arrays-0-00000.bin', which has 160",
+        ),
+        (lambda f: piece_of(f).update(offset_bytes=-8), r"pieces.0.offset_bytes: Input should be greater"),
+        (lambda f: piece_of(f).update(start=[1]), "reaches beyond the array's shape"),
+        (lambda f: piece_of(f).update(shape=[4, 10], start=[0, 0]), "has other dimensions than the array"),
+        (lambda f: piece_of(f).update(shape=[39]), "do not make it up, each element once"),
+        (lambda f: halves(f, 10), "do not make it up, each element once"),
+        (lambda f: array_of(f).update(pieces=[]), "do not make it up, each element once"),
+        (lambda f: array_of(f).update(shape=[2**60]), "shape.0: Input should be less than"),
+        (lambda f: array_of(f).update(shape=[2**50, 2**50, 0], pieces=[]), "larger than any array"),
+        (lambda f: array_of(f).update(dtype="object"), "is of 'object', which is no format of numbers"),
+        (lambda f: array_of(f).update(dtype="nonsense"), "is of 'nonsense', which is no format"),
+        (lambda f: f["arrays"].append(array_of(f)), "names an array twice"),
+        (lambda f: array_of(f).pop("dtype"), "arrays.0.dtype: Field required"),
+        (lambda f: array_of(f).update(more=1), "arrays.0.more: Unexpected keyword argument"),
+        (lambda f: f.pop("about"), "about: Field required"),
+        (lambda f: f.pop("format"), "format: Field required"),
+        (lambda f: f.update(step="3"), "step: Input should be a valid integer"),
+        (lambda f: f.update(arrays={}), "arrays: Input should be a valid array"),
+        (lambda f: f["files"][0].update(sha256="x"), "files.0.sha256: String should match pattern"),
+    ],
+)
+def test_a_manifest_of_a_stranger_whose_hash_fits_is_damage(folder: Path, change: Callable, why: str):
+    change_manifest(folder, change)
+    with pytest.raises(Damaged, match=why):
+        verified(folder, 3)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"3", b"null", b"\xff", b'{"a":' * 5000, b'{"format": 1}'])
+def test_a_manifest_that_is_no_manifest_is_damage(folder: Path, text: bytes):
+    (folder / MANIFEST).write_bytes(text)
+    (folder / MANIFEST_HASH).write_bytes(hash_line(text))
+    with pytest.raises(Damaged, match=r"manifest\.json is not as Meshwright writes it: "):
+        verified(folder, 3)
+
+
+def test_pieces_that_make_up_an_array_in_parts_are_whole(folder: Path):
+    change_manifest(folder, lambda fields: halves(fields, 20))
+    assert len(verified(folder, 3).arrays[0].pieces) == 2
+
+
+def test_a_manifest_that_is_a_link_is_named(folder: Path):
+    (folder / MANIFEST).rename(folder.parent / "elsewhere")
+    (folder / MANIFEST).symlink_to(folder.parent / "elsewhere")
+    with pytest.raises(Damaged, match=r"manifest\.json is no file"):
+        verified(folder, 3)

@@ -42,7 +42,7 @@ def test_nothing_but_damaged_ones_is_an_error_that_names_each(run: Path):
         (run / "checkpoints" / str(step) / "manifest.json").unlink()
     with pytest.raises(MeshwrightError, match=r"none of the 3 checkpoints in .* step 10: manifest") as told:
         newest_checkpoint(run / "checkpoints")
-    assert told.value.hint.startswith("bring back a copy of one of them, or remove ")
+    assert told.value.hint.startswith("bring back a copy of one of them; or remove ")
 
 
 def test_a_runs_checkpoint_is_the_newest_or_that_of_the_step_asked_for(run: Path):
@@ -66,3 +66,10 @@ def test_a_damaged_one_that_was_asked_for_is_an_error(run: Path):
     with pytest.raises(MeshwrightError, match=f"step 20 is damaged: {FILE} is missing") as told:
         checkpoint_of(run, 20)
     assert told.value.hint == "leave --step out to take the newest that is whole"
+
+
+def test_one_whose_companions_its_reader_cannot_use_is_passed_over(run: Path):
+    found = newest_checkpoint(run / "checkpoints", lambda about: "it says 30" if about["at"] == 30 else "")
+    assert found is not None
+    assert found.step == 20
+    assert [(each.step, each.why) for each in found.rejected] == [(30, "it says 30")]

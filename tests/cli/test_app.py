@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import typer
+
+from meshwright.cli._app import app
 
 VERBS = ["weigh", "train", "sample", "export", "account", "probe", "presets", "fleets", "formats", "doctor"]
+VERBS += ["init", "sweep"]
 HEAVY = ("jax", "jaxlib", "numpy", "matplotlib", "psutil", "pydantic", "optax")
 
 
@@ -47,6 +54,61 @@ def test_every_verb_has_help_and_json(meshwright, verb: str):
     done = meshwright(verb, "--help")
     assert done.status == 0
     assert "--json" in done.output
+
+
+@pytest.mark.parametrize(
+    "verb", [[verb] for verb in VERBS] + [["data", "tokenize"], ["data", "sample-images"]]
+)
+def test_the_help_of_every_verb_has_an_example_that_parses(meshwright, verb: list[str]):
+    lines = meshwright(*verb, "--help").output.splitlines()
+    (start,) = [
+        number for number, line in enumerate(lines) if line.strip().startswith("Example: meshwright ")
+    ]
+    words = shlex.split(" ".join(line.strip() for line in lines[start:]))[2:]
+    assert words[: len(verb)] == verb
+    command = typer.main.get_command(app)
+    for name in verb:
+        command = command.commands[name]  # pyright: ignore
+    command.make_context(verb[-1], words[len(verb) :])  # raises where it does not parse
+
+
+def test_the_version_is_that_of_the_package(meshwright):
+    assert meshwright("--version").output == f"meshwright {version('meshwright')}\n"
+
+
+def test_a_shell_completes_verbs_presets_files_and_runs(tmp_path: Path):
+    (tmp_path / "lla.toml").touch()
+    (tmp_path / "runs/first").mkdir(parents=True)
+
+    def completed(words: str) -> list[str]:
+        wanted = {"_MESHWRIGHT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+        if words.count(" ") < 2:
+            wanted["COMP_CWORD"] = "1"
+        code = "from meshwright.cli import main; import sys; sys.argv = ['meshwright']; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, **wanted},
+        )
+        assert not done.stderr
+        return done.stdout.split()
+
+    assert completed("meshwright we") == ["weigh"]
+    assert completed("meshwright weigh lla") == ["llama-1b", "llama2-7b", "llama3-405b", "llama3-70b",
+                                                 "llama3-8b", "lla.toml"]  # fmt: skip
+    assert completed("meshwright train runs") == ["runs/first"]
+
+
+def test_what_an_alias_was_read_as_is_said_before_the_work(meshwright):
+    done = meshwright("weigh", "no-preset", "--on", "8x4090", "--layout", "dp=8", "--json")
+    assert done.output == ""
+    assert done.talk.splitlines()[:3] == [
+        "note: fleet '8x4090' read as 8xRTX-4090",
+        "note: layout 'dp=8' read as data=8",
+        "error: no preset is named 'no-preset'",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,3 +191,42 @@ def test_output_in_a_pipe_has_no_colour():
     )
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 100
+
+
+JAX_WITHOUT_A_PLATFORM = """
+import sys
+from meshwright.cli import _console
+_console.NVIDIA_DEVICES = {devices!r}
+_console.quiet_jax_plugins()
+import jax, logging
+jax.devices()
+plugin = "Jax plugin configuration error: Exception when calling jax_plugins.xla_cuda13.initialize()"
+try:
+    raise RuntimeError("Unable to load cuFFT. Is it installed?")
+except RuntimeError:
+    logging.getLogger("jax._src.xla_bridge").exception(plugin)
+logging.getLogger("jax._src.xla_bridge").warning("another warning")
+"""
+
+
+@pytest.mark.parametrize("devices", [(), ("/dev/null",)], ids=["no GPU", "a GPU"])
+def test_a_cuda_plugin_that_cannot_start_prints_no_traceback(devices: tuple[str, ...]):
+    """JAX logs its plugin's error with a traceback; it matters only where a GPU stays unused."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    code = JAX_WITHOUT_A_PLATFORM.format(devices=devices)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "another warning" in done.stderr
+    told = "warning: JAX cannot use the NVIDIA GPU of this machine: Unable to load cuFFT."
+    assert (told in done.stderr) is bool(devices)
+
+
+def test_training_prints_no_traceback_where_no_platform_is_named(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = ["train", "linear", "--on", "1xCPU", "--steps", "1", "--folder", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright", *command], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

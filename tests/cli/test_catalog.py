@@ -22,6 +22,10 @@ def test_the_table_has_every_chip_on_a_line_of_its_own(meshwright):
         ("H100", "compiler"),
         ("v5e", "compiler"),
         ("CPU", "compiler"),
+        ("RTX-4090", "compiler"),
+        ("L4", "compiler"),
+        ("T4", "compiler"),
+        ("B100", "simulate"),
         ("MI300X", "simulate"),
         ("V100", "simulate"),
     ],
@@ -35,6 +39,25 @@ def test_one_chip_shows_its_figures_sources_and_doubts(meshwright):
     for word in ("A100-80GB", "NVIDIA A100", "312 TFLOP/s", "79.1 GiB", "chips per host", "https://"):
         assert word in text
     assert "sources disagree, or it varies" in meshwright("fleets", "v5e").output
+
+
+def test_a_target_of_published_figures_is_marked_and_shown_with_its_figures_and_sources(meshwright):
+    lines = {
+        line.split()[0]: line.split() for line in meshwright("fleets").output.splitlines() if line.split()
+    }
+    assert [lines[name][-2] for name in ("A100-80GB", "RTX-4090", "V100-16GB")] == [
+        "compiler", "compiler*", "simulate",
+    ]  # fmt: skip
+    text = " ".join(meshwright("fleets", "RTX-4090").output.split())
+    figures = ("compute capability 8.9", "clock 2.52 GHz", "L2 cache 72.0 MiB", "shared memory each 100 KiB")
+    for words in (*figures, "made of published figures", "CUDA C++ programming guide"):
+        assert words in text
+
+
+def test_a_chip_that_nothing_compiles_for_says_why(meshwright):
+    assert "compute capability 7.0" in meshwright("fleets", "V100").output
+    assert "ROCm" in meshwright("fleets", "MI300X", "--json").json["why_simulated"]
+    assert meshwright("fleets", "H100", "--json").json["why_simulated"] == ""
 
 
 @pytest.mark.parametrize("name", sorted(CATALOG))

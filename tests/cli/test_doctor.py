@@ -51,6 +51,16 @@ def test_this_machine_is_what_it_is(meshwright):
     assert answer["machine"]["memory_bytes"] > 2**30
 
 
+def test_the_chips_that_only_simulation_weighs_are_named_with_the_reason(meshwright, answers):
+    answers()
+    text = " ".join(meshwright("doctor").output.split())
+    assert "V100-16GB, V100-32GB it has compute capability 7.0" in text
+    assert "RTX-4090" not in text
+    reasons = meshwright("doctor", "--json").json["only_simulated"]
+    assert ["B100"] in reasons.values()
+    assert any("ROCm" in why and "MI355X" in chips for why, chips in reasons.items())
+
+
 def test_a_missing_package_is_answered_with_its_extra(meshwright, without, answers):
     without("nvidia-nvvm", "libtpu")
     answers()

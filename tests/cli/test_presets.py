@@ -14,6 +14,50 @@ def test_a_preset_printed_in_full_is_a_file_that_gives_the_same_run(meshwright, 
     assert load_config(str(path)) == load_config(name)
 
 
+def test_a_preset_is_printed_with_the_meaning_of_its_keys_and_its_sources(meshwright):
+    text = meshwright("presets", "llama3-8b").output
+    assert "embed_dim = 4096              # Width of the residual stream [numbers per token]" in text
+    assert "# llama3-8b: Llama 3 8B, Grattafiori et al. 2024" in text
+
+
+@pytest.mark.parametrize("arguments", [[], ["mine.toml"], ["mine.toml", "--from", "llama-1b"]])
+def test_init_writes_a_file_that_is_the_preset_with_the_meaning_of_every_key(
+    meshwright, tmp_path: Path, monkeypatch, arguments: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    done = meshwright("init", *arguments)
+    path, preset = (arguments or ["run.toml"])[0], arguments[2] if arguments[2:] else "bytes-nano"
+    assert (done.status, done.talk) == (0, "")
+    assert f"meshwright weigh {path} --on 8xH100" in done.output
+    assert load_config(path) == load_config(preset).model_copy(update={"name": Path(path).stem})
+    assert "# Blocks of attention and MLP [layers]" in Path(path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "talk"),
+    [
+        (["there.toml"], "error: there.toml is there already\nhint: name another file, or delete that one\n"),
+        (["mine"], "error: mine does not end in .toml\nhint: name it mine.toml\n"),
+        (["no/mine.toml"], "error: cannot write no/mine.toml: No such file or directory\n"),
+        (["mine.toml", "--from", "bytes-nan"], "hint: did you mean 'bytes-nano'?\n"),
+    ],
+)
+def test_init_overwrites_nothing_and_says_what_is_wrong(
+    meshwright, tmp_path: Path, monkeypatch, arguments: list[str], talk: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("there.toml").write_text("mine")
+    done = meshwright("init", *arguments)
+    assert done.status == 2
+    assert talk in done.talk
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.toml", "mine")]
+
+
+def test_init_in_json_names_the_file(meshwright, tmp_path: Path):
+    answer = meshwright("init", str(tmp_path / "x.toml"), "--json").json
+    assert answer == {"schema": 1, "file": str(tmp_path / "x.toml"), "preset": "bytes-nano"}
+
+
 def test_the_table_has_every_preset_with_its_size(meshwright):
     lines = {line.split()[0]: line.split() for line in meshwright("presets").output.splitlines() if line}
     assert set(preset_names()) <= set(lines)

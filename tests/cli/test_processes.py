@@ -45,8 +45,8 @@ def run(tmp_path, monkeypatch):
         script = CHILD.format(folder=str(tmp_path), ends=ends, sleepers=sleepers)
 
         def child(command, **told):
-            assert command[:3] == [sys.executable, "-m", "meshwright"]
-            return started([sys.executable, "-c", script, *command[3:]], **told)
+            assert command[:4] == [sys.executable, "-P", "-m", "meshwright"]
+            return started([sys.executable, "-c", script, *command[4:]], **told)
 
         monkeypatch.setattr(sys, "argv", ["meshwright", "train", "linear", "--processes", str(len(ends))])
         monkeypatch.setattr(_processes.subprocess, "Popen", child)
@@ -82,6 +82,16 @@ def test_a_child_that_does_not_obey_is_killed(run, monkeypatch):
 def test_a_peer_that_jax_aborts_is_not_to_blame(run, capfd):
     assert run("SIGABRT", 4, "SIGKILL") == 4
     assert "process 2 of 3" in capfd.readouterr().err
+
+
+def test_a_child_that_was_stopped_is_blamed_and_not_those_that_broke_off_for_it(run, capfd, monkeypatch):
+    monkeypatch.setattr(_processes, "TOGETHER_SECONDS", 0.5)
+    monkeypatch.setattr(_processes, "GRACE_SECONDS", 0.1)
+    assert run("SIGSTOP", 4, "SIGABRT") == 4
+    said = capfd.readouterr().err
+    assert "error: process 0 of 3 (" in said
+    assert "was stopped by a signal and did not go on; the others were ended" in said
+    assert "process 1 of 3" not in said
 
 
 def test_words_that_only_another_than_the_first_could_say_are_shown(run, capfd, monkeypatch):

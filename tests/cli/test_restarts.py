@@ -33,9 +33,9 @@ def run(tmp_path: Path, monkeypatch):
         started = subprocess.Popen
         script = CHILD.format(folder=str(tmp_path), ends=ends)
 
-        def child(command: list[str]) -> subprocess.Popen[bytes]:
-            assert command[:3] == [sys.executable, "-m", "meshwright"]
-            return started([sys.executable, "-c", script, *command[3:]])
+        def child(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+            assert command[:4] == [sys.executable, "-P", "-m", "meshwright"]
+            return started([sys.executable, "-c", script, *command[4:]])
 
         monkeypatch.setattr(sys, "argv", ["meshwright", *arguments, "--restarts", "2"])
         monkeypatch.setattr(_restarts.subprocess, "Popen", child)

@@ -45,10 +45,53 @@ def test_the_flops_of_the_cruncher_are_those_counted_by_hand(meshwright):
 def test_for_a_person_the_verdict_comes_first(meshwright):
     done = meshwright("weigh", "cruncher", "--on", "2xCPU")
     assert done.status == 0
-    first, second, *_ = done.output.splitlines()
+    first, second, third, *rest = done.output.splitlines()
     assert first == "cruncher on 2xCPU, layout data=2, 8.26K parameters, 64 tokens per step"
     assert second == "NO VERDICT: a simulated CPU device has no memory of its own"
-    assert "524 kFLOP  products nobody asked for, as the gradient of the input" in done.output
+    assert third.startswith("STEP: ")
+    assert rest[0].startswith("  its interval: ")  # of a CPU it always has reasons, in one line or more
+    assert any(line.startswith("RUN: 6.4K tokens in 100 steps take ") for line in rest[:6])
+    assert len(rest) <= 24
+    whole = meshwright("weigh", "cruncher", "--on", "2xCPU", "--verbose")
+    assert whole.output.splitlines()[:2] == [first, second]
+    assert "524 kFLOP  products nobody asked for, as the gradient of the input" in whole.output
+
+
+def test_tokens_and_a_price_give_hours_and_cost(meshwright):
+    arguments = ("weigh", "cruncher", "--on", "2xCPU", "--tokens", "1T", "--price", "1.80")
+    done = meshwright(*arguments)
+    assert "RUN: 1T tokens in 15,625,000,000 steps take " in done.output
+    assert "device-hours" in done.output
+    assert " at 1.80" in done.output
+    answer = meshwright(*arguments, "--json").json
+    total, step = answer["run_total"], answer["prediction"]["step_seconds"]
+    assert total["steps"] == 10**12 // 64
+    for end in ("low", "expected", "high"):
+        assert total["seconds"][end] == pytest.approx(step[end] * total["steps"])
+        assert total["device_hours"][end] == pytest.approx(2 * total["seconds"][end] / 3600)
+        assert total["cost"][end] == pytest.approx(1.8 * total["device_hours"][end])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cruncher", "--tokens", "0"), "0 tokens cannot be the tokens of a run"),
+        (("cruncher", "--tokens", "-5"), "cannot read '-5' as a count"),
+        (("cruncher", "--tokens", "abc"), "cannot read 'abc' as a count"),
+        (("cruncher", "--tokens", "9" * 5000), "as a count"),
+        (("cruncher", "--tokens", "1e99"), "more than 1e18 tokens"),
+        (("cruncher", "--price", "free"), "'free' is no price of a device-hour"),
+        (("theirs:program", "--tokens", "15B"), "how many tokens its step reads is not known"),
+        (("theirs:program", "--price", "2"), "a price of 2 cannot be turned into the cost of a run"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_words_before_anything_is_compiled(
+    meshwright, monkeypatch, arguments: tuple[str, ...], words: str
+):
+    monkeypatch.setattr("meshwright.api.compile_program", None)
+    done = meshwright("weigh", *arguments, "--on", "2xCPU")
+    assert (done.status, words in done.talk) == (2, True), done.talk
+    assert "\nhint: " in done.talk
 
 
 def test_overrides_and_layout_reach_the_program(meshwright):
@@ -163,7 +206,8 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path: Path):
     assert process.returncode == 130
     assert output == ""
     assert "Traceback" not in talk
-    assert not any(worker.is_running() for worker in workers)
+    _, alive = psutil.wait_procs(workers, timeout=10)  # a guard ends a worker that was only just started
+    assert not alive
     assert not list(tmp_path.glob("compiled/*"))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.compiler import Argument, Compiled, Request, TracedFlops, compile_program, compiler_options
+from meshwright.compiler import Argument, Compiled, Request, TracedFlops, compile_program, requested_options
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet, topology_arguments
 from meshwright.ledger import Ledger, ledger_of
@@ -39,7 +39,7 @@ def make_request(
         topology={} if on.chip.platform == "cpu" else topology_arguments(on),
         num_devices=on.num_devices,
         mesh_axes=Layout.parse(layout, free_names=foreign).resolve(on.num_devices).axes,
-        options=compiler_options(on.chip.platform, on.num_devices),
+        options=requested_options(on.chip.platform, on.num_devices),
         config=None if foreign else load_config(what, overrides).model_dump(mode="json"),
         function=what if foreign else None,
         search_path=search_path or (str(EXAMPLES),) if foreign else (),

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from meshwright.children import ABANDONED_SECONDS
 from meshwright.compiler import CorruptFolder, _cache, cache_root
 from meshwright.compiler._record import TEXTS, Compiled
 from meshwright.errors import InputError
@@ -21,9 +22,9 @@ def cache(monkeypatch, tmp_path):
 
 
 def publish(key, compiled, used=None):
-    made = _cache.aside()
-    compiled.save(made, dict.fromkeys(TEXTS, "text"))
-    _cache.publish(made, key)
+    with _cache.aside() as made:
+        compiled.save(made, dict.fromkeys(TEXTS, "text"))
+        _cache.publish(made, key)
     if used is not None:
         os.utime(_cache.entry(key), (used, used))
 
@@ -118,13 +119,23 @@ def test_the_newest_stays_whatever_the_limit(cache, compiled, monkeypatch):
     assert kept() == ["newest"]
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(cache, compiled):
-    left, fresh = _cache.aside(), _cache.aside()
-    long_ago = time.time() - 2 * _cache.ABANDONED_SECONDS
-    os.utime(left, (long_ago, long_ago))
-    publish("key", compiled)
-    assert not left.exists()
-    assert fresh.exists()
+def test_what_a_killed_process_left_is_removed_after_a_day_by_the_next_that_begins(cache):
+    entries = cache / "compiled"
+    left, gone, fresh = (entries / name for name in (".making-left", ".gone-left", ".making-fresh"))
+    long_ago = time.time() - 2 * ABANDONED_SECONDS
+    for folder in (left, gone, fresh):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("")
+    for folder in (left, gone):
+        os.utime(folder, (long_ago, long_ago))
+    with _cache.aside() as made:
+        os.utime(made.parent, (long_ago, long_ago))  # it takes long, and its process lives
+        with _cache.aside():
+            assert not left.exists()
+            assert not gone.exists()
+            assert made.is_dir()
+            assert fresh.exists()
+    assert kept() == [".making-fresh"]
 
 
 def test_a_limit_that_is_no_number(cache, compiled, monkeypatch):

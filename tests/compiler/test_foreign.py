@@ -28,11 +28,13 @@ def test_a_recurrent_model_in_plain_jax(weighed, fleet):
 
 @pytest.mark.parametrize("fleet", FLEETS)
 def test_a_convolutional_classifier_in_flax(weighed, fleet):
-    """Per dimension, pairs of an output and a filter's element that meet an element of the image:
-    3 wide, stride 2, 28 to 14, SAME adds one on the far side: 14 x 3 - 1 = 41;
-    5 wide, 14 to 14, two on both sides: 14 x 5 - 2 x (2 + 1) = 64."""
-    first = 2 * 64 * 41**2 * 1 * 32
-    second = 2 * 64 * 64**2 * 32 * 64
+    """Every tap counts in the model, also on padding: 14 outputs of 3 taps, and 14 of 5, per dimension.
+
+    The compiled program leaves out the taps on padding. Of the first, 28 to 14 with stride 2 and one element
+    on the far side, 14 x 3 - 1 = 41 are left. Of the second, two on both sides, 14 x 5 - 2 x (2 + 1) = 64.
+    """
+    first = 2 * 64 * (14 * 3) ** 2 * 1 * 32
+    second = 2 * 64 * (14 * 5) ** 2 * 32 * 64
     dense = 2 * 64 * 64 * 10
     found = weighed("convolutional:train_step", fleet, "data=-1")
     phases = found.compiled.traced_flops.by_phase
@@ -40,8 +42,9 @@ def test_a_convolutional_classifier_in_flax(weighed, fleet):
     assert phases["backward"] == first + 2 * (second + dense)  # nobody asks for the gradient of the images
     assert found.ledger.flops.model == phases["forward"] + phases["backward"]
     # On a GPU the compiler makes the image of 29 by 29 itself, and multiplies by that zero too.
-    padded = 2 * 64 * (42**2 - 41**2) * 1 * 32 if fleet == "8xH100" else 0
-    assert found.ledger.flops.executed == found.ledger.flops.model + 2 * padded
+    first_padding = 0 if fleet == "8xH100" else 2 * 64 * (42**2 - 41**2) * 1 * 32
+    second_padding = 2 * 64 * (70**2 - 64**2) * 32 * 64
+    assert found.ledger.flops.executed == found.ledger.flops.model - 2 * first_padding - 3 * second_padding
     assert found.ledger.unpriced == ()
 
 
@@ -66,8 +69,9 @@ def test_arguments_have_names_bytes_and_shards(weighed):
     by_path = {a.path: a for a in found.arguments}
     up = by_path["params[0]['up']"]
     assert (up.role, up.shape, up.dtype) == ("params", (128, 512), "float32")
-    assert (up.device_bytes, up.replicated) == (4 * 128 * 512 // 8, False)
-    assert by_path["moments[0].count"].replicated
+    assert (up.device_bytes, up.replicated, up.axes) == (4 * 128 * 512 // 8, False, ("data",))
+    count = by_path["moments[0].count"]
+    assert (count.replicated, count.axes) == (True, ())
     assert {a.role for a in found.arguments} == {"params", "moments", "inputs", "targets"}
     # Two rows of matrices and twice their moments, eight ways; the count; two batches, eight ways.
     matrices = 4 * 2 * 128 * 512

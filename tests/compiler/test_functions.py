@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,34 @@ def test_what_is_not_there_is_said(folder, name, message, hint):
         find_function(name, (folder,), libraries=("<",))
     assert raised.value.message.startswith(message)
     assert raised.value.hint == hint
+
+
+def test_what_a_users_module_imports_is_pythons_own_before_it_is_his(folder):
+    (Path(folder) / "sndhdr_of_mine.py").write_text("HERE = 1\n")
+    (Path(folder) / "imaplib.py").write_text("HERE = 1\n")  # of the standard library, loaded by nobody yet
+    (Path(folder) / "some_steps.py").write_text(
+        "import imaplib, sndhdr_of_mine\n"
+        "def step():\n    return hasattr(imaplib, 'HERE'), sndhdr_of_mine.HERE\n"
+    )
+    assert find_function("some_steps:step", (folder,), libraries=("<",))() == (False, 1)
+    sys.modules.pop("sndhdr_of_mine")
+
+
+def test_a_users_own_module_comes_before_an_installed_one_of_its_name(folder, tmp_path_factory, monkeypatch):
+    installed = tmp_path_factory.mktemp("site-packages")
+    (installed / "some_steps.py").write_text("def step():\n    return 'installed'\n")
+    monkeypatch.syspath_prepend(str(installed))
+    assert find_function("some_steps:step", (folder,), libraries=("<",))() == 1
+
+
+@pytest.mark.parametrize("module", ["json", "imaplib"])  # loaded already; not loaded yet
+def test_a_users_module_with_the_name_of_another_is_refused(folder, module):
+    (Path(folder) / f"{module}.py").write_text("def step(): ...\n")
+    with pytest.raises(
+        InputError, match=f"{module}.py has the name of a module that is used already"
+    ) as raised:
+        find_function(f"{module}:step", (folder,), libraries=("<",))
+    assert raised.value.hint == f"rename it, for example to my_{module}.py"
 
 
 def test_a_failure_is_placed_outside_of_libraries():

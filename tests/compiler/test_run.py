@@ -46,10 +46,10 @@ def test_a_worker_that_is_killed_leaves_its_last_words(worker_runs):
         )
     message = error.value.message
     assert message.startswith(
-        "the compile worker for somebodys:train_step on 1xCPU ended (killed by SIGKILL)."
+        "the compile worker for somebodys:train_step on 1xCPU ended (killed by SIGKILL) while tracing."
     )
     assert message.endswith("Its last words:\n    Check failed: it")
-    assert "meshwright doctor" in error.value.hint
+    assert "too much memory" in error.value.hint
     assert unfinished() == []
 
 
@@ -74,6 +74,22 @@ def test_a_worker_that_takes_too_much_memory_is_ended(worker_runs):
     assert "GiB of this machine's memory, the limit is 0.5 GiB" in error.value.message
     assert "close other programs" in error.value.hint
     assert workers() == []
+
+
+def test_a_child_that_a_users_function_forks_does_not_outlive_the_command(worker_runs, tmp_path):
+    forked = tmp_path / "forked"
+    with pytest.raises(CompileError, match=r"ended \(exit status 7\)"):
+        worker_runs(
+            "import os, time\n"
+            f"forked = {str(forked)!r}\n"
+            "if os.fork() == 0:\n"
+            "    os.setsid()\n"
+            "    open(forked, 'w').write(str(os.getpid()))\n"
+            "    time.sleep(1000)\n"
+            "while not os.path.exists(forked) or not os.path.getsize(forked): time.sleep(0.01)\n"
+            "os._exit(7)"
+        )
+    assert not psutil.pid_exists(int(forked.read_text()))
 
 
 PARENT = """
@@ -102,7 +118,7 @@ def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent):
     while "tracing" not in parent.stdout.readline():  # the worker is in the function now
         assert parent.poll() is None, parent.stderr.read()
     workers = psutil.Process(parent.pid).children(recursive=True)
-    assert len(workers) == 1
+    assert len(workers) == 2  # the worker, and the process that guards it
     parent.send_signal(sent)
     parent.wait(PATIENCE_SECONDS)
     _, alive = psutil.wait_procs(workers, PATIENCE_SECONDS)

@@ -1,13 +1,22 @@
-"""FLOPs of traced programs against closed forms and against convolutions of ones, counted by running them."""
+"""FLOPs of traced programs against closed forms."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import pallas
+from jax.experimental import pallas, sparse
+from jax.extend import core
 from jax.sharding import PartitionSpec
 
+from meshwright.compiler._primitives import FREE, RULES, WALKED
 from meshwright.compiler._traced import count_traced
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
@@ -34,11 +43,11 @@ def traced_step(preset, *overrides, axes=ONE):
     config = load_config(preset, overrides)
     num_devices = int(np.prod([size for _, size in axes]))
     built = build_step(config, mesh_of(axes, jax.devices()[:num_devices]))
-    return config, count_traced(built.step.trace(built.state, built.batch).jaxpr.jaxpr)
+    return config, count_traced(built.step.trace(built.state, built.batch).jaxpr.jaxpr, "cuda")
 
 
 def counted(function, *args):
-    return count_traced(jax.jit(function).trace(*args).jaxpr.jaxpr)
+    return count_traced(jax.jit(function).trace(*args).jaxpr.jaxpr, "cuda")
 
 
 def model_flops(flops):
@@ -224,10 +233,10 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize(
     ("size", "kernel", "strides", "padding", "holes", "spread", "groups", "batches"), CONVOLUTIONS
 )
-def test_a_convolution_costs_the_pairs_that_meet(
+def test_a_convolution_costs_its_whole_window_at_each_output_and_as_much_for_each_gradient(
     size, kernel, strides, padding, holes, spread, groups, batches
 ):
-    """The sum of a convolution of ones by ones is the number of its multiply-adds that meet real numbers."""
+    """Taps on padding count; one that dilates its input is transposed, and costs its window at each input."""
 
     def convolve(image, filters):
         return lax.conv_general_dilated(
@@ -235,17 +244,213 @@ def test_a_convolution_costs_the_pairs_that_meet(
             feature_group_count=groups, batch_group_count=batches,
         )  # fmt: skip
 
-    image, filters = jnp.ones((2, 4, *size)), jnp.ones((8, 4 // groups, *kernel))
-    met = int(np.asarray(convolve(image, filters), np.float64).sum())
-    assert counted(convolve, image, filters).by_phase["forward"] == 2 * met
-    if batches == 1:  # each pair that meets gives one multiply-add to either gradient
-        both = jax.grad(lambda i, f: convolve(i, f).sum(), argnums=(0, 1))
-        assert counted(both, image, filters).by_phase["backward"] == 4 * met
+    image, filters = f32(2, 4, *size), f32(8, 4 // groups, *kernel)
+    batch, features, *outputs = jax.eval_shape(convolve, image, filters).shape
+    places = size if max(holes) > 1 else outputs
+    by_hand = 2 * batch * features * (4 // groups) * np.prod(kernel) * np.prod(places)
+    assert counted(convolve, image, filters).by_phase["forward"] == by_hand
+    both = jax.grad(lambda i, f: convolve(i, f).sum(), argnums=(0, 1))
+    # Summed, the value is linear in either, and one product of it is dead: only the gradients are left.
+    assert counted(both, image, filters).by_phase["backward"] == 2 * by_hand
+
+
+def test_a_window_larger_than_its_image_costs_the_same_in_each_gradient():
+    """The last stage of a residual network on small images: 3 x 3 on a single pixel, nine taps."""
+
+    def loss(image, filters):
+        return (lax.conv(image, filters, (1, 1), "SAME") ** 2).sum()
+
+    by_phase = counted(jax.value_and_grad(loss, argnums=(0, 1)), f32(2, 4, 1, 1), f32(8, 4, 3, 3)).by_phase
+    assert (by_phase["forward"], by_phase["backward"]) == (2 * 2 * 8 * 4 * 9, 2 * 2 * 2 * 8 * 4 * 9)
 
 
 def test_a_ragged_matmul_costs_its_rows_once():
     def grouped(x, w, sizes):
         return lax.ragged_dot(x, w, sizes)
 
-    flops = counted(grouped, f32(12, 8), f32(3, 8, 16), jax.ShapeDtypeStruct((3,), jnp.int32))
+    sizes = jax.ShapeDtypeStruct((3,), jnp.int32)
+    flops = counted(grouped, f32(12, 8), f32(3, 8, 16), sizes)
     assert flops.by_phase["forward"] == 2 * 12 * 8 * 16
+    gradients = jax.grad(lambda x, w, sizes: (grouped(x, w, sizes) ** 2).sum(), argnums=(0, 1))
+    assert counted(gradients, f32(12, 8), f32(3, 8, 16), sizes).by_phase["backward"] == 4 * 12 * 8 * 16
+
+
+# What nothing uses.
+
+
+def test_a_product_that_no_output_needs_costs_nothing():
+    def step(x):
+        lax.linalg.cholesky(x)
+        lax.scan(lambda c, _: (c @ c, c @ c), x, length=3)  # not used either
+        return lax.scan(lambda c, _: (c @ c, c @ c @ c), x, length=3)[0]
+
+    flops = counted(step, f32(8, 8))
+    assert flops.by_phase["forward"] == 3 * SQUARE
+    assert flops.unpriced == ()
+
+
+def test_a_hessian_vector_product_costs_what_it_needs():
+    """The oracle is XLA: the products that are left in the compiled program."""
+
+    def loss(w, v, x):
+        return (jnp.tanh(x @ w) @ v).sum()
+
+    def product(w, v, x, tangent):
+        return jax.jvp(lambda w: jax.grad(loss)(w, v, x), (w,), (tangent,))[1]
+
+    def alive(function, *args):
+        text = jax.jit(function).lower(*args).compile().as_text()
+        return text.count(" dot(") + text.count("__onednn$matmul")
+
+    args = (f32(8, 8), f32(8, 8), f32(8, 8), f32(8, 8))
+    assert model_flops(counted(product, *args)) == alive(product, *args) * SQUARE
+
+
+def test_a_layer_that_quantises_its_weights_does_not_count_the_product_whose_result_is_dropped():
+    @jax.custom_vjp
+    def linear(x, w):
+        return x @ w
+
+    def forward(x, w):
+        return jnp.round(x) @ jnp.round(w), (x, w, x @ w)
+
+    def backward(kept, g):
+        x, w, _ = kept
+        return g @ w.T, x.T @ g
+
+    linear.defvjp(forward, backward)
+    loss = jax.value_and_grad(lambda x, w: (linear(x, w) ** 2).sum(), argnums=(0, 1))
+    by_phase = counted(loss, f32(8, 8), f32(8, 8)).by_phase
+    assert (by_phase["forward"], by_phase["backward"]) == (SQUARE, 2 * SQUARE)
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_rematerialised_loss_whose_value_is_dropped_runs_forward_once(scanned):
+    """Its first run is dead. What remat runs in its place is no repetition."""
+
+    def layer(x, w):
+        with jax.named_scope("layer"):
+            return jnp.tanh(x @ w)
+
+    def loss(ws, x):
+        if scanned:
+            return lax.scan(lambda x, w: (layer(x, w), None), x, ws)[0].sum()
+        return layer(layer(x, ws[0]), ws[1]).sum()
+
+    args = (f32(2, 8, 8), f32(8, 8))
+    with_value = counted(jax.value_and_grad(jax.checkpoint(loss)), *args)
+    alone = counted(jax.grad(jax.checkpoint(loss)), *args)
+    assert with_value.by_phase["forward"] == alone.by_phase["forward"] == 2 * SQUARE
+    assert with_value.by_phase["recompute"] >= SQUARE
+    assert alone.by_phase["recompute"] == 0
+    assert model_flops(alone) == model_flops(with_value)
+    assert alone.by_module == with_value.by_module
+
+
+# Primitives.
+
+
+@pytest.fixture(scope="module")
+def primitives():
+    """The names of all primitives that this release of JAX defines, found in a process of their own."""
+    found = subprocess.run(
+        [sys.executable, "-c", ALL_PRIMITIVES], capture_output=True, text=True, check=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    return set(found.stdout.split())
+
+
+ALL_PRIMITIVES = """
+import gc, importlib, pkgutil, warnings
+import jax, jax.experimental
+from jax.extend.core import Primitive
+warnings.simplefilter("ignore")
+for package in ("jax._src", "jax.experimental"):
+    module = importlib.import_module(package)
+    for found in pkgutil.walk_packages(module.__path__, package + ".", onerror=lambda name: None):
+        if any(word in found.name for word in ("test", "jax2tf", "tools", "colocated", "tpu_info")):
+            continue
+        try:
+            importlib.import_module(found.name)
+        except Exception:  # a package that it wants is not installed
+            pass
+print(*sorted({each.name for each in gc.get_objects() if isinstance(each, Primitive)}))
+"""
+# What does, or may do, arithmetic that is no elementwise work; a program inside a call, which is not seen.
+MULTIPLY = re.compile(
+    r"dot|mat(mul|mat|vec)|spmm|spmv|product|conv$|conv_|solve|fft|attention|rnn|wgmma|^mma|_mma|eig|svd|^lu$|^qr$|geq|chol"
+    r"|schur|hessenberg|tridiag|ormqr|call|kernel|fusion|pallas|mosaic|inline|mpmd|jaxpr|core_map|run_|callback"
+)
+ENTERED = {"scan", "while", "cond", "shard_map", "conv_general_dilated"}
+
+
+def test_of_all_primitives_that_jax_defines_those_that_may_multiply_are_ruled_entered_or_unpriced(primitives):
+    assert {"dot_general", "add", "bcoo_dot_general", "call_exported", "pallas_call"} <= primitives
+    groups = (set(RULES), WALKED, FREE, ENTERED)
+    assert len(set().union(*groups)) == sum(map(len, groups)), "a primitive in two groups"
+    suspicious = {name for name in FREE if MULTIPLY.search(name)}
+    assert suspicious <= {"debug_callback", "platform_index"}
+    unpriced = primitives - set().union(*groups)
+    assert {"call_exported", "bcoo_spdot_general", "rnn_fwd", "fft", "cholesky", "pallas_call"} <= unpriced
+
+
+def test_the_elementwise_primitives_of_jax_are_known_to_be_free(primitives):
+    """A public primitive of `jax.lax` that is unpriced is one that does more than elementwise work."""
+    public = {each.name for each in vars(jax.lax).values() if isinstance(each, core.Primitive)}
+    assert public <= primitives
+    assert public - FREE - set(RULES) - WALKED - ENTERED <= {
+        "custom_linear_solve", "fft", "linear_solve", "ragged_all_to_all",
+    }  # fmt: skip
+
+
+def test_a_primitive_that_nobody_knows_is_unpriced_and_not_zero():
+    new = core.Primitive("entangle")
+    new.def_abstract_eval(lambda x: x)
+    assert counted(new.bind, f32(8, 8)).unpriced == ("entangle(float32[8,8]) x1",)
+
+
+def test_a_call_of_an_exported_program_is_listed():
+    exported = jax.export.export(jax.jit(lambda x: x @ x))(f32(8, 8))
+    flops = counted(exported.call, f32(8, 8))
+    assert flops.unpriced == ("call_exported(float32[8,8]) x1",)
+
+
+def test_products_of_sparse_matrices_cost_each_stored_element_once():
+    matrix = sparse.BCOO((jnp.ones(10), jnp.zeros((10, 2), int)), shape=(8, 8))
+    assert counted(lambda m, x: m @ x, matrix, f32(8, 6)).by_phase["forward"] == 2 * 10 * 6
+    batched = sparse.BCOO((jnp.ones((3, 20)), jnp.zeros((3, 20, 2), int)), shape=(3, 4, 5))
+    numbers = (((2,), (1,)), ((0,), (0,)))
+    product = partial(sparse.bcoo_dot_general, dimension_numbers=numbers)
+    assert counted(product, batched, f32(3, 5, 6)).by_phase["forward"] == 2 * 3 * 20 * 6
+
+    def loss(data, x):
+        return (sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ x).sum()
+
+    assert counted(jax.grad(loss, argnums=(0, 1)), f32(10), f32(8, 6)).by_phase["backward"] == 4 * 10 * 6
+
+
+def test_scaled_and_symmetric_products_have_rules():
+    narrow, scale = (jax.ShapeDtypeStruct((1, 128, 64), jnp.float8_e4m3fn) for _ in range(2))
+    scale = jax.ShapeDtypeStruct((1, 128, 2), jnp.float8_e8m0fnu)
+    flops = counted(jax.nn.scaled_matmul, narrow, narrow, scale, scale)
+    assert (flops.by_phase["forward"], flops.unpriced) == (2 * 128 * 128 * 64, ())
+    flops = counted(lax.linalg.symmetric_product, f32(3, 8, 5), f32(3, 8, 8))
+    assert (flops.by_phase["forward"], flops.unpriced) == (3 * 8 * 9 * 5, ())  # LAPACK: n (n + 1) k
+
+
+def test_a_multiply_add_of_complex_numbers_is_eight():
+    c64 = jax.ShapeDtypeStruct((8, 8), jnp.complex64)
+    assert counted(jnp.matmul, c64, c64).by_phase["forward"] == 4 * SQUARE
+    image, kernel = (jax.ShapeDtypeStruct(shape, jnp.complex64) for shape in ((2, 3, 7, 7), (4, 3, 3, 3)))
+    convolve = partial(lax.conv, window_strides=(1, 1), padding="VALID")
+    assert counted(convolve, image, kernel).by_phase["forward"] == 8 * 2 * 4 * 25 * 27
+
+
+@pytest.mark.parametrize(("platform", "products"), [("cpu", 0), ("cuda", 1), ("tpu", 2)])
+def test_of_a_choice_by_platform_the_targets_branch_counts(platform, products):
+    def chosen(x):
+        branches = {"cpu": lambda x: x, "cuda": lambda x: x @ x, "default": lambda x: x @ x @ x}
+        return lax.platform_dependent(x, **branches)
+
+    traced = jax.jit(jax.vmap(chosen)).trace(f32(1, 8, 8)).jaxpr.jaxpr
+    assert count_traced(traced, platform).by_phase["forward"] == products * SQUARE

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.config import AXES, Layout
+from meshwright.config import AXES, Layout, layout_reading, load_config
 from meshwright.config._layout import near_divisors
 from meshwright.errors import InputError
 
@@ -45,6 +45,26 @@ def test_the_order_written_is_kept():
     assert layout.size("data") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("dp=8", "data=8"),
+        ("pp=2,dp=-1,tp=4", "stage=2,data=-1,tensor=4"),
+        ("dp_replicate=2,dp_shard=4", "data=2,fsdp=4"),
+        ("EP=2, cp=4", "expert=2,context=4"),
+    ],
+)
+def test_common_aliases_of_axes_are_read_and_said(text: str, read: str):
+    assert str(Layout.parse(text)) == read
+    assert layout_reading(text) == f"layout {text!r} read as {read}"
+    assert load_config("bytes-nano", [f"layout={text}"]).layout == read
+    assert Layout.parse(text, free_names=True).names[0] == text.partition("=")[0]
+
+
+def test_nothing_is_said_of_a_layout_without_aliases():
+    assert layout_reading(" fsdp=4, tensor=2") == ""
+
+
 def test_a_foreign_program_names_its_own_axes():
     assert Layout.parse("x=2,y=4", free_names=True).names == ("x", "y")
 
@@ -53,6 +73,9 @@ def test_a_foreign_program_names_its_own_axes():
     ("text", "message", "hint"),
     [
         ("tenosr=8", "layout 'tenosr=8': unknown axis 'tenosr'", "did you mean 'tensor'?"),
+        ("dp=2,data=4", "axis 'data' is written twice", "keep one data=..."),
+        ("sp=2", "axis 'sp' has several meanings", "context=..."),
+        ("mp=2", "axis 'mp' has several meanings", "tensor=... for a split of each matrix, or stage=..."),
         ("data=2,data=4", "axis 'data' is written twice", "keep one data=..."),
         ("data=0", "data=0 is no number of devices", "data=-1"),
         ("data=-2", "data=-2 is no number of devices", "data=-1"),

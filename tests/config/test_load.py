@@ -115,6 +115,38 @@ def test_a_file_that_is_wrong_is_refused(tmp_path: Path, content: str, message: 
     assert hint in caught.value.hint
 
 
+def test_the_folder_of_a_run_and_its_config_json_are_that_run(tmp_path: Path):
+    config = load_config("bytes-nano", ["model.num_layers=3"])
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(config.model_dump_json())
+    assert load_config(str(run)) == load_config(str(run / "config.json")) == config
+    assert load_config(str(run), ["optimizer.kind=sgd"]).optimizer.kind == "sgd"
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (None, "cannot read .*config.json: No such file", "a run's folder, which holds config.json"),
+        ("{", "is not JSON", "config.json of a run"),
+        ("[" * 100_000, "is not JSON", "config.json of a run"),
+        ("[]", "is not the configuration of a run", "`meshwright init`"),
+        (
+            '{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "vocab_size": 8, "x": true}',
+            "is not the configuration of a run",
+            "with model.embed_dim = 4096, model.vocab_size = 8",
+        ),
+        ('{"name": "x", "model": 3}', "model = 3: expected a section", "section of keys"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, content: str | None, message: str, hint: str):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_config(str(tmp_path))
+    assert hint in caught.value.hint
+
+
 def test_an_unknown_preset_or_file_names_the_nearest(tmp_path: Path):
     with pytest.raises(InputError, match=r"no preset is named 'llama3-9b'\n.*did you mean 'llama3-8b'"):
         load_config("llama3-9b")

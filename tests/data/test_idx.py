@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
+from meshwright.data import write_images
 from meshwright.data._idx import NAMES, idx_parts, read_idx, write_idx
 from meshwright.errors import InputError
 
@@ -100,3 +101,20 @@ def test_a_file_that_may_not_be_read_is_named(folder, monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", denied)
     with pytest.raises(InputError, match=r"cannot read .*: Permission denied"):
         read_idx(folder, FOUR[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        (np.zeros((3, 8, 8), np.float32), np.zeros(3, np.uint8)),
+        (np.zeros((3, 64), np.uint8), np.zeros(3, np.uint8)),
+        (np.zeros((3, 8, 8), np.uint8), np.zeros(2, np.uint8)),
+        (np.zeros((3, 8, 8), np.uint8), np.full(3, 10, np.uint8)),
+        (np.zeros((0, 8, 8), np.uint8), np.zeros(0, np.uint8)),
+    ],
+)
+def test_arrays_that_are_not_ten_classes_of_images_are_not_written(tmp_path, images, labels):
+    good = (np.zeros((1, 8, 8), np.uint8), np.zeros(1, np.uint8))
+    with pytest.raises(InputError, match=r"held_out: images .* are not ten classes of images"):
+        write_images(tmp_path / "images", train=good, held_out=(images, labels))
+    assert not (tmp_path / "images").exists()

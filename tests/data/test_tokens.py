@@ -1,11 +1,12 @@
 import math
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import RandomTokens, TokenWindows, open_data
+from meshwright.data import RandomTokens, TokenWindows, data_identity, identity_difference, open_data
 from meshwright.errors import InputError
 
 
@@ -211,3 +212,60 @@ def test_an_end_of_document_outside_the_vocabulary_is_refused(tmp_path: Path):
     ) as caught:
         open_file(tmp_path / "tokens.bin", "uint16", *packed)
     assert "model.vocab_size = 1001" in caught.value.hint
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error_in_words(tmp_path: Path):
+    path = tmp_path / "tokens.bin"
+    np.arange(10_000, dtype=np.uint16).tofile(path)
+    data = open_file(path, "uint16", "model.vocab_size=10000")
+    data.batch(0, "train")
+    os.truncate(path, 100)
+    for use in (lambda: data.batch(1, "train"), lambda: data.unigram_entropy_nats("held-out")):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert f"{path} was cut short while it was read: it has 100 bytes, and had" in caught.value.message
+        assert "--resume" in caught.value.hint
+
+
+def test_a_file_that_is_replaced_while_it_is_read_stays_the_one_that_was_opened(tmp_path: Path):
+    path = tmp_path / "tokens.bin"
+    np.arange(1000, dtype=np.uint16).tofile(path)
+    data = open_file(path)
+    before = data.batch(5, "train")["tokens"]
+    np.zeros(20, np.uint16).tofile(tmp_path / "other.bin")
+    (tmp_path / "other.bin").replace(path)
+    assert np.array_equal(data.batch(5, "train")["tokens"], before)
+
+
+def test_a_file_is_told_from_another_by_size_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "tokens.bin"
+    config = load_config("bytes-nano", ["data.source=tokens", f"data.path={path}", "data.dtype=uint16"])
+
+    def identity(tokens: np.ndarray) -> dict[str, object]:
+        tokens.tofile(path)
+        found = data_identity(config)
+        assert found is not None
+        return found
+
+    tokens = np.arange(1000, dtype=np.uint16)
+    known = identity(tokens)
+    assert (known["num_bytes"], known["hashed"]) == (2000, "whole")
+    assert identity_difference(known, identity(tokens)) == ""
+    assert identity_difference(known, identity(tokens[:900])) == "it has 1800 bytes, and had 2000"
+    assert "2000 bytes are as many as before, and not the same" in identity_difference(
+        known, identity(tokens + 1)
+    )
+    monkeypatch.setattr("meshwright.data._files.BLOCK_BYTES", 8)  # the first and last among 64 blocks
+    sampled = identity(tokens)
+    assert sampled["hashed"] == "64 blocks of 8 bytes"
+    for place in (0, -1):
+        changed = tokens.copy()
+        changed[place] += 1
+        assert identity_difference(sampled, identity(changed))
+
+
+@pytest.mark.parametrize("overrides", [["data.source=synthetic"], ["data.source=python-stdlib"]])
+def test_data_that_is_in_no_named_file_has_an_identity_where_it_is_read_from_a_disk(overrides: list[str]):
+    found = data_identity(load_config("bytes-nano", overrides))
+    assert (found is None) == ("synthetic" in overrides[0])
+    assert found == data_identity(load_config("bytes-nano", overrides))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.hardware import CATALOG, Fleet, find_chip
+from meshwright.hardware import CATALOG, Fleet, find_chip, fleet_reading
 
 SLICES = [
     f"{name}-{math.prod(map(int, shape.split('x'))) * chip.slices.cores_per_chip_in_name}"
@@ -66,6 +66,46 @@ def test_a_slice_is_read_as_google_names_it(text: str, topology: str, hosts: int
     assert fleet.chips_per_domain == devices
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("8xRTX4090", "8xRTX-4090"),
+        ("8x4090", "8xRTX-4090"),
+        ("8xGeForce RTX 4090", "8xRTX-4090"),
+        ("8xA100", "8xA100-80GB"),
+        ("8xA100 40GB", "8xA100-40GB"),
+        ("8xa100-80g", "8xA100-80GB"),
+        ("8xNVIDIA H100 80GB HBM3", "8xH100"),
+        ("8xH100-SXM", "8xH100"),
+        ("8xmi300x", "8xMI300X"),
+        ("8xAMD Instinct MI300X", "8xMI300X"),
+        ("TPU v4-8", "v4-8"),
+    ],
+)
+def test_a_chip_may_be_written_as_people_write_it(text: str, name: str):
+    assert Fleet.parse(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        (
+            "8xA100",
+            "fleet '8xA100' read as 8xA100-80GB (the others of that name: A100-40GB, A100-PCIe-40GB, "
+            "A100-PCIe-80GB)",
+        ),
+        ("8x4090", "fleet '8x4090' read as 8xRTX-4090"),
+        ("tpu7x-128", "fleet 'tpu7x-128' read as v7x-128"),
+        ("8xh100", ""),
+        ("16x4xA100-80GB", ""),
+        ("v5p-512", ""),
+        ("8xcpu", ""),
+    ],
+)
+def test_what_an_alias_was_read_as_is_said(text: str, reading: str):
+    assert fleet_reading(text) == reading
+
+
 @given(counted | st.sampled_from(SLICES))
 def test_the_name_of_a_fleet_is_that_fleet(text: str):
     fleet = Fleet.parse(text)
@@ -94,7 +134,9 @@ def test_a_fleet_has_the_links_of_its_chip():
         ("0x8xH100", "has 0 devices", "write 8xH100"),
         ("99999999xH100", "has 99999999 devices", "write 8xH100"),
         ("8xH1000", "unknown chip 'H1000'", "'H100'"),
-        ("64xA100-80G", "unknown chip 'A100-80G'", "A100-80GB"),
+        ("64xA100-81GB", "unknown chip 'A100-81GB'", "A100-80GB"),
+        ("8xA100-SXM", "unknown chip 'A100-SXM'", "'A100-SXM-40GB' or 'A100-SXM-80GB'"),
+        ("RTX4090", "does not say how many", "write 8xRTX-4090"),
         ("H100", "does not say how many", "write 8xH100"),
         ("v5p", "does not say how many", "write v5p-12288"),
         ("v5p-500", "no such slice", "nearest is v5p-512"),

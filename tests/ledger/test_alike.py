@@ -60,6 +60,24 @@ def test_an_instruction_is_alike_along_the_axes_that_are_left(alike, line, along
     assert alike(f"ROOT %r = {line}", before=ADD).along("r", ()) == along
 
 
+@pytest.mark.parametrize(
+    ("axes", "batch_axes", "along"), [(("data",), ("data",), ("tensor",)), (None, ("data", "tensor"), ())]
+)
+def test_where_no_sharding_is_printed_the_arguments_own_axes_are_taken(
+    samples, module, axes, batch_axes, along
+):
+    """XLA of jaxlib 0.12 prints none; a program compiled before axes were kept may differ everywhere."""
+    argument = Argument(
+        path="x", role="batch", shape=(32,), dtype="float32", device_bytes=32, replicated=False, axes=axes
+    )
+    compiled = dataclasses.replace(
+        samples.compiled("cruncher-8xH100"), mesh_axes=MESH, num_parameters=1, arguments=(argument,)
+    )
+    program = module('%x = f32[8]{0} parameter(0), metadata={op_name="x"}', "ROOT %r = f32[8]{0} negate(%x)")
+    found = Alike(program, compiled)
+    assert (found.batch_axes, found.along("r", ())) == (batch_axes, along)
+
+
 def test_a_started_gather_is_alike_once_it_is_done_and_its_operand_is_not(alike):
     found = alike(
         "%s = (f32[8]{0}, f32[32]{0}) all-gather-start(%x), dimensions={0}, "

@@ -109,6 +109,17 @@ def test_what_only_a_collective_uses_is_staging(module):
     assert (found.category, found.certainty) == ("collective_staging", "structural")
 
 
+@pytest.mark.parametrize(("last", "category"), [(3, "collective_staging"), (4, "saved_activations")])
+def test_what_a_collective_makes_for_the_backward_pass_is_saved(module, last, category):
+    named = 'metadata={op_name="jit(step)/jvp(up)/tanh"}'
+    program = step(
+        module,
+        f"%y = f32[8,4]{{1,0}} tanh(%x), {named}",
+        f"%v = f32[16,4]{{1,0}} all-gather(%y), replica_groups={{}}, dimensions={{0}}, {named}",
+    )
+    assert owner(program, "v", "f32[16,4]{1,0}", last=last).category == category
+
+
 def test_a_nameless_value_inherits_the_phase_of_its_neighbours(module):
     program = step(
         module,

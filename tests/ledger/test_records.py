@@ -50,8 +50,8 @@ def test_a_ledger_survives_its_json(samples):
     [
         ("nothing", "this is no ledger"),
         ("[]", "this is no ledger"),
-        ('{"schema": 6}', "this is no ledger"),
-        ('{"schema": 4}', "a ledger of schema 4; this version reads 6"),
+        ('{"schema": 7}', "this is no ledger"),
+        ('{"schema": 4}', "a ledger of schema 4; this version reads 7"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

@@ -23,6 +23,12 @@ def test_a_dot_costs_two_per_multiply_add(module):
     assert (work.kind, work.flops, work.format) == ("matmul", 2 * 3 * 5 * 7 * 11, "bf16")
 
 
+def test_a_multiply_add_of_complex_numbers_is_eight(module):
+    numbers = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    program = module("%a = c64[4,4]{1,0} parameter(0)", f"ROOT %d = c64[4,4]{{1,0}} dot(%a, %a), {numbers}")
+    assert root_work(program).flops == 8 * 4**3
+
+
 def test_a_dot_over_two_dimensions_multiplies_both(module):
     program = module(
         "%a = f8e4m3fn[4,5,7]{2,1,0} parameter(0)",

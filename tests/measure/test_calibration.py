@@ -2,24 +2,31 @@ import dataclasses
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from meshwright import _train
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import Fleet
 from meshwright.measure import (
     _calibration,
     calibration_of_chip,
     calibration_of_this_machine,
+    cautions,
+    doubt_calibration,
     probe,
 )
 from meshwright.predict import Calibration
+from meshwright.reconcile import Reconciliation, Row
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},
     memory_bytes_per_second=1e10,
     launch_seconds=1e-6,
-    date="2026-11-21",
+    date=f"{datetime.now(UTC):%Y-%m-%d}",
     source="made up by a test",
 )
 
@@ -29,7 +36,7 @@ def probes(monkeypatch, tmp_path) -> list[Path]:
     """Where the cache is empty and the probe answers at once; one entry for each time it was asked."""
     asked: list[Path] = []
 
-    def answer(made: Path) -> list[str]:
+    def answer(made: Path, **_: bool) -> list[str]:
         asked.append(made)
         made.write_text(MADE.to_json())
         return []
@@ -94,6 +101,80 @@ def test_asking_for_a_calibration_imports_no_jax(tmp_path):
     assert 1e9 < measured.matmul_flops_per_second["fp32"] < 1e15
     assert 1e8 < measured.memory_bytes_per_second < 1e13
     assert 1e-9 <= measured.launch_seconds < 1e-3
+    assert measured.spread.keys() == {"large product in fp32", "large product in bf16", "memory", "launch"}
+    assert all(share >= 0 for share in measured.spread.values())
+    assert 0 <= measured.load <= 1
+
+
+def kept_of(tmp_path) -> Path:
+    return next(path for path in (tmp_path / "cache").iterdir() if path.suffix == ".json")
+
+
+def keep(tmp_path, **changes) -> None:
+    """Put what was measured, with changes, in the place of what is kept."""
+    calibration_of_this_machine()
+    kept_of(tmp_path).write_text(dataclasses.replace(MADE, **changes).to_json())
+
+
+def test_rates_that_a_run_disagreed_with_are_measured_again_and_say_why(probes, tmp_path):
+    keep(tmp_path, memory_bytes_per_second=1e9)
+    doubt_calibration("CPU", "a run of line took 2 s a step")
+    assert cautions(MADE) == ("a run of line took 2 s a step: `meshwright probe` measures again",)
+    found = calibration_of_this_machine()
+    assert found == dataclasses.replace(MADE, measured_again="a run of line took 2 s a step")
+    assert cautions(found) == ()
+    assert len(probes) == 2
+    assert calibration_of_this_machine() == found
+    assert len(probes) == 2
+
+
+def test_a_second_disagreement_is_the_predictions_and_measures_nothing(probes, tmp_path):
+    keep(tmp_path, measured_again="a run", date=f"{datetime.now(UTC):%Y-%m-%d}")
+    doubt_calibration("CPU", "another run")
+    calibration_of_this_machine()
+    assert len(probes) == 1
+    keep(tmp_path, measured_again="a run", date="2020-01-01")
+    doubt_calibration("CPU", "another run")
+    assert calibration_of_this_machine().measured_again == "another run"
+
+
+@pytest.mark.parametrize(("measured", "doubted"), [(1.0, []), (3.0, ["CPU"])])
+def test_a_run_outside_the_interval_puts_the_rates_in_doubt(monkeypatch, measured, doubted):
+    chips = []
+    monkeypatch.setattr(_train, "doubt_calibration", lambda chip, reason: chips.append(chip))
+    row = Row(
+        quantity="step seconds", unit="seconds", predicted=1.0, measured=measured, how="", low=0.6, high=1.4
+    )
+    reconciliation = Reconciliation(same_program=True, rows=(row,), not_compared={})
+    weighing = SimpleNamespace(name="line", fleet=Fleet.parse("2xCPU"))
+    _train._doubt_rates(weighing, reconciliation)
+    assert chips == doubted
+
+
+def test_doubting_what_was_never_measured_does_nothing(probes, tmp_path):
+    doubt_calibration("CPU", "a run")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("busy_now", "times"), [(0.7, 1), (0.1, 2)])
+def test_rates_of_a_busy_machine_are_measured_again_once_it_is_quiet(
+    probes, tmp_path, monkeypatch, busy_now, times
+):
+    keep(tmp_path, load=0.8)
+    monkeypatch.setattr(_calibration, "busy_share", lambda: busy_now)
+    calibration_of_this_machine()
+    assert len(probes) == times
+
+
+def test_old_rates_another_jaxlib_and_a_busy_machine_are_said(probes):
+    now = datetime.now(UTC)
+    old = dataclasses.replace(MADE, date=f"{now - timedelta(days=31):%Y-%m-%d}", jaxlib="0.1", load=0.5)
+    days, version, load = cautions(old)
+    assert "measured 31 days ago" in days
+    assert "jaxlib 0.1, installed is" in version
+    assert "others kept 50 % of the cores busy" in load
+    fresh = dataclasses.replace(MADE, date=f"{now:%Y-%m-%d}", load=0.1)
+    assert cautions(fresh) == ()
 
 
 @pytest.fixture

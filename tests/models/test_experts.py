@@ -255,7 +255,7 @@ def test_policies_that_keep_products_run_no_expert_twice(remat, products, contex
         config = changed(capacity_factor=1.0, num_layers=1, mlp_dim=mlp_dim)
         shapes = jax.eval_shape(lambda: values(Transformer(config).parameters()))
         traced = jax.jit(loss_of(config, context(remat=remat))).trace(shapes)
-        return count_traced(traced.jaxpr.jaxpr).by_phase["recompute"]
+        return count_traced(traced.jaxpr.jaxpr, "cuda").by_phase["recompute"]
 
     num_choices = 8 * 16 * 2
     assert again(24) - again(12) == products * 2 * num_choices * EMBED * 12

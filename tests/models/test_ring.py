@@ -143,7 +143,7 @@ def test_model_flops_are_those_of_one_device(axes, context):
     counted = []
     for where in (context(), context(**axes)):
         run, *arguments = loss_and_gradients("rotary", where, False)
-        counted.append(count_traced(jax.make_jaxpr(run)(*arguments).jaxpr))
+        counted.append(count_traced(jax.make_jaxpr(run)(*arguments).jaxpr, "cuda"))
     alone, split = counted
     assert split.by_phase == alone.by_phase
     # By hand: 6 products of half of sequence^2 x width for each row, head and layer, and the scores again.

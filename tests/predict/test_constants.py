@@ -7,8 +7,10 @@ from meshwright.predict import _constants
 
 FOLDER = Path(_constants.__file__).parent
 # Numbers that are no property of a machine: counts, halves, the identity, percents, microseconds, the size of
-# a memo, the least share that is printed, XLA's number for host memory, a head size that stands for any.
-ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "5", "128"}
+# a memo, the least shares that are printed and proposed, the orders of four axes, XLA's number for host
+# memory, a head size that stands for any, the seconds of an hour, the bounds of a run's steps and price.
+ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "0.01", "24", "5", "128"}
+ALLOWED |= {"3600", "10", "18", "1e9"}
 
 
 def test_the_files_hold_their_source():

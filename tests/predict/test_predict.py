@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.predict import Calibration, predict, predicted_trace
+from meshwright.predict import Calibration, Interval, predict, predicted_trace
 from meshwright.predict._rates import widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
@@ -113,14 +113,16 @@ def test_the_interval_is_as_wide_as_what_is_known(predicted):
     sustained, tables = predicted("8xH100"), predicted("8xB200")
     default, tpu = predicted("8xH20"), predicted("v5p-8")
     assert_width(sustained, "sustained")
+    assert sustained.interval_reasons == ()
+    assert tables.interval_reasons == ("no published run on this chip could be scored",)
+    assert "no table of kernels and no published run" in default.interval_reasons[0]
     assert "aiconfigurator" in sustained.basis
     assert "58 % of peak" in sustained.basis
     assert_width(tables, "tables")
     assert "x 0.81" in tables.basis
     assert_width(default, "default")
     assert "No table for H20" in default.basis
-    assert_width(tpu, "roofline")
-    assert "nothing calibrated" in tpu.basis
+    assert_refused(tpu, "too few published runs for v5p")
 
 
 def test_fp8_has_its_own_interval(predicted):
@@ -129,8 +131,63 @@ def test_fp8_has_its_own_interval(predicted):
     assert "fp8 runs" in found.basis
 
 
-def test_many_small_kernels_widen_the_interval(predicted, ledger_with):
-    assert_width(predicted(text=COPY, ledger=ledger_with()), "launches")
+def assert_refused(found, reason):
+    assert (found.step_seconds.low, found.step_seconds.high) == (None, None)
+    assert found.step_seconds.expected > 0
+    assert reason in found.interval_reasons[0]
+    assert found.basis.endswith("No interval.")
+
+
+def test_many_small_kernels_have_no_interval(predicted, ledger_with):
+    assert_refused(predicted(text=COPY, ledger=ledger_with()), "of the step are gaps between kernels")
+
+
+@pytest.mark.parametrize("fleet", ["8xH100", "8xB200", "8xH20"])
+def test_products_in_float32_have_no_interval(predicted, fleet):
+    """Published runs and tables are of bf16 and fp8."""
+    text = STEP.replace("bf16", "f32").replace(
+        "rhs_contracting", "operand_precision={highest,highest}, rhs_contracting"
+    )
+    assert_refused(predicted(fleet, text=text), "products in fp32")
+
+
+def test_a_little_float32_among_bf16_leaves_the_interval(predicted):
+    small = "%small = f32[64,64] dot(%s, %s), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = STEP.replace("{\n", "{\n  %s = f32[64,64] parameter(3)\n  " + small + "\n", 1)
+    assert_width(predicted(text=text), "sustained")
+
+
+def test_unpriced_work_leaves_the_interval_without_an_upper_end(predicted, ledger_with):
+    unpriced = ("sort(f32[8]) -> f32[8], from a", "a loop of unknown length", "fft of f32[8]")
+    found = predicted(ledger=ledger_with(model=FLOPS, executed=FLOPS, unpriced=unpriced))
+    priced = predicted().step_seconds
+    assert (found.step_seconds.low, found.step_seconds.high) == (priced.low, None)
+    assert found.interval_reasons == (f"not priced: {unpriced[0]}, {unpriced[1]} and 1 more",)
+    assert "without an upper end" in found.basis
+
+
+def test_fp8_on_a_chip_without_published_runs_is_as_wide_as_either(predicted):
+    seconds = predicted("8xB200", text=STEP.replace("bf16", "f8e4m3fn")).step_seconds
+    fp8, tables = widths()["fp8"], widths()["tables"]
+    assert seconds.low / seconds.expected == pytest.approx(min(fp8.low, tables.low))
+    assert seconds.high / seconds.expected == pytest.approx(max(fp8.high, tables.high))
+
+
+def test_a_wider_interval_is_never_narrower_than_that_of_published_runs():
+    """Each width of a chip of which less is known holds those of the chips of which more is."""
+    order = [widths()[name] for name in ("sustained", "tables", "default")]
+    assert all(a.low >= b.low and a.high <= b.high for a, b in itertools.pairwise(order))
+    assert all("judgement" not in width.words for width in widths().values())
+
+
+def test_an_interval_times_a_number_keeps_its_open_ends(predicted):
+    seconds = predicted().step_seconds
+    assert seconds.times(2) == Interval(
+        low=2 * seconds.low, expected=2 * seconds.expected, high=2 * seconds.high
+    )
+    assert dataclasses.replace(seconds, low=None, high=None).times(2) == Interval(
+        low=None, expected=2 * seconds.expected, high=None
+    )
 
 
 def test_no_time_is_predicted_from_a_program_simulated_on_a_cpu(predicted):
@@ -152,6 +209,59 @@ def test_simulated_devices_are_priced_by_their_hosts_calibration(predicted):
     assert products.seconds == pytest.approx(FLOPS / 3e11)  # all eight devices' work on one host
     assert_width(found, "calibration")
     assert "2026-11-21 (by hand)" in found.basis
+
+
+def test_rates_that_differ_from_round_to_round_and_doubts_widen_the_interval_and_are_said(
+    program_of, ledger_with, compiled_for
+):
+    host = Calibration(
+        matmul_flops_per_second={"fp32": 3e11},
+        memory_bytes_per_second=2e10,
+        launch_seconds=1e-6,
+        date="2026-11-21",
+        source="by hand",
+        spread={"memory": 0.5, "launch": 0.01},
+    )
+    fleet, compiled = Fleet.parse("8xCPU"), compiled_for("8xCPU")
+    ledger = ledger_with(model=FLOPS, executed=FLOPS)
+    found = predict(program_of(STEP), ledger, compiled, fleet, host, cautions=("measured long ago",))
+    seconds, width = found.step_seconds, widths()["calibration"]
+    assert seconds.low / seconds.expected == pytest.approx(width.low / 1.5)
+    assert seconds.high / seconds.expected == pytest.approx(width.high * 1.5)
+    assert "differ by up to 50 %" in found.interval_reasons[1]
+    assert found.interval_reasons[2] == "measured long ago"
+
+
+def test_a_chip_measured_here_does_not_claim_the_published_interval(predicted):
+    card = Calibration(
+        matmul_flops_per_second={"bf16": 6e14},
+        memory_bytes_per_second=3e12,
+        launch_seconds=1e-6,
+        date="2026-11-21",
+        source="by hand",
+        chip="H100",
+    )
+    found = predicted("8xH100", calibration=card)
+    assert_width(found, "tables")
+    assert "measured here" in found.interval_reasons[0]
+
+
+def test_convolutions_on_a_cpu_have_no_interval(predicted, ledger_with):
+    host = Calibration(
+        matmul_flops_per_second={"fp32": 3e11},
+        memory_bytes_per_second=2e10,
+        launch_seconds=1e-6,
+        date="2026-11-21",
+        source="by hand",
+    )
+    text = """
+%main (x: f32[64,28,28,32], w: f32[3,3,32,64]) -> f32[64,26,26,64] {
+  %x = f32[64,28,28,32] parameter(0)
+  %w = f32[3,3,32,64] parameter(1)
+  ROOT %y = f32[64,26,26,64] convolution(%x, %w), window={size=3x3}, dim_labels=b01f_01io->b01f
+}"""
+    found = predicted("8xCPU", text=text, calibration=host, ledger=ledger_with())
+    assert_refused(found, "four to eight times")
 
 
 def test_simulated_devices_without_a_calibration_are_sent_to_the_probe(predicted):

@@ -107,3 +107,63 @@ def test_a_child_ends_with_its_parent():
     code = "from meshwright.processes import _join; _join._end_with_parent()"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **told}, check=False)
     assert done.returncode == 1
+
+
+def test_a_port_that_is_taken_is_an_error_in_words_before_jax_starts():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        told = {"MESHWRIGHT_COORDINATOR": address, "MESHWRIGHT_NUM_PROCESSES": "2", "MESHWRIGHT_PROCESS": "0"}
+        train = [sys.executable, "-m", "meshwright", "train", "linear", "--on", "2xCPU"]
+        done = subprocess.run(train, env={**os.environ, **told}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        f"error: process 0 cannot listen on {address} for the other processes: Address already" in done.stderr
+    )
+    assert "MESHWRIGHT_COORDINATOR=HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ("127.0.0.1:{port}", "127.0.0.1:{port}"),
+        ("localhost:{port}", "127.0.0.1:{port}"),
+        ("own-name:{port}", None),  # a name that stands for the loopback here, as in many /etc/hosts
+        ("198.51.100.7:{port}", None),  # a translated address, which is none of this host's
+        ("no-such-host:{port}", None),
+    ],
+)
+def test_the_coordinator_listens_on_the_address_told_where_it_is_this_hosts(monkeypatch, told, bound):
+    known = {"localhost": "127.0.0.1", "own-name": "127.0.1.1"}
+
+    def resolved(host, port, **more):
+        if host == "no-such-host":
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (known.get(host, host), port))]
+
+    monkeypatch.delenv("JAX_COORDINATOR_BIND_ADDRESS", raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    port = free_port()
+    place = Place(launcher="meshwright", index=0, count=2, coordinator=told.format(port=port))
+    assert _join._bind_address(place, place.coordinator) == (bound and bound.format(port=port))
+
+
+def test_processes_of_one_machine_are_reached_on_its_loopback_alone():
+    places = ours(2)
+    port = int(places[0]["MESHWRIGHT_COORDINATOR"].partition(":")[2])
+    code = (
+        TALK
+        + "import psutil; print([c.laddr for c in psutil.net_connections('tcp') if c.status == 'LISTEN'])"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True
+        )
+        for place in places
+    ]
+    said = [process.communicate(timeout=120)[0] for process in started]
+    listening = next(line for line in said[0].splitlines() if line.startswith("[addr"))
+    assert f"port={port}" in listening
+    (own,) = [part for part in listening.split("addr(") if f"port={port})" in part]
+    assert "127.0.0.1" in own

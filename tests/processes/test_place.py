@@ -74,3 +74,11 @@ def test_a_pod_of_an_indexed_job_leaves_the_rest_to_jax_and_any_other_pod_is_alo
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert place_in(pod) is None
     assert place_in({**pod, "JOB_COMPLETION_INDEX": "0"}) == Place(launcher="Kubernetes")
+
+
+@pytest.mark.parametrize("address", ["node1", ":77", "node1:", "node1:x", "node1:0", "node1:65536"])
+def test_a_coordinator_that_is_no_host_and_port_is_refused(address):
+    told = {"MESHWRIGHT_COORDINATOR": address, "MESHWRIGHT_NUM_PROCESSES": "2", "MESHWRIGHT_PROCESS": "0"}
+    with pytest.raises(InputError, match="is no HOST:PORT") as error:
+        place_in(told)
+    assert "node1:7717" in error.value.hint

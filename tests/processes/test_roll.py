@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from meshwright.processes._roll import SILENT_SECONDS, Roll
+from meshwright.processes._roll import SILENT_LOOKS, SILENT_SECONDS, Roll
 
 
 class Board:
@@ -74,6 +75,29 @@ def test_a_silent_process_is_named_and_all_are_ended(three, capfd):
     assert "hint: go on with it: --resume" in said
 
 
+def test_a_first_process_that_was_stopped_itself_blames_nobody_when_it_goes_on(three):
+    rolls, ended, clock = three
+    for roll in rolls:
+        roll.beat()
+    clock[0] += 10 * SILENT_SECONDS  # nobody's answer came through meanwhile
+    rolls[0].beat()
+    for roll in rolls:
+        roll.beat()
+    assert ended == []
+
+
+def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd, monkeypatch):
+    rolls, ended, _ = three
+    monkeypatch.setattr("meshwright.processes._roll.LOOK_SECONDS", 0.01)
+    go_on = threading.Event()
+    rolls[1].start()
+    rolls[1]._board.key_value_set = lambda *told, **more: go_on.wait()
+    rolls[1]._threads[1].join(30)
+    go_on.set()
+    assert (1, 4) in ended
+    assert "the first process has taken no answer of process 1 of 3 on host1" in capfd.readouterr().err
+
+
 def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by_itself(three, capfd):
     rolls, ended, clock = three
     rolls[1].start()
@@ -81,8 +105,10 @@ def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by
     rolls[0].beat()
     assert ended == [(1, 1)]
     clock[0] += SILENT_SECONDS + 1
-    rolls[2].beat()
-    rolls[0].beat()
+    for _ in range(SILENT_LOOKS + 1):
+        rolls[2].beat()
+        if len(ended) == 1:
+            rolls[0].beat()
     assert ended == [(1, 1), (0, 4)]
     assert (
         "error: process 1 of 3 on host1 ended: MemoryError: no room for the batch" in capfd.readouterr().err

@@ -17,7 +17,7 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.predict import Help, Interval, Prediction, Slice
+from meshwright.predict import Help, Interval, Prediction, RunTotal, Slice, run_total
 from meshwright.reconcile import Measurement
 from meshwright.spread import Spread
 
@@ -35,6 +35,7 @@ class MadeWeighing:
     ledger: Ledger
     prediction: Prediction | None
     no_prediction: str
+    run_total: RunTotal | None
 
 
 def made_memory(**changes: Any) -> MemoryLedger:
@@ -186,8 +187,7 @@ def made_prediction(**changes: Any) -> Prediction:
             Help(
                 what="no waiting for collectives over fsdp",
                 saving_seconds=11.0,
-                how="a smaller fsdp axis sends less",
-                certainty="upper bound",
+                certainty="bound: all of them hidden behind computation, or gone",
             ),
         ),
     }
@@ -209,8 +209,25 @@ def weighing() -> Callable[..., MadeWeighing]:
             "ledger": made_ledger(memory=made_memory(**(memory or {}))),
             "prediction": made_prediction(),
             "no_prediction": "",
+            "run_total": None,
         }
         return MadeWeighing(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def total() -> Callable[..., RunTotal]:
+    """The whole run of the weighing: 15B tokens."""
+
+    def make(price: float | None = None, steps: int = 3750) -> RunTotal:
+        return run_total(
+            made_prediction().step_seconds,
+            steps=steps,
+            tokens_per_step=4 * 10**6,
+            num_devices=8,
+            price_per_device_hour=price,
+        )
 
     return make
 

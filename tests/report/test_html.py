@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from meshwright.errors import InputError
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.report import write_report, write_weighing
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
+INLINE = {"span", "wbr"}
 LINKING = {"src", "href", "xlink:href", "action", "data", "poster", "srcset", "background"}
 
 
@@ -24,12 +26,19 @@ class Page(HTMLParser):
         self.names: set[str] = set()
         self.links: list[str] = []
         self.words: list[str] = []
+        self._parts: list[str] = []
         self.feed(text)
         self.close()
         assert not self.open
 
+    @property
+    def text(self) -> str:
+        """The words, with one blank for whatever stands between them."""
+        return " ".join("".join(self._parts).split())
+
     def handle_starttag(self, tag, attrs):
         self.names.add(tag)
+        self._parts += [] if tag in INLINE else [" "]
         self.links += [value for name, value in attrs if name in LINKING]
         if tag not in VOID:
             self.open.append(tag)
@@ -39,10 +48,13 @@ class Page(HTMLParser):
         self.handle_endtag(tag)
 
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        if tag not in VOID:
+            assert self.open.pop() == tag
+        self._parts += [] if tag in INLINE else [" "]
 
     def handle_data(self, data):
         self.words.append(data)
+        self._parts.append(data)
 
 
 @pytest.fixture
@@ -90,7 +102,7 @@ def page_of(folder: Path) -> Page:
 
 def test_the_page_is_well_formed_and_shows_what_the_files_say(run: Path):
     page = page_of(run)
-    text = " ".join(page.words)
+    text = page.text
     for expected in (
         "mine<b>", "Fits, 31.2 GiB (39.1 %) to spare", "5.750 → 4.250", "4.375", "16.0 ms", "32K",
         "12.0 ms", "-25.0 %", "the <clock>", "no peak", "36.0 GiB", "210 PFLOP", "7.00 GB", "55.0 s",
@@ -128,7 +140,7 @@ def test_the_same_folder_gives_the_same_bytes(run: Path):
 
 
 def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path):
-    text = " ".join(page_of(tmp_path).words)
+    text = page_of(tmp_path).text
     assert tmp_path.name in text
     assert "weighing.json is not there" in text
 
@@ -138,7 +150,7 @@ def test_an_empty_folder_gives_a_page_that_says_what_is_missing(tmp_path: Path):
 )
 def test_each_file_can_be_missing(run: Path, name: str):
     (run / name).unlink()
-    assert f"{name} is not there" in " ".join(page_of(run).words)
+    assert f"{name} is not there" in page_of(run).text
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_went(run: Path):
@@ -146,7 +158,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_went(run: Path):
         (run / name).unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')
-    text = " ".join(page_of(run).words)
+    text = page_of(run).text
     assert "no whole entry on line 7" in text
     assert "5.750 → 4.250" in text
 
@@ -156,7 +168,7 @@ def changed(run: Path, **changes) -> str:
     memory = changes.pop("memory", {})
     answer["ledger"]["memory"] |= memory
     (run / "weighing.json").write_text(json.dumps({**answer, **changes}))
-    return " ".join(page_of(run).words)
+    return page_of(run).text
 
 
 def test_a_program_that_does_not_fit_says_by_how_much(run: Path):
@@ -192,8 +204,14 @@ def test_a_weighing_alone_is_a_page_with_its_timeline_and_findings(run: Path, tm
     path = tmp_path / "alone.html"
     write_weighing(path, weighing)
     page = Page(path.read_text("utf-8"))
-    text = " ".join(page.words)
-    for expected in ("Through the step", "Largest at the peak", "a <large> argument", "split it", "layers"):
+    text = page.text
+    for expected in (
+        "Memory through the step",
+        "Largest at the peak",
+        "a <large> argument",
+        "split it",
+        "layers",
+    ):
         assert expected in text
     assert "Not whole" not in text
 
@@ -209,6 +227,66 @@ def test_the_sum_by_hand_stands_beside_what_is_compiled(run: Path, tmp_path: Pat
     row = {"quantity": "gradients", "whole_bytes": 2048, "device_bytes": 256.0, "compiled_bytes": 512}
     weighing["hand_sum"] = {"rule": "batch x width x layers", "rows": [{**row, "why": "twice <some>"}]}
     write_weighing(tmp_path / "alone.html", weighing)
-    text = " ".join(Page((tmp_path / "alone.html").read_text("utf-8")).words)
+    text = Page((tmp_path / "alone.html").read_text("utf-8")).text
     for expected in ("The sum by hand", "batch x width x layers", "2.00 KiB", "256 B", "twice <some>"):
         assert expected in text
+
+
+def colours_in(page: str) -> dict[str, set[str]]:
+    """By the words of each legend in a page, without their figures: the colours that stand beside them."""
+    found: dict[str, set[str]] = {}
+    for colour, words in re.findall(r'<li><b style="background:(#\w+)"></b>([^<]*)</li>', page):
+        found.setdefault(words.partition(",")[0], set()).add(colour)
+    return found
+
+
+def test_a_category_has_one_colour_on_all_pages_and_a_picture_no_colour_twice(run: Path):
+    whole = write_report(run).read_text("utf-8")
+    answer = json.loads((run / "weighing.json").read_text())
+    memory = answer["ledger"]["memory"]
+    memory["by_category"] = dict(reversed(memory["by_category"].items())) | {"params": 2**30, "x": 2**30}
+    (run / "weighing.json").write_text(json.dumps(answer))
+    other = write_report(run).read_text("utf-8")
+    for words, colours in colours_in(whole + other).items():
+        assert len(colours) == 1, words
+    assert {"saved activations", "matmul", "forward", "training", "params"} <= set(colours_in(other))
+    for page in (whole, other):
+        for picture in re.findall(r"<ul class=legend>.*?</ul>", page):
+            used = re.findall(r"background:(#\w+)", picture)
+            assert len(used) == len(set(used))
+        for drawn in re.findall(r"<div class=bar.*?</div>", page):
+            used = re.findall(r"background:(#\w+)", drawn)
+            assert len(used) == len(set(used)) > 1
+
+
+def test_the_time_of_a_step_and_its_timeline_come_first(run: Path):
+    page = write_report(run).read_text("utf-8")
+    places = [page.index(f">{title}<") for title in (
+        "step, measured median", "Predicted time of one step", "Memory through the step", "Loss",
+        "Predicted beside measured", "Memory of one device, predicted", "FLOPs of one step, all devices",
+    )]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_the_time_of_a_step_the_run_and_its_cost_are_the_first_figures(run: Path, total, tmp_path: Path):
+    weighing = json.loads((run / "weighing.json").read_text())
+    weighing["run_total"] = dataclasses.asdict(total(price=1.8))
+    write_weighing(tmp_path / "alone.html", weighing)
+    page = Page((tmp_path / "alone.html").read_text("utf-8"))
+    assert "55.0 s predicted step, between 44.0 s and 66.0 s" in page.text
+    assert "2.39 days 15B tokens in 3,750 steps, between 45.8 h and 2.86 days" in page.text
+    assert "825 cost (660 to 990): 458 device-hours (367 to 550) at 1.80" in page.text
+    assert "The whole run: 15B tokens in 3,750 steps take 2.39 days" in page.text
+    assert page.text.index("55.0 s") < page.text.index("Predicted time of one step")
+
+
+def test_the_page_is_made_for_narrow_screens_too(run: Path):
+    page = write_report(run).read_text("utf-8")
+    assert "@media (max-width: 40rem)" in page
+    assert page.count('<svg class="wide"') == page.count('<svg class="narrow"') > 0
+    assert "overflow-wrap: anywhere" not in page.partition("pre {")[0]
+
+
+def test_a_small_program_is_drawn_alone_and_the_device_said_to_be_far(run: Path):
+    assert "usable, 480 GiB: far to the right" not in changed(run, memory={"usable_bytes": 480 * 2**30})
+    assert "usable, 800 GiB: far to the right" in changed(run, memory={"usable_bytes": 800 * 2**30})

@@ -39,15 +39,15 @@ def test_what_is_unpriced_or_taken_for_granted_is_listed(page):
     text = page(unpriced=("sort(f32[8])",), assumptions=("conditional at model.py:12: dearest",))
     assert "<th>Unpriced: no rule counts these</th>" in text
     assert "<td>sort(f32[8])</td>" in text
-    assert "<td>conditional at model.py:12: dearest</td>" in text
+    assert "<td>conditional at <span class=file>model.py:12</span>: dearest</td>" in text
     assert "Unpriced" not in page()
 
 
 def test_a_torus_dimensions_stand_beside_the_link(page, weighing):
     first, *_ = weighing().ledger.traffic
     placed = dataclasses.replace(first, link_name="ICI 3D torus", dimensions=("x", "z"))
-    assert "<td>ICI 3D torus x+z</td>" in page(traffic=(placed,))
-    assert "<td>NVLink 4</td>" in page(traffic=(first,))
+    assert ">ICI 3D torus x+z</td>" in page(traffic=(placed,))
+    assert ">NVLink 4</td>" in page(traffic=(first,))
 
 
 def test_a_weighing_of_an_earlier_version_can_be_shown(weighing):

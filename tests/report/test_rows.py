@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.predict import Interval
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.report._rows import (
     comparison_rows,
     elementwise_words,
+    ends_words,
     help_rows,
     kind_words,
     link_words,
@@ -72,7 +74,22 @@ def test_kinds_of_time_are_shares_of_all_of_it():
     assert words == "compute 75.0 %, exposed communication 12.5 %, idle between kernels 12.5 % of the step"
 
 
-def test_a_help_says_what_it_saves_at_most_and_of_what_share():
-    assert help_rows([("no gaps", 0.5, "larger kernels")], 4.0) == [
-        ("no gaps", "500 ms", "12.5 %", "larger kernels")
+@pytest.mark.parametrize(
+    ("low", "high", "reasons", "expected"),
+    [
+        (1.0, 2.0, (), "between 1.00 s and 2.00 s"),
+        (1.0, 2.0, ("no table", "old rates"), "between 1.00 s and 2.00 s: no table; old rates"),
+        (1.0, None, ("not priced: a sort",), "at least 1.00 s, no upper end: not priced: a sort"),
+        (None, None, ("fp32",), "no interval: fp32"),
+    ],
+)
+def test_an_interval_says_its_ends_and_why_it_is_wide_or_lacks_one(low, high, reasons, expected):
+    assert ends_words(Interval(low=low, expected=1.5, high=high), reasons) == expected
+
+
+def test_a_bound_saves_at_most_and_a_change_is_what_the_command_line_takes():
+    order = "--layout fsdp=2,data=4"
+    assert help_rows([("no gaps", 0.5, "", "bound"), ("the order", 1.0, order, "walked whole")], 4.0) == [
+        ("no gaps", "at most 500 ms", "12.5 %", "bound"),
+        (order, "1.00 s", "25.0 %", "walked whole"),
     ]

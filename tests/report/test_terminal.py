@@ -172,3 +172,13 @@ def test_a_torus_dimensions_stand_beside_the_link(weighing, plain):
     placed = dataclasses.replace(made.ledger.traffic[0], dimensions=("x", "y"))
     text = plain(weighing_text(weighing(ledger=dataclasses.replace(made.ledger, traffic=(placed,)))))
     assert "inside x+y" in text
+
+
+def test_a_target_made_of_published_figures_is_named_with_the_compiler(weighing):
+    def text_on(fleet: str) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        console.print(weighing_text(weighing(fleet=Fleet.parse(fleet))))
+        return console.file.getvalue()
+
+    assert ", for a target made of published figures" in text_on("8xRTX-4090")
+    assert "published figures" not in text_on("8xH100")

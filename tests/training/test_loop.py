@@ -21,6 +21,7 @@ from meshwright.training._recorder import Recorder
 from meshwright.training._resume import about_of
 from meshwright.training._saving import Saving
 from meshwright.training._watchdog import Watchdog
+from meshwright.training._writes import Writes
 
 DATA = Layout.parse("data=1")
 LINEAR = load_config(
@@ -62,7 +63,8 @@ def run(
     saving = Saving(folder, config.checkpoint, about_of(config, DATA), phases)
     found = saving.newest()
     try:
-        with RunFiles(folder, keep_to=None if found is None else found.step) as files:
+        folder.mkdir(exist_ok=True)
+        with RunFiles(folder, Writes(folder), keep_to=-1 if found is None else found.step) as files:
             recorder = Recorder(config, files, tell or (lambda event: None), steps)
             recorder.remember(metrics_of(folder))
             watchdog = Watchdog(folder, config.faults, phases)

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from meshwright.compiler import Request, compile_program, compiler_options
+from meshwright.compiler import Request, compile_program, requested_options
 from meshwright.config import Layout, load_config
 from meshwright.sharding import mesh_of
 from meshwright.training._programs import compile_programs
@@ -16,7 +16,7 @@ def weighed_fingerprint(config, fleet: str, layout: str, num_devices: int) -> st
         topology={},
         num_devices=num_devices,
         mesh_axes=Layout.parse(layout).resolve(num_devices).axes,
-        options=compiler_options("cpu", num_devices),
+        options=requested_options("cpu", num_devices),
         config=config.model_dump(mode="json"),
     )
     return compile_program(request)[0].fingerprint

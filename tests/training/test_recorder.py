@@ -7,6 +7,7 @@ from meshwright.config import load_config
 from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, StepDone
 from meshwright.training._files import RunFiles, metrics_of
 from meshwright.training._recorder import Recorder
+from meshwright.training._writes import Writes
 
 CONFIG = load_config("linear")
 VALUES = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.1, "applied": 1.0}
@@ -15,7 +16,7 @@ VALUES = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.1, "applied": 1.
 @pytest.fixture
 def recording(tmp_path):
     events: list[object] = []
-    with RunFiles(tmp_path, keep_to=-1) as files:
+    with RunFiles(tmp_path, Writes(tmp_path)) as files:
         yield lambda **fields: (Recorder(CONFIG, files, events.append, 20, **fields), events)
 
 
@@ -108,11 +109,11 @@ def test_a_resumed_run_remembers_what_was_written(recording):
 def test_a_full_disk_is_told_once(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     events: list[object] = []
-    files = RunFiles(tmp_path, keep_to=-1)
-    recorder = Recorder(CONFIG, files, events.append, 20)
-    for step in (1, 2, 3):
-        recorder.step(step, step - 1, VALUES, 0.0)
-    files.__exit__(OSError, OSError(), None)
+    with RunFiles(tmp_path, Writes(tmp_path)) as files:
+        recorder = Recorder(CONFIG, files, events.append, 20)
+        for step in (1, 2, 3):
+            recorder.step(step, step - 1, VALUES, 0.0)
     (notice,) = [event for event in events if isinstance(event, Noticed)]
     assert notice.kind == "disk"
-    assert notice.message == "the run's files cannot be written: No space left on device"
+    assert notice.message == "metrics.jsonl cannot be written: No space left on device"
+    assert json.loads((tmp_path / "notices.jsonl").read_text())["kind"] == "disk"

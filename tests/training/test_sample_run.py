@@ -16,8 +16,7 @@ from meshwright.hardware import Fleet
 from meshwright.models import Context, model_of
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
-from meshwright.training import sample_run
-from meshwright.training._sample_run import config_of
+from meshwright.training import config_of, sample_run
 
 ON = Fleet.parse("1xCPU")
 

@@ -17,8 +17,8 @@ from ..processes import Alone
 from ..units import format_bytes
 from ._copy import HostArray, Tree, copy_off
 from ._folder import CheckpointFolder, partial_folder, steps_in
-from ._manifest import Manifest
-from ._newest import found_at, newest_checkpoint
+from ._manifest import Damaged, Manifest
+from ._newest import Complaint, found_at, newest_checkpoint
 from ._records import Found, Saved, SaveFailed
 from ._restore import restore
 from ._write import leave_part, take_part, write_manifest, write_part
@@ -40,14 +40,23 @@ class Checkpoints:
         keep_last: how many of the newest stay.
         keep_every: checkpoints of steps that are multiples of this stay as well.
         peers: the processes of the run.
+        complaint: says what is wrong with the `about` of a checkpoint that was found; one with anything wrong
+            is damaged.
 
     Raises:
         InputError: the folder cannot be written, or another run writes it.
     """
 
     def __init__(
-        self, folder: Path, *, keep_last: int = 3, keep_every: int | None = None, peers: Alone = ALONE
+        self,
+        folder: Path,
+        *,
+        keep_last: int = 3,
+        keep_every: int | None = None,
+        peers: Alone = ALONE,
+        complaint: Complaint = lambda about: "",
     ) -> None:
+        self._complaint = complaint
         assert keep_last >= 1, f"keep_last = {keep_last} would keep nothing to resume from"
         self._path, self._peers = folder, peers
         self._owned: list[CheckpointFolder] = []  # by the first process
@@ -116,7 +125,7 @@ class Checkpoints:
         return None if step is None else found_at(self._path, step)
 
     def _newest(self) -> Found | None:
-        found = newest_checkpoint(self._path)
+        found = newest_checkpoint(self._path, self._complaint)
         if found is not None:
             self._bad_steps = {each.step for each in found.rejected}
         return found
@@ -219,9 +228,11 @@ def _step_of(found: Found | None) -> int | None:
 
 
 def _refusal(action: Callable[[], object]) -> str:
-    """What the disk says against an action; empty where it is done."""
+    """Return why an action could not be done; empty where it was."""
     try:
         action()
     except OSError as refused:
         return refused.strerror or str(refused)
+    except Damaged as damaged:  # what another process has left
+        return str(damaged)
     return ""

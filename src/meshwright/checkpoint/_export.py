@@ -22,8 +22,12 @@ FORMATS = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "uint64": "U64",
     "int32": "I32",
     "uint32": "U32",
+    "int16": "I16",
+    "uint16": "U16",
     "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
@@ -38,13 +42,21 @@ def export_parameters(found: Found, path: Path) -> dict[str, StoredArray]:
     layers stay one array. Host memory: the largest array. The file appears when it is whole.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or has no name for a parameter's format.
     """
     arrays = {
         array.path.removeprefix(f"{PART}/").replace("/", "."): array
         for array in sorted(found.manifest.arrays, key=lambda array: array.path)
         if array.path.startswith(f"{PART}/")
     }
+    for name, array in arrays.items():
+        if array.dtype not in FORMATS:
+            raise InputError(
+                f"{name} is of {array.dtype}, which a safetensors file cannot hold",
+                hint=f"train with parameters of one of {', '.join(FORMATS)}",
+            )
+    if not path.name:
+        raise InputError(f"{str(path)!r} names no file", hint="name a file, as in parameters.safetensors")
     partial = path.with_name(f".{path.name}.partial")
     try:
         try:

@@ -7,6 +7,7 @@ anew, until the new one has its name; `.STEP.removed`, being deleted.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -48,9 +49,9 @@ class CheckpointFolder:
         self.path = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(folder)
+            self._lock = lock_folder(folder, f"checkpoints in {folder} are")
             try:
-                _write_probe(folder / PROBE)
+                write_probe(folder)
                 self._tidy()
             except BaseException:
                 self._lock.close()
@@ -58,8 +59,7 @@ class CheckpointFolder:
         except OSError as refused:
             raise InputError(
                 f"cannot write checkpoints to {folder}: {refused.strerror}",
-                hint="choose a run folder on a disk that can be written and locked, or set "
-                "checkpoint.every_steps to none",
+                hint="choose a run folder on a disk that can be written and locked",
             ) from refused
 
     def close(self) -> None:
@@ -119,8 +119,17 @@ class CheckpointFolder:
                 shutil.rmtree(left)
 
 
-def _locked(folder: Path) -> IO[str]:
-    lock = (folder / LOCK).open("a+")
+def lock_folder(folder: Path, what: str) -> IO[str]:
+    """Lock a folder for this process until the returned file is closed or the process ends.
+
+    Args:
+        what: the subject and verb of the message if another process holds the lock: "runs/first is".
+
+    Raises:
+        InputError: another process holds the lock; the message names it.
+        OSError: the folder cannot be written or locked, or its `.lock` is a symbolic link.
+    """
+    lock = os.fdopen(open_own(folder / LOCK, os.O_RDWR | os.O_APPEND), "a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.truncate(0)
@@ -131,7 +140,7 @@ def _locked(folder: Path) -> IO[str]:
         holder = lock.read() or "another process"
         lock.close()
         raise InputError(
-            f"checkpoints in {folder} are being written by {holder}",
+            f"{what} being written by {holder}",
             hint="wait until that run has ended, or choose another run folder",
         ) from held
     except BaseException:
@@ -140,11 +149,30 @@ def _locked(folder: Path) -> IO[str]:
     return lock
 
 
-def _write_probe(path: Path) -> None:
-    """Whether a file can really be made, filled, synced and deleted: permissions alone do not say."""
+def open_own(path: Path, flags: int) -> int:
+    """Open one of Meshwright's own files by `flags`, made if need be, and return its number.
+
+    Raises:
+        OSError: it cannot be opened, or is a symbolic link: what that names is somebody else's file.
+    """
     try:
-        with path.open("wb", buffering=0) as file:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as refused:
+        if refused.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed") from refused
+        raise
+
+
+def write_probe(folder: Path) -> None:
+    """Make, fill, sync and delete a file in the folder: permissions alone do not say whether that works.
+
+    Raises:
+        OSError: it does not.
+    """
+    path = folder / PROBE
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_TRUNC), "wb", buffering=0) as file:
+        try:
             write_all(file, memoryview(bytes(PROBE_BYTES)))
             os.fsync(file.fileno())
-    finally:
-        path.unlink(missing_ok=True)
+        finally:
+            path.unlink(missing_ok=True)

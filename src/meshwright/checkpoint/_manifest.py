@@ -1,24 +1,42 @@
 """The manifest of a checkpoint: which arrays lie where in which files, and each file's size and hash.
 
+A folder may come from a stranger, with a hash that fits: every field is checked before it is used.
+
 A checkpoint's folder holds the files of arrays, `manifest.json`, and `manifest.json.sha256`, the
 manifest's own hash as `sha256sum` writes it. The two are written last, in this order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import ml_dtypes  # jax depends on it, and takes its formats from it
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 MANIFEST, MANIFEST_HASH = "manifest.json", "manifest.json.sha256"
 FORMAT = 1
 READ_BYTES = 1 << 22  # at a time; hashing lets other threads run
+
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+MOST_DIMS = 32
+MOST_ELEMENTS = 2**56  # numpy counts bytes in 63 bits
+Count = Annotated[int, Field(ge=0, lt=MOST_ELEMENTS)]  # of bytes or elements
+Text = Annotated[str, Field(min_length=1)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Damaged(Exception):
@@ -27,21 +45,23 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of a checkpoint."""
+    """A file of a checkpoint, in its folder."""
 
-    name: str
-    num_bytes: int
-    sha256: str
+    __pydantic_config__ = STRICT
+    name: Text
+    num_bytes: Count
+    sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A box of an array: where it begins in the array, its shape, and where its bytes lie, in C order."""
 
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
+    __pydantic_config__ = STRICT
+    start: tuple[Count, ...]
+    shape: tuple[Count, ...]
     file: str
-    offset_bytes: int
+    offset_bytes: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +71,9 @@ class StoredArray:
     `dtype` is numpy's name, "bfloat16" and the fp8 formats included.
     """
 
-    path: str
-    shape: tuple[int, ...]
+    __pydantic_config__ = STRICT
+    path: Text
+    shape: Annotated[tuple[Count, ...], Field(max_length=MOST_DIMS)]
     dtype: str
     pieces: tuple[Piece, ...]
 
@@ -61,7 +82,8 @@ class StoredArray:
 class Manifest:
     """A whole checkpoint. `about` is JSON data, of which this package knows nothing."""
 
-    step: int
+    __pydantic_config__ = STRICT
+    step: Count
     about: dict[str, Any]
     arrays: tuple[StoredArray, ...]
     files: tuple[StoredFile, ...]
@@ -76,6 +98,13 @@ class Manifest:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written(Manifest):
+    """A manifest with the number of its format, as `manifest.json` holds it."""
+
+    format: int
+
+
 def hash_line(manifest: bytes) -> bytes:
     """What `manifest.json.sha256` holds; `sha256sum --check` reads it."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
@@ -85,26 +114,47 @@ def verified(folder: Path, step: int) -> Manifest:
     """The manifest of a checkpoint whose every file has been read and is what was written.
 
     Raises:
-        Damaged: a file is missing, cut, altered, unknown or unreadable.
+        Damaged: as `examined`; or a file is altered.
     """
-    try:
+    manifest = examined(folder, step)
+    with _reading(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda file: _check_file(folder, file), manifest.files):
+            pass
+    return manifest
+
+
+def examined(folder: Path, step: int) -> Manifest:
+    """Return the manifest of a checkpoint whose files are there, in their sizes, but have not been read.
+
+    Raises:
+        Damaged: a file is missing, cut, unknown or unreadable, or the manifest is not one that we write.
+    """
+    with _reading():
         manifest = _manifest(folder)
         if manifest.step != step:
             raise Damaged(f"{MANIFEST} is of step {manifest.step}")
         _check_names(folder, manifest)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(lambda file: _check_file(folder, file), manifest.files):
-                pass
+    _check_arrays(manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Turn what the disk says no to into damage."""
+    try:
+        yield
     except OSError as refused:
         name = Path(str(refused.filename)).name if refused.filename else "a file"
         raise Damaged(f"{name} cannot be read: {refused.strerror}") from refused
-    return manifest
 
 
 def _manifest(folder: Path) -> Manifest:
     for name in (MANIFEST, MANIFEST_HASH):
-        if not (folder / name).exists():
+        path = folder / name
+        if not os.path.lexists(path):
             raise Damaged(f"{name} is missing")
+        if not (path.is_dir() or stat.S_ISREG(path.lstat().st_mode)):
+            raise Damaged(f"{name} is no file")
     text = (folder / MANIFEST).read_bytes()
     if (folder / MANIFEST_HASH).read_bytes() != hash_line(text):
         raise Damaged(f"{MANIFEST} or {MANIFEST_HASH} was altered: the one is not the hash of the other")
@@ -112,34 +162,25 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def manifest_of(text: bytes) -> Manifest:
-    """What `to_json` wrote.
+    """Read what `to_json` wrote. Its fields are of the right types; what they say of files is not checked.
 
     Raises:
-        Damaged: another version of Meshwright did.
+        Damaged: another version of Meshwright wrote it, or none did.
     """
-    fields = json.loads(text)
-    if fields["format"] != FORMAT:
-        raise Damaged(f"{MANIFEST} has format {fields['format']}, and this Meshwright reads {FORMAT}")
-    return Manifest(
-        step=fields["step"],
-        about=fields["about"],
-        arrays=tuple(_array(array) for array in fields["arrays"]),
-        files=tuple(StoredFile(**file) for file in fields["files"]),
-    )
+    try:
+        written = _reader().validate_json(text)
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = repr(".".join(map(str, first["loc"])) or "the whole")[1:-1]  # it may hold anything
+        raise Damaged(f"{MANIFEST} is not as Meshwright writes it: {where}: {first['msg']}") from wrong
+    if written.format != FORMAT:
+        raise Damaged(f"{MANIFEST} has format {written.format}, and this Meshwright reads {FORMAT}")
+    return Manifest(step=written.step, about=written.about, arrays=written.arrays, files=written.files)
 
 
-def _array(fields: dict[str, Any]) -> StoredArray:
-    pieces = tuple(
-        Piece(
-            start=tuple(piece["start"]),
-            shape=tuple(piece["shape"]),
-            file=piece["file"],
-            offset_bytes=piece["offset_bytes"],
-        )
-        for piece in fields["pieces"]
-    )
-    shape = tuple(fields["shape"])
-    return StoredArray(path=fields["path"], shape=shape, dtype=fields["dtype"], pieces=pieces)
+@cache
+def _reader() -> TypeAdapter[_Written]:
+    return TypeAdapter(_Written)
 
 
 def _check_names(folder: Path, manifest: Manifest) -> None:
@@ -165,3 +206,58 @@ def _check_file(folder: Path, file: StoredFile) -> None:
             digest.update(memoryview(buffer)[:count])
     if digest.hexdigest() != file.sha256:
         raise Damaged(f"{file.name} was altered: its hash is not the manifest's")
+
+
+def _check_arrays(manifest: Manifest) -> None:
+    """See that every array is made up of pieces that lie within the checkpoint's files, each element once."""
+    sizes = {file.name: file.num_bytes for file in manifest.files}
+    if len(sizes) < len(manifest.files):
+        raise Damaged(f"{MANIFEST} names a file twice")
+    if len({array.path for array in manifest.arrays}) < len(manifest.arrays):
+        raise Damaged(f"{MANIFEST} names an array twice")
+    for array in manifest.arrays:
+        element_bytes = _element_bytes(array)
+        if math.prod(max(size, 1) for size in array.shape) >= MOST_ELEMENTS:
+            raise Damaged(f"{MANIFEST}: {array.path!r} has the shape {array.shape}, larger than any array")
+        for piece in array.pieces:
+            _check_piece(array, piece, element_bytes, sizes)
+        if not _is_covered(array):
+            raise Damaged(f"{MANIFEST}: the pieces of {array.path!r} do not make it up, each element once")
+
+
+def _element_bytes(array: StoredArray) -> int:
+    """Return the size of an element; numpy's other types, of objects or texts, are no numbers of a state."""
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, array.dtype, array.dtype))  # bfloat16 and the formats of 8 bits
+    except TypeError as unknown:
+        raise Damaged(f"{MANIFEST}: {array.path!r} is of {array.dtype!r}, which is no format") from unknown
+    is_number = dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype)
+    if dtype.name != array.dtype or not is_number:
+        raise Damaged(f"{MANIFEST}: {array.path!r} is of {array.dtype!r}, which is no format of numbers")
+    return dtype.itemsize
+
+
+def _check_piece(array: StoredArray, piece: Piece, element_bytes: int, sizes: dict[str, int]) -> None:
+    where = f"{MANIFEST}: a piece of {array.path!r}"
+    if piece.file not in sizes:
+        raise Damaged(f"{where} names {piece.file!r}, which is no file of the checkpoint")
+    end = piece.offset_bytes + math.prod(piece.shape) * element_bytes
+    if end > sizes[piece.file]:
+        raise Damaged(f"{where} ends at byte {end:,} of {piece.file!r}, which has {sizes[piece.file]:,}")
+    if not len(piece.start) == len(piece.shape) == len(array.shape):
+        raise Damaged(f"{where} has other dimensions than the array")
+    if any(at + n > m for at, n, m in zip(piece.start, piece.shape, array.shape, strict=True)):
+        raise Damaged(f"{where} reaches beyond the array's shape {array.shape}")
+
+
+def _is_covered(array: StoredArray) -> bool:
+    """Return whether the pieces hold each element once: as many as there are, and no two of them overlap."""
+    pieces = [piece for piece in array.pieces if math.prod(piece.shape)]
+    if sum(math.prod(piece.shape) for piece in pieces) != math.prod(array.shape):
+        return False
+    lows = np.array([piece.start for piece in pieces], np.int64).reshape(len(pieces), len(array.shape))
+    highs = lows + np.array([piece.shape for piece in pieces], np.int64).reshape(lows.shape)
+    return not any(
+        np.all((lows[at] < highs[at + 1 :]) & (lows[at + 1 :] < highs[at]), axis=1).any()
+        for at in range(len(pieces))
+    )

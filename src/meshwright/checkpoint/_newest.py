@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, MeshwrightError
 from ._folder import steps_in
-from ._manifest import MANIFEST, Damaged, manifest_of, verified
+from ._manifest import Damaged, examined, verified
 from ._records import Found, Rejected
 
+Complaint = Callable[[Mapping[str, Any]], str]
+"""Says in words what is wrong with what a checkpoint carries beside the state; nothing where all is well."""
 
-def newest_checkpoint(folder: Path) -> Found | None:
+
+def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
     """The newest checkpoint whose every file is what was written; None where there is none at all.
+
+    Args:
+        complaint: of the reader of `about`; a checkpoint of which it says anything is damaged.
 
     Raises:
         MeshwrightError: there are checkpoints, and all are damaged.
@@ -21,6 +29,8 @@ def newest_checkpoint(folder: Path) -> Found | None:
     rejected: list[Rejected] = []
     for step in reversed(steps_in(folder) if folder.is_dir() else []):
         found = _examined(folder, step, tuple(rejected))
+        if isinstance(found, Found) and (why := complaint(found.about)):
+            found = Rejected(step=step, folder=found.folder, why=why)
         if isinstance(found, Found):
             return found
         rejected.append(found)
@@ -28,8 +38,29 @@ def newest_checkpoint(folder: Path) -> Found | None:
         which = "; ".join(f"step {each.step}: {each.why}" for each in rejected)
         raise MeshwrightError(
             f"none of the {len(rejected)} checkpoints in {folder} is whole. {which}",
-            hint=f"bring back a copy of one of them, or remove {folder} to begin anew",
+            hint=f"bring back a copy of one of them; or remove {folder} and begin again at step 0 with "
+            "--resume --discard-steps",
         )
+    return None
+
+
+def unread_newest(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
+    """Return the newest checkpoint whose manifest is whole; None where there is none.
+
+    Its arrays are not read: they may be damaged all the same, and `newest_checkpoint` then passes it over.
+
+    Args:
+        complaint: as `newest_checkpoint` takes it.
+    """
+    for step in reversed(steps_in(folder) if folder.is_dir() else []):
+        path = folder / str(step)
+        try:
+            manifest = examined(path, step)
+        except Damaged:
+            continue
+        if complaint(manifest.about):
+            continue
+        return Found(step=step, folder=path, about=manifest.about, rejected=(), manifest=manifest)
     return None
 
 
@@ -37,17 +68,17 @@ def found_at(folder: Path, step: int) -> Found:
     """A checkpoint that another process of the run has just examined.
 
     Raises:
-        MeshwrightError: it is not here: the processes do not see one folder.
+        MeshwrightError: it is not here, or not whole: the processes do not see one folder.
     """
     path = folder / str(step)
     try:
-        manifest = manifest_of((path / MANIFEST).read_bytes())
-    except OSError as refused:
+        manifest = examined(path, step)
+    except Damaged as damaged:
         raise MeshwrightError(
-            f"the first process goes on from {path}, which is not there for process {os.getpid()} on "
-            f"{socket.gethostname()}: {refused.strerror}",
+            f"the first process goes on from {path}, which is not whole for process {os.getpid()} on "
+            f"{socket.gethostname()}: {damaged}",
             hint="put the run's folder where every host sees it",
-        ) from refused
+        ) from damaged
     return Found(step=step, folder=path, about=manifest.about, rejected=(), manifest=manifest)
 
 

@@ -45,6 +45,15 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(state), arrays)
 
 
+def check_match(found: Found, state: Tree) -> None:
+    """Refuse a checkpoint whose arrays are not those of `state`, a tree of `jax.ShapeDtypeStruct`.
+
+    Raises:
+        InputError: an array is missing on either side, or its shape or format differs.
+    """
+    _check_match(found, {array.path: array for array in found.manifest.arrays}, leaves_by_path(state))
+
+
 def whole_array(folder: Path, array: StoredArray) -> np.ndarray:
     """One array in host memory, whatever pieces it lies in."""
     return _box(folder, array, ((0,) * len(array.shape), array.shape))

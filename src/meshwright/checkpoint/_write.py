@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._copy import HostArray
 from ._manifest import (
     MANIFEST,
     MANIFEST_HASH,
@@ -24,6 +23,9 @@ from ._manifest import (
     hash_line,
     manifest_of,
 )
+
+if TYPE_CHECKING:
+    from ._copy import HostArray
 
 PART = "part-{}.json"  # what one process has written, until the first has read it
 FILE_BYTES = 1 << 27  # of a file, about: several are hashed, written and synced at once

@@ -2,4 +2,13 @@
 Imports: everything, but inside its functions: `--help` loads no jax, no numpy, no config.
 """
 
-from ._app import main as main
+import sys
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit status."""
+    try:
+        from ._app import main as run
+    except KeyboardInterrupt:  # Ctrl-C before there is anything to interrupt
+        sys.exit(130)
+    run()

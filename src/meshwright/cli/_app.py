@@ -2,59 +2,162 @@
 
 0 done; 1 failed; 2 the user's input is wrong; 3 `--check` and it does not fit; 4 broke off: an error nobody
 foresaw, or a run that hung; 130 stopped by Ctrl-C, 143 by SIGTERM (`train` has then saved a checkpoint).
+A reader that stops reading the answer (`| head -1`) changes none of these.
 """
 
 from __future__ import annotations
 
+import errno
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated
 
 import typer
 
-from meshwright.errors import EXIT_BROKE_OFF, MeshwrightError
+from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
 from meshwright.processes import leave
 
 from ._account import account
 from ._catalog import fleets, formats
-from ._console import print_error
+from ._console import Command, print_error, quiet_jax_plugins, standard_streams
 from ._data import data
 from ._doctor import doctor
 from ._export import export
-from ._presets import presets
+from ._presets import init, presets
 from ._probe import probe
 from ._sample import sample
 from ._sweep import sweep
-from ._train import train
+from ._train import EXIT_INTERRUPTED, train
 from ._weigh import weigh
+
+REFUSALS = {
+    errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,
+    errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+"""With these the system refuses a file: its words say why, and a traceback would say no more."""
+
 
 app = typer.Typer(
     name="meshwright",
     help="Know what a training run costs before the machines are rented, then run it.",
-    epilog="CONFIG: a preset, a TOML file, or package.module:function. Every command has --json and --help.",
+    epilog="CONFIG: a preset, a TOML file, a run's folder, or package.module:function. Every command has "
+    "--json and --help, which shows an example.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
 )
-for command in (weigh, train, sample, export, sweep, account, probe, presets, fleets, formats, doctor):
-    app.command()(command)
+EXAMPLES = {
+    weigh: "weigh llama3-8b --on 8xH100 --layout fsdp=8",
+    train: "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10",
+    sample: "sample runs/bytes-10m --prompt 'def ' --tokens 80",
+    export: "export runs/bytes-10m --to bytes-10m.safetensors",
+    sweep: "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
+    account: "account my_model:step",
+    probe: "probe --json",
+    presets: "presets llama3-8b",
+    init: "init mine.toml --from bytes-10m",
+    fleets: "fleets H100",
+    formats: "formats --json",
+    doctor: "doctor --json",
+}
+for command, example in EXAMPLES.items():
+    app.command(cls=Command, epilog=f"Example: meshwright {example}")(command)
 app.add_typer(data, name="data")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"meshwright {version('meshwright')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Keeps the verbs subcommands, however many there are."""
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Hold the options that need no verb."""
 
 
 def main() -> None:
     """Run the command line and end the process with its exit status."""
+    quiet_jax_plugins()
+    with standard_streams():
+        sys.exit(_status())
+
+
+def _status() -> int:
+    """Run the command line; the exit status, once what went wrong has been said."""
+    interrupts = _noted_interrupts()
     try:
-        app(prog_name="meshwright")
+        _check_text(sys.argv[1:])
+        status = _status_of_app()
+        sys.stdout.flush()
+        return status
     except MeshwrightError as error:
         print_error(error)
         leave(error.message, error.exit_code)
-        sys.exit(error.exit_code)
-    except Exception as error:  # Python's own status for it is 1, which says that there is a hint
-        traceback.print_exc()
+        return error.exit_code
+    except Exception as error:
+        if interrupts:  # an import that Ctrl-C interrupts may fail in any way
+            return EXIT_INTERRUPTED
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            return _refused(error)
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         leave(words, EXIT_BROKE_OFF, wait=True)  # a collective that has lost a peer breaks off as well
-        sys.exit(EXIT_BROKE_OFF)
+        return EXIT_BROKE_OFF
+
+
+def _status_of_app() -> int:
+    try:
+        app(prog_name="meshwright")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    raise AssertionError("typer ends every command with SystemExit")
+
+
+def _noted_interrupts() -> list[int]:
+    """The Ctrl-C that have come so far; each raises `KeyboardInterrupt`, as without us."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    return noted
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse what is no text: it could be written neither into a file nor to a terminal.
+
+    Raises:
+        InputError: an argument is not UTF-8, or holds a zero byte.
+    """
+    for place, argument in enumerate(arguments, start=1):
+        if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
+            shown = ascii(argument[:60])
+            raise InputError(
+                f"argument {place}, {shown}, is no text in UTF-8",
+                hint="rename the file, or give the text in UTF-8",
+            )
+
+
+def _refused(error: OSError) -> int:
+    """A file that the system refuses where nobody foresaw it: which one and why."""
+    where = "" if error.filename is None else f" {error.filename}"
+    refused = MeshwrightError(
+        f"the system refuses a file{where}: {error.strerror}",
+        hint="choose another place, or make room or give permission there",
+    )
+    print_error(refused)
+    leave(refused.message, refused.exit_code)
+    return refused.exit_code

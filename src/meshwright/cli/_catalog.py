@@ -11,13 +11,14 @@ from ._console import JsonFlag, print_json, row, show, table
 
 if TYPE_CHECKING:
     from meshwright.formats import NumberFormat
-    from meshwright.hardware import Chip
+    from meshwright.hardware import Chip, Target
 
 SCHEMA = 1
 TINY = 1e-8  # a gradient of this size is zero in fp16 and below
 LEGEND = """
 Dense peaks of one JAX device; links one way, per device. What is blank is not known or not native.
-weigh: compiler = its own compiler runs without the chip; simulate = only the CPU's, with --simulate"""
+weigh: compiler = its own compiler runs without the chip; compiler* = the same, for a target made of published
+figures; simulate = only the CPU's, with --simulate: fleets NAME says why"""
 HOW_TO_WRITE = """
 How to write a fleet
   64xH100           64 chips in their usual hosts of eight
@@ -50,21 +51,16 @@ def fleets(
 
 
 def _weigh_by(chip: Chip) -> str:
-    """What compiles for this chip without it: its own compiler, or only the CPU's in its place."""
-    from meshwright.errors import InputError
-    from meshwright.hardware import Fleet, topology_arguments
+    """Return "compiler" where the chip's own compiler runs without the chip, else "simulate"."""
+    from meshwright.hardware import why_simulated
 
-    if chip.platform == "cpu":
-        return "compiler"
-    try:
-        topology_arguments(Fleet(chip=chip, num_hosts=1, chips_per_host=1, chips_per_domain=1))
-    except InputError:
-        return "simulate"
-    return "compiler"
+    return "simulate" if why_simulated(chip) else "compiler"
 
 
 def _chip_dict(chip: Chip) -> dict[str, Any]:
-    return {**dataclasses.asdict(chip), "weigh_by": _weigh_by(chip)}
+    from meshwright.hardware import why_simulated
+
+    return {**dataclasses.asdict(chip), "weigh_by": _weigh_by(chip), "why_simulated": why_simulated(chip)}
 
 
 def _show_chips(chips: tuple[Chip, ...]) -> None:
@@ -82,10 +78,14 @@ def _show_chips(chips: tuple[Chip, ...]) -> None:
             _teraflops(chip, "fp8-e4m3"),
             _per_second(chip.inside.bytes_per_second if chip.inside else None),
             _per_second(chip.between.bytes_per_second if chip.between else None),
-            _weigh_by(chip),
+            _weigh_by(chip) + ("*" if _weigh_by(chip) == "compiler" and _is_rendered(chip) else ""),
             chip.confidence,
         )
     show(made, LEGEND, HOW_TO_WRITE)
+
+
+def _is_rendered(chip: Chip) -> bool:
+    return chip.target is not None and chip.target.rendered
 
 
 def _per_second(num_bytes: float | None) -> str:
@@ -100,31 +100,12 @@ def _teraflops(chip: Chip, format_name: str) -> str:
 
 
 def _show_chip(chip: Chip) -> None:
-    """Every figure, the doubtful ones marked, then the source of each group of them."""
+    """Show every figure, with a mark on the doubtful ones, then the source of each group of them."""
     from rich.text import Text
 
-    from meshwright.units import format_bytes, format_rate
-
     figures = table("figure", "value", "", right=("value",))
-
-    def add(name: str, value: str, field: str) -> None:
+    for name, value, field in _figures(chip):
         row(figures, name, value, "sources disagree, or it varies" if field in chip.uncertain_fields else "")
-
-    for name, rate in chip.peak_flops_per_second.items():
-        add(name, format_rate(rate, "FLOP/s"), name)
-    if chip.memory_bytes is not None:
-        add("memory", format_bytes(chip.memory_bytes), "memory_bytes")
-    if chip.memory_bytes_per_second is not None:
-        add("memory per second", _per_second(chip.memory_bytes_per_second), "memory_bytes_per_second")
-    for name, link in (("inside", chip.inside), ("between", chip.between), ("host", chip.host)):
-        if link is not None:
-            add(f"link {name}", f"{link.name}, {_per_second(link.bytes_per_second)}", name)
-    add("chips per host", str(chip.chips_per_host), "chips_per_host")
-    add("chips per domain", str(chip.chips_per_domain), "chips_per_domain")
-    if chip.num_sms is not None:
-        add("multiprocessors", str(chip.num_sms), "num_sms")
-    if chip.watts is not None:
-        add("watts", f"{chip.watts:g}", "watts")
     sources = table("figures", "source")
     for group, source in chip.sources.items():
         row(sources, group, source)
@@ -132,8 +113,63 @@ def _show_chip(chip: Chip) -> None:
     lines += [f"also written: {', '.join(chip.aliases)}"] if chip.aliases else []
     lines += [f"device kinds: {', '.join(chip.device_kinds) or 'none seen'}"]
     lines += [f"slices: {', '.join(chip.slices.shapes)}"] if chip.slices is not None else []
-    lines += [f"weigh: {_weigh_by(chip)}"]
+    lines += [f"weigh: {_weigh_by(chip)}{_how(chip)}"]
     show(*(Text(line) for line in lines), "", figures, "", sources)
+
+
+def _figures(chip: Chip) -> list[tuple[str, str, str]]:
+    """Each known figure of a chip in words, and the field that `uncertain_fields` would name."""
+    from meshwright.units import format_bytes, format_rate
+
+    found = [(name, format_rate(rate, "FLOP/s"), name) for name, rate in chip.peak_flops_per_second.items()]
+    if chip.memory_bytes is not None:
+        found += [("memory", format_bytes(chip.memory_bytes), "memory_bytes")]
+    if chip.memory_bytes_per_second is not None:
+        rate = _per_second(chip.memory_bytes_per_second)
+        found += [("memory per second", rate, "memory_bytes_per_second")]
+    for name, link in (("inside", chip.inside), ("between", chip.between), ("host", chip.host)):
+        if link is not None:
+            found += [(f"link {name}", f"{link.name}, {_per_second(link.bytes_per_second)}", name)]
+    found += [
+        ("chips per host", str(chip.chips_per_host), "chips_per_host"),
+        ("chips per domain", str(chip.chips_per_domain), "chips_per_domain"),
+    ]
+    if chip.num_sms is not None:
+        found += [("multiprocessors", str(chip.num_sms), "num_sms")]
+    if chip.watts is not None:
+        found += [("watts", f"{chip.watts:g}", "watts")]
+    if chip.target is not None:
+        found += [(f"target: {name}", value, "target") for name, value in _target_figures(chip.target)]
+    return found
+
+
+def _how(chip: Chip) -> str:
+    """Words behind "compiler" or "simulate": where the target is from, or why there is none."""
+    from meshwright.hardware import why_simulated
+
+    if why := why_simulated(chip):
+        return f" ({why})"
+    if chip.target is None:
+        return ""
+    return f" (for {'a target made of published figures' if chip.target.rendered else 'a target of XLA'})"
+
+
+def _target_figures(target: Target) -> list[tuple[str, str]]:
+    """Return in words the figures that the GPU compiler gets beside the chip's memory."""
+    from meshwright.units import format_bytes, format_rate
+
+    return [
+        ("compute capability", ".".join(map(str, target.compute_capability))),
+        ("multiprocessors", str(target.core_count)),
+        ("FP32 units each", str(target.fpus_per_core)),
+        ("clock", format_rate(target.clock_ghz * 1e9, "Hz").removesuffix("/s")),
+        ("memory per second", format_rate(target.memory_bytes_per_second, "B/s")),
+        ("L2 cache", format_bytes(target.l2_bytes)),
+        ("shared memory each", format_bytes(target.shared_memory_per_core_bytes)),
+        ("shared memory of a block", format_bytes(target.shared_memory_per_block_optin_bytes)),
+        ("threads each", str(target.threads_per_core_limit)),
+        ("NVLink links", str(target.nvlink_active_links)),
+    ]
 
 
 def formats(as_json: JsonFlag = False) -> None:

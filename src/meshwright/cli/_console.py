@@ -2,33 +2,165 @@
 
 from __future__ import annotations
 
+import glob
+import io
 import json
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+# Where the NVIDIA driver (under WSL: Windows' driver) shows that there is a GPU.
+NVIDIA_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
+JAX_PLUGIN_ERROR = "Jax plugin configuration error"
 
 PIPE_WIDTH = 100  # columns where no terminal says how wide it is
+WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside them is not believed
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else.")]
 
 
+class Command(TyperCommand):
+    """A verb whose options are each given once, and whose files and folders have names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments.
+
+        Raises:
+            InputError: an option that takes one value is given twice, or a file is named "".
+        """
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        values, _, order = self.make_parser(ctx).parse_args(given)
+        for option in {each.name: each for each in order}.values():
+            times = sum(each.name == option.name for each in order)
+            if isinstance(option, TyperOption) and times > 1 and not (option.multiple or option.is_flag):
+                raise InputError(
+                    f"{option.opts[0]} is given {times} times, and takes one value",
+                    hint=f"keep one of them; {option.opts[0]} {values[option.name]} was the last",
+                )
+            if values.get(option.name) == "" and isinstance(ctx.params.get(option.name), Path):
+                is_option = isinstance(option, TyperOption)
+                name = option.opts[0] if is_option else option.metavar or option.opts[0]
+                raise InputError(f"{name} is empty", hint="name a file or a folder")
+        return rest
+
+
+class _Stream:
+    """A standard stream whose failures raise no `OSError`; everything else is the stream's own.
+
+    Once a write has failed, the rest is dropped. A reader that has gone (`| head -1`) has what it wanted: the
+    command goes on, and its exit status stands. Any other failure on stdout is a `MeshwrightError`; on
+    stderr it is dropped too, for there is no place left to report it.
+    """
+
+    def __init__(self, stream: TextIO, *, is_answer: bool) -> None:
+        self._stream = stream
+        self._is_answer = is_answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text`, and return its number of characters.
+
+        Raises:
+            MeshwrightError: stdout cannot be written.
+        """
+        with self._failing():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered.
+
+        Raises:
+            MeshwrightError: stdout cannot be written.
+        """
+        with self._failing():
+            self._stream.flush()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as refused:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # Python flushes once more when it ends
+            os.close(nowhere)
+            if self._is_answer and not isinstance(refused, BrokenPipeError):
+                raise MeshwrightError(
+                    f"the answer cannot be written to stdout: {refused.strerror}",
+                    hint="send stdout to a terminal, a pipe, or a file on a disk with room",
+                ) from refused
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """Let the command write to stdout and stderr, be they closed, full, not UTF-8 or zero columns wide."""
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file that is opened would take its place, and be written to
+            os.dup2(os.open(os.devnull, flags), number)  # writing to 1 then fails, as it should
+    before = sys.stdout, sys.stderr
+    streams = [_opened(stream, number) for number, stream in enumerate(before, start=1)]
+    sys.stdout, sys.stderr = (_Stream(each, is_answer=not number) for number, each in enumerate(streams))
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer take them as they are
+        if not _is_width(os.environ.get(name, "")):
+            os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        with suppress(MeshwrightError):  # it has been reported
+            sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _opened(stream: TextIO | None, number: int) -> TextIO:
+    """Return the stream, which replaces what its encoding lacks; a new one where Python found it closed."""
+    if stream is None:
+        stream = open(number, "w", closefd=False)  # noqa: SIM115
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
+    return stream
+
+
+def _is_width(text: str) -> bool:
+    return text.isdecimal() and len(text) < 9 and int(text) in WIDTHS
+
+
 def console(*, stderr: bool) -> Console:
-    """A console for results or for talk, as wide as its terminal."""
+    """Return a console for results or for talk, as wide as its terminal.
+
+    Text is no markup, and control characters in it are written out.
+    """
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Cleaned(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return Cleaned(stderr=stderr, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:
@@ -52,6 +184,50 @@ def write_json(path: Path, answer: object) -> None:
     except OSError as refused:
         hint = "name a file in a folder that exists and can be written"
         raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+
+
+def quiet_jax_plugins() -> None:
+    """Keep JAX's traceback about a CUDA plugin that cannot start out of the terminal.
+
+    The plugin is installed for its compiler. Without a GPU nothing is missing, so nothing is printed. With a
+    GPU the user must know that it is not used, in one line.
+    """
+    logging.getLogger("jax._src.xla_bridge").addFilter(_plugin_error_in_a_line)
+
+
+def _plugin_error_in_a_line(record: logging.LogRecord) -> bool:
+    if not record.getMessage().startswith(JAX_PLUGIN_ERROR) or "cuda" not in record.getMessage():
+        return True
+    if not any(glob.glob(pattern) for pattern in NVIDIA_DEVICES):
+        return False
+    cause = "" if record.exc_info is None else f": {record.exc_info[1]}"
+    record.msg = f"warning: JAX cannot use the NVIDIA GPU of this machine{cause}. Run `meshwright doctor`."
+    record.args, record.exc_info, record.exc_text = (), None, None
+    return True
+
+
+def say_readings(config: str | None, on: str, layout: str | None) -> None:
+    """Say on stderr how aliases of chips and axes are understood; nothing where every name is the catalog's.
+
+    Raises:
+        InputError: the fleet or the layout cannot be read.
+    """
+    from meshwright.config import layout_reading
+    from meshwright.hardware import fleet_reading
+
+    if on != "local" and (reading := fleet_reading(on)):
+        print(f"note: {reading}", file=sys.stderr)
+    is_foreign = config is not None and ":" in config and not Path(config).exists()
+    if layout is not None and not is_foreign and (reading := layout_reading(layout)):
+        print(f"note: {reading}", file=sys.stderr)
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Return the presets, files and runs whose names begin as what is typed, for the shell's completion."""
+    from meshwright.config import preset_names
+
+    there = [*Path().glob("*.toml"), *Path("runs").glob("*")]
+    return [name for name in (*preset_names(), *map(str, there)) if name.startswith(incomplete)]
 
 
 def print_error(error: MeshwrightError) -> None:

@@ -7,16 +7,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ._console import JsonFlag, console, print_json, show
+from ._console import Command, JsonFlag, console, print_json, show
 
 data = typer.Typer(help="Make token files from text, or a small set of images.", no_args_is_help=True)
 
 
-@data.command()
+@data.command(
+    cls=Command, epilog="Example: meshwright data tokenize book.txt --to book.bin --end-of-document 256"
+)
 def tokenize(
     inputs: Annotated[
         list[str],
@@ -65,19 +68,19 @@ def tokenize(
     )
 
 
-@data.command("sample-images")
+@data.command(
+    "sample-images", cls=Command, epilog="Example: meshwright data sample-images --to data/fashion-mnist"
+)
 def sample_images(
-    to: Annotated[str, typer.Option(help="The folder to make; the four files go there.")],
+    to: Annotated[Path, typer.Option(help="The folder to make; the four files go there.")],
     as_json: JsonFlag = False,
 ) -> None:
     """A small set of images of ten classes in Fashion-MNIST's files, made by arithmetic."""
-    from pathlib import Path
-
     from meshwright.data import write_sample_images
 
-    rows = write_sample_images(Path(to))
+    rows = write_sample_images(to)
     if as_json:
-        print_json({"folder": to, "rows": rows})
+        print_json({"folder": str(to), "rows": rows})
         return
     show(f"{to}: {rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}")
 

@@ -12,13 +12,14 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from meshwright.children import own_python, working_folder
 
 from ._console import JsonFlag, phases, print_json, row, show, table
 
@@ -75,6 +76,7 @@ def doctor(as_json: JsonFlag = False) -> None:
         "schema": SCHEMA,
         "versions": _versions(),
         "targets": [asdict(check) for check in checks],
+        "only_simulated": _only_simulated(),
         "devices": devices,
         "device_error": device_words,
         "machine": _machine(),
@@ -115,11 +117,11 @@ def _check(name: str) -> TargetCheck:
 
 def _try(name: str, fleet: str) -> tuple[bool, str]:
     """Whether something can be compiled for that platform; if not, the last words that were said."""
-    with tempfile.TemporaryDirectory(prefix="meshwright-doctor-") as cache:
+    with working_folder("meshwright-doctor-") as cache:
         # Weighing for a CPU would measure this machine first, which takes longer than all the rest.
         weigh = ["-m", "meshwright", "weigh", "linear", "--on", fleet, "--json"]
         command = ["-c", LOOK_FOR_DEVICES] if name == "cpu" else weigh
-        environment = {"MESHWRIGHT_CACHE_DIR": cache, "JAX_PLATFORMS": "cpu"}
+        environment = {"MESHWRIGHT_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
         status, _, words = _run(command, environment)
     return status == 0, "" if status == 0 else words
 
@@ -138,7 +140,7 @@ def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, s
     """Exit status, output and last words of this interpreter run with `arguments`."""
     try:
         done = subprocess.run(
-            [sys.executable, *arguments],
+            own_python(*arguments),
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -148,6 +150,17 @@ def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, s
     except subprocess.TimeoutExpired:
         return -1, "", f"not done after {TIME_LIMIT_SECONDS} s"
     return done.returncode, done.stdout, "\n".join(done.stderr.strip().splitlines()[-WORDS_LINES:])
+
+
+def _only_simulated() -> dict[str, list[str]]:
+    """Chips that no compiler makes a program for without one, by the reason."""
+    from meshwright.hardware import CATALOG, why_simulated
+
+    chips_by_reason: dict[str, list[str]] = {}
+    for chip in CATALOG.values():
+        if why := why_simulated(chip):
+            chips_by_reason.setdefault(why, []).append(chip.name)
+    return chips_by_reason
 
 
 def _machine() -> dict[str, Any]:
@@ -206,7 +219,10 @@ def _show(answer: dict[str, Any], checks: list[TargetCheck]) -> None:
             f"{name} {version or 'missing'} ({what[name]})" for name, version in check.packages.items()
         ]
         row(targets, f"{check.platform} ({check.fleet})", state, "\n".join(packages))
-    show(facts, "", targets)
+    simulated = table("only with --simulate", "why")
+    for why, chips in answer["only_simulated"].items():
+        row(simulated, ", ".join(chips), why)
+    show(facts, "", targets, "", simulated)
     for check in checks:
         if check.install:
             show("", Text(f"{check.platform}: {check.install}"))

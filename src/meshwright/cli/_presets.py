@@ -1,7 +1,8 @@
-"""`meshwright presets`."""
+"""`meshwright presets` and `meshwright init`: configurations to begin with."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,15 +21,15 @@ def presets(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The configurations that come with Meshwright, or one of them in full."""
-    from meshwright.config import load_config, preset_names
+    """List the configurations that come with Meshwright, or print one as commented TOML."""
+    from meshwright.config import commented_toml, load_config, preset_about, preset_names
 
     if name is not None:
-        tree = load_config(name).model_dump(mode="json")
+        config = load_config(name)
         if as_json:
-            print_json({"schema": SCHEMA, **tree})
+            print_json({"schema": SCHEMA, **config.model_dump(mode="json")})
         else:
-            print(_toml(tree))
+            print(commented_toml(config, about=f"{name}: {preset_about(name)}"), end="")
         return
     found = [_facts(load_config(each)) for each in preset_names()]
     if as_json:
@@ -53,6 +54,46 @@ def presets(
     show(made, '\nmeshwright presets NAME shows one in full; a TOML file may start from one: preset = "NAME"')
 
 
+def init(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file to write; it ends in .toml.")] = Path(
+        "run.toml"
+    ),
+    preset: Annotated[
+        str, typer.Option("--from", metavar="PRESET", help="The configuration to begin with.")
+    ] = "bytes-nano",
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a configuration with the meaning of every key, which weighs and trains as it stands."""
+    from meshwright.config import commented_toml, load_config, preset_about, preset_names
+    from meshwright.errors import InputError, nearest_name
+
+    if preset not in preset_names():
+        raise InputError(f"no preset is named {preset!r}", hint=nearest_name(preset, preset_names()))
+    if path.suffix != ".toml":
+        raise InputError(f"{path} does not end in .toml", hint=f"name it {path.with_suffix('.toml')}")
+    about = (
+        f"A run to change, begun from the preset {preset}. Keys that have a default may be left out:\n"
+        "docs/configuration.md gives it, and says more of each key.\n"
+        f"  meshwright weigh {path} --on 8xH100\n"
+        f"  meshwright train {path}\n\n"
+        f"{preset_about(preset)}"
+    )
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(commented_toml(load_config(preset), about=about))
+    except FileExistsError:
+        raise InputError(f"{path} is there already", hint="name another file, or delete that one") from None
+    except OSError as refused:
+        hint = "name a file in a folder that exists and can be written"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+    if as_json:
+        print_json({"schema": SCHEMA, "file": str(path), "preset": preset})
+    else:
+        print(
+            f"{path}, from {preset}. Next:\n  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
+        )
+
+
 def _facts(config: RunConfig) -> dict[str, Any]:
     return {
         "name": config.name,
@@ -65,20 +106,3 @@ def _facts(config: RunConfig) -> dict[str, Any]:
         "precision": config.precision,
         "layout": config.layout,
     }
-
-
-def _toml(tree: dict[str, Any]) -> str:
-    """A resolved config as a file that `load_config` reads: plain keys first, then sections."""
-    plain = [f"{key} = {_value(v)}" for key, v in tree.items() if not isinstance(v, dict) and key != "name"]
-    lines = [f"# {tree['name']}", *plain]
-    for section, values in tree.items():
-        if isinstance(values, dict):
-            lines += ["", f"[{section}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
-    return "\n".join(lines)
-
-
-def _value(value: object) -> str:
-    """A TOML value; None is the word that `load_config` reads as none."""
-    import json
-
-    return '"none"' if value is None else json.dumps(value)

@@ -8,20 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.children import own_python, working_folder
 from meshwright.errors import EXIT_BROKE_OFF, InputError
 from meshwright.processes import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
 
+from ._progress import own_command_for_children
 from ._restarts import noting_signals, without_option
 
 LOOK_SECONDS = 0.02
 TOGETHER_SECONDS = 15.0  # within which processes that end for one reason do; the first leaves last
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
 LAST_LINES = 12
+MERE_CONSEQUENCE = 2  # from this guilt on a child's end follows from another's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,16 @@ class _Child:
     def status(self) -> int | None:
         """None while it runs; negative where a signal ended it."""
         return self.process.poll()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal (SIGSTOP, or a terminal's) has stopped it and none has continued it."""
+        import psutil
+
+        try:
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
 
     def last_words(self) -> list[str]:
         """Its last lines on stderr."""
@@ -56,9 +68,9 @@ def run_processes(num_processes: int, on: str) -> int:
     """
     _check(num_processes, on)
     arguments = without_option(sys.argv[1:], "--processes")
-    command = [sys.executable, "-m", "meshwright", *arguments]
-    with tempfile.TemporaryDirectory(prefix="meshwright-processes-") as folder:
-        children = _started(command, num_processes, Path(folder))
+    command = own_python("-m", "meshwright", *arguments)
+    with working_folder("meshwright-processes-") as folder:
+        children = _started(command, num_processes, folder)
         try:
             with noting_signals(lambda number: _send(children, number)) as asked:
                 while not any(child.status for child in children) and any(c.status is None for c in children):
@@ -66,9 +78,10 @@ def run_processes(num_processes: int, on: str) -> int:
                 if not any(_was_killed(child, asked) for child in children):
                     _wait(children, TOGETHER_SECONDS)
             ended = [child for child in children if child.status is not None]  # by themselves
+            stalled = [child for child in children if child.is_stopped]
         finally:
             _end(children)
-        return _judged(children, ended, asked)
+        return _judged(children, ended, stalled, asked)
 
 
 def _check(num_processes: int, on: str) -> None:
@@ -97,6 +110,7 @@ def _started(command: list[str], num_processes: int, folder: Path) -> list[_Chil
         COORDINATOR: f"127.0.0.1:{_free_port()}",
         NUM_PROCESSES: str(num_processes),
         PARENT: str(os.getpid()),
+        **own_command_for_children(),
     }
     children: list[_Child] = []
     for index in range(num_processes):
@@ -140,26 +154,39 @@ def _end(children: list[_Child]) -> None:
         _wait(children, seconds)
 
 
-def _judged(children: list[_Child], ended: list[_Child], asked: list[int]) -> int:
-    """The exit status of all, and on stderr what the first child could not say itself."""
+def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], asked: list[int]) -> int:
+    """Return the exit status of all, and tell on stderr what the first child could not say itself.
+
+    Args:
+        ended: by themselves.
+        stalled: those that a signal had stopped meanwhile.
+    """
     failed = [child for child in ended if child.status]
     if not failed:
         return 0
     for number in asked:
         if all(child.status in (-number, 128 + number) for child in failed):
             return 128 + number
-    guilty = min(failed, key=_guilt)
-    status, first = guilty.status, children[0]
+    guilty, first = min(failed, key=_guilt), children[0]
+    status = guilty.status
     assert status, "it has failed"
+    if stalled and first not in ended and _guilt(guilty) >= MERE_CONSEQUENCE:
+        _blame(stalled[0], len(children), "was stopped by a signal and did not go on")
+        return EXIT_BROKE_OFF
     if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        who = f"process {guilty.index} of {len(children)} ({guilty.process.pid} on {socket.gethostname()})"
-        words = "".join(f"\n    {line}" for line in guilty.last_words())
-        print(
-            f"error: {who} {how}; the others were ended" + (f". Its last words:{words}" if words else ""),
-            file=sys.stderr,
-        )
+        _blame(guilty, len(children), how)
     return status if status > 0 else EXIT_BROKE_OFF
+
+
+def _blame(child: _Child, num_children: int, how: str) -> None:
+    """Name the process whose end or silence ended all, with the last that it said."""
+    who = f"process {child.index} of {num_children} ({child.process.pid} on {socket.gethostname()})"
+    words = "".join(f"\n    {line}" for line in child.last_words())
+    print(
+        f"error: {who} {how}; the others were ended" + (f". Its last words:{words}" if words else ""),
+        file=sys.stderr,
+    )
 
 
 def _was_killed(child: _Child, asked: list[int]) -> bool:
@@ -174,5 +201,5 @@ def _guilt(child: _Child) -> int:
     if child.status == -signal.SIGABRT:
         return 3
     if child.status == EXIT_BROKE_OFF:
-        return 2
+        return MERE_CONSEQUENCE
     return 0 if child.status is not None and child.status < 0 else 1

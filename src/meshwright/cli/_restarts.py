@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from meshwright.errors import EXIT_BROKE_OFF
+from meshwright.children import own_python
+from meshwright.errors import EXIT_BROKE_OFF, InputError
+
+from ._progress import own_command_for_children
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -22,15 +26,21 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
     A child that was killed, that broke with an error nobody foresaw, or that the watchdog ended is resumed;
     one that ended with words for the user is not: they would be the same again. SIGTERM and Ctrl-C are the
     child's, and end both.
+
+    Raises:
+        InputError: neither a config nor a folder is named.
     """
     arguments = without_option(sys.argv[1:], "--restarts")
     if folder is None:
-        assert config is not None or "--resume" in arguments, "a run has a config or a folder"
-        name = f"{Path(config or 'run').stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        if config is None:
+            raise InputError(
+                "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
+            )
+        name = f"{Path(config).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         folder = Path("runs") / name
         arguments += ["--folder", str(folder)]
     for left in range(restarts, -1, -1):
-        status, asked = _run([sys.executable, "-m", "meshwright", *arguments])
+        status, asked = _run(own_python("-m", "meshwright", *arguments))
         if asked or not left or not _is_worth_it(status):
             return status if status >= 0 else 128 - status
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -48,7 +58,7 @@ def _is_worth_it(status: int) -> bool:
 
 def _run(command: list[str]) -> tuple[int, bool]:
     """The child's exit status, and whether a signal has asked for the end meanwhile."""
-    child = subprocess.Popen(command)
+    child = subprocess.Popen(command, env={**os.environ, **own_command_for_children()})
 
     def pass_on(number: int) -> None:
         if number == signal.SIGTERM:  # a terminal's Ctrl-C came to both; once is enough for it

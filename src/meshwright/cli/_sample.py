@@ -12,6 +12,8 @@ import typer
 from ._console import JsonFlag, phases, print_json
 
 SCHEMA = 1
+MOST_TOKENS = 10**6  # each runs the model once; a million take hours
+LARGEST_SEED = 2**32 - 1
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder that `train` wrote.", show_default=False)
 ]
@@ -26,11 +28,13 @@ def sample(
     prompt: Annotated[
         str, typer.Option("--prompt", help="Text to go on from.", show_default="a new line")
     ] = "\n",
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="How many tokens to write.")] = 160,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="How many tokens to write.")
+    ] = 160,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0, help="Below 1 likelier tokens are preferred; 0: always.")
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the draw.")] = 0,
     step: StepOption = None,
     tokenizer: Annotated[
         str | None,

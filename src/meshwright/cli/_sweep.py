@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._console import JsonFlag, console, print_json, show
-from ._train import EXIT_INTERRUPTED, _state_of
+from ._console import JsonFlag, console, print_json, say_readings, show
+from ._progress import bar_state
+from ._train import EXIT_INTERRUPTED
 from ._weigh import Config, LayoutOption
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def sweep(
     """Train with every combination of some values; a table and a picture, the best held-out loss first."""
     from meshwright._sweep import sweep as run_sweep
 
+    say_readings(config, on, layout)
     with _progress(config) as (on_run, on_phase, on_event):
         made = run_sweep(
             config,
@@ -99,7 +101,7 @@ def _progress(config: str) -> Iterator[Told]:
             progress.reset(steps, description="weighing", total=None)
 
         def on_event(event: Event) -> None:
-            changed: dict[str, Any] = _state_of(event)
+            changed: dict[str, Any] = bar_state(event)
             progress.update(steps, **changed)
 
         yield on_run, (lambda phase: progress.update(steps, description=f"weighing: {phase}")), on_event

@@ -6,35 +6,38 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.processes import join, over, place_in
 
-from ._console import JsonFlag, console, print_json, show
+from ._console import JsonFlag, complete_config, print_json, say_readings, show
 from ._processes import run_processes
+from ._progress import LogEvery, Told, how_to_go_on, progress
 from ._restarts import run_with_restarts
 from ._weigh import LayoutOption, SetOption
 
 if TYPE_CHECKING:
     from meshwright._train import Run
-    from meshwright.reconcile import Row
     from meshwright.training import Event
 
 SCHEMA = 2
 SIGNAL_BASE = 128
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
-
+LOG_EVERY = "30s"  # where no terminal shows a bar
 
 OptionalConfig = Annotated[
     str | None,
     typer.Argument(
-        metavar="CONFIG", help="A preset or a TOML file; with --resume the run's own.", show_default=False
+        metavar="CONFIG",
+        help="A preset, a TOML file or the folder of a run; with --resume the run's own.",
+        show_default=False,
+        autocompletion=complete_config,
     ),
 ]
 OnOption = Annotated[
@@ -49,6 +52,19 @@ FolderOption = Annotated[
 ]
 ResumeFlag = Annotated[
     bool, typer.Option("--resume", help="Go on from --folder's newest good checkpoint; begin if it has none.")
+]
+DiscardFlag = Annotated[
+    bool,
+    typer.Option("--discard-steps", help="With --resume: train again steps that no checkpoint was to hold."),
+]
+LogEveryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--log-every",
+        metavar="N|TIME",
+        help="Print a line every N steps (50) or once in a time (30s, 5m, 1h).",
+        show_default=f"{LOG_EVERY} without a terminal, none on one",
+    ),
 ]
 RestartsOption = Annotated[
     int,
@@ -78,11 +94,14 @@ def train(
     overrides: SetOption = None,
     folder: FolderOption = None,
     resume: ResumeFlag = False,
+    discard_steps: DiscardFlag = False,
     restarts: RestartsOption = 0,
     processes: ProcessesOption = None,
+    log_every: LogEveryOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
+    every = None if log_every is None else LogEvery.parse(log_every)
     if restarts:
         _check_restarts()
         raise typer.Exit(run_with_restarts(restarts, config, folder))
@@ -93,29 +112,95 @@ def train(
 
     keep_executables()
     is_first = _joined()
-    with _progress(config or str(folder), on, is_first) as (on_phase, on_event, on_first_steps):
-        run = run_train(
-            config,
-            on=on,
-            layout=layout,
-            overrides=overrides or (),
-            steps=steps,
-            folder=folder,
-            resume=resume,
-            on_phase=on_phase,
-            on_event=on_event,
-            on_first_steps=on_first_steps,
-        )
-    over()
-    if is_first and as_json:
-        print_json(_answer(run))
-    elif is_first:
-        from meshwright.report import run_text
+    if is_first:
+        say_readings(config, on, layout)
+    stopped = _Stopped(says=is_first)
+    try:
+        with _told(config or str(folder), on, every, is_first) as (on_phase, on_event, on_first_steps):
 
-        show(run_text(run.measurement, run.reconciliation))
-        print(f"Report: {run.folder / 'report.html'}")  # on one line, however long
+            def listen(event: Event) -> None:
+                stopped.event(event)
+                on_event(event)
+
+            run = run_train(
+                config,
+                on=on,
+                layout=layout,
+                overrides=overrides or (),
+                steps=steps,
+                folder=folder,
+                resume=resume,
+                discard_steps=discard_steps,
+                on_phase=on_phase,
+                on_event=listen,
+                on_first_steps=on_first_steps,
+            )
+    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
+        stopped.say()
+        raise
+    over()
+    if is_first:
+        _print(run, as_json)
     if run.measurement.signal:
+        stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
+    if run.not_written:
+        raise _not_written(run)
+
+
+class _Stopped:
+    """The last step of a run and its folder, for the message at its end. `says`: this process prints it."""
+
+    def __init__(self, *, says: bool) -> None:
+        self._says = says
+        self._folder: Path | None = None
+        self._step = 0
+
+    def event(self, event: Event) -> None:
+        """Note an event."""
+        from meshwright.training import Finished, Started, StepDone
+
+        if isinstance(event, Started):
+            self._folder = event.folder
+        elif isinstance(event, StepDone):
+            self._step = event.step
+        elif isinstance(event, Finished):
+            self._step = event.steps
+
+    def say(self) -> None:
+        """Print the command that goes on, once there is something to go on with."""
+        if self._says and self._folder is not None:
+            print(
+                f"stopped after step {self._step}; {how_to_go_on(self._folder, self._step)}", file=sys.stderr
+            )
+
+
+@contextmanager
+def _told(config: str, on: str, every: LogEvery | None, is_first: bool) -> Iterator[Told]:
+    """Yield the callbacks that show progress. Of several processes only the first prints."""
+    if is_first:
+        with progress(config, on, every, LogEvery.parse(LOG_EVERY)) as told:
+            yield told
+    else:
+        yield (lambda phase: None), (lambda event: None), (lambda rows: None)
+
+
+def _print(run: Run, as_json: bool) -> None:
+    if as_json:
+        print_json(_answer(run))
+        return
+    from meshwright.report import run_text
+
+    show(run_text(run.measurement, run.reconciliation))
+    print(f"Report: {run.folder / 'report.html'}", flush=True)  # on one line, however long
+
+
+def _not_written(run: Run) -> MeshwrightError:
+    files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
+    return MeshwrightError(
+        f"the run is done, and files of {run.folder} could not be written: {files}",
+        hint="make room there, then resume the run: nothing is left to train, and its account is written",
+    )
 
 
 def _check_restarts() -> None:
@@ -137,91 +222,8 @@ def _answer(run: Run) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "folder": str(run.folder),
+        "not_written": run.not_written,
         "weighing": run.weighing.to_dict(),
         "measurement": json.loads(run.measurement.to_json()),
         "reconciliation": json.loads(run.reconciliation.to_json()),
     }
-
-
-Told = tuple[Callable[[str], None], Callable[["Event"], None], Callable[["tuple[Row, ...]"], None]]
-
-
-@contextmanager
-def _progress(config: str, on: str, is_first: bool) -> Iterator[Told]:
-    """What to tell of phases, events and first steps. Notices and first steps are lines on stderr; on a
-    terminal there is also a bar with step, loss, rate and time left. Of several processes the first tells."""
-    from meshwright.training import Noticed
-
-    if not is_first:
-        yield (lambda phase: None), (lambda event: None), (lambda rows: None)
-        return
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    def lines_of(event: Event) -> None:
-        if isinstance(event, Noticed):
-            say(f"{event.kind}: {event.message}" + (f"\nhint: {event.hint}" if event.hint else ""))
-
-    if not sys.stderr.isatty():
-        yield (lambda phase: None), lines_of, (lambda rows: say(_first_steps_line(rows)))
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"weighing {config} on {on}", total=None)
-
-        def on_event(event: Event) -> None:
-            lines_of(event)
-            progress.update(task, **_state_of(event))
-
-        yield (
-            lambda phase: progress.update(task, description=f"weighing {config} on {on}: {phase}"),
-            on_event,
-            (lambda rows: say(_first_steps_line(rows))),
-        )
-
-
-def _first_steps_line(rows: tuple[Row, ...]) -> str:
-    """ "first steps: step seconds 1.10 s (predicted 0.9 s, 0.8 to 1.2: inside), ..."."""
-    from meshwright.report import row_cells
-
-    parts: list[str] = []
-    for row in rows:
-        _, predicted, measured, error, _ = row_cells(row)
-        where = {True: ", inside the interval", False: ", outside the interval", None: ""}[row.inside]
-        parts.append(f"{row.quantity} {measured} (predicted {predicted}, {error}{where})")
-    return "first steps: " + "; ".join(parts)
-
-
-def _state_of(event: Event) -> dict[str, Any]:
-    """What the progress bar shows after `event`."""
-    from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Started, StepDone
-    from meshwright.units import format_count, format_seconds
-
-    match event:
-        case Started():
-            return {"description": f"compiling {event.name} for {event.num_devices} x {event.device_kind}"}
-        case Compiled():
-            return {"description": "first step"}
-        case StepDone():
-            more = "".join(f", {name} {value:.3f}" for name, value in event.metrics.items())
-            mfu = "" if event.mfu is None else f", MFU {100 * event.mfu:.1f} %"
-            words = (
-                f"step {event.step} of {event.steps}, loss {event.loss:.3f}{more}, "
-                f"{format_count(event.tokens_per_second)} tokens/s{mfu}, "
-                f"{format_seconds(event.seconds_left)} left"
-            )
-            return {"description": words, "completed": event.step, "total": event.steps}
-        case Evaluated():
-            more = "".join(f", held-out {name} {value:.3f}" for name, value in event.metrics.items())
-            return {"description": f"step {event.step}, held-out loss {event.held_out_loss:.3f}{more}"}
-        case EpochDone():
-            means = "".join(f", {name} {value:.3f}" for name, value in event.metrics.items())
-            return {"description": f"epoch {event.epoch} in {format_seconds(event.seconds)}{means}"}
-        case CheckpointSaved():
-            return {"description": f"checkpoint of step {event.step} saved"}
-        case _:
-            return {}

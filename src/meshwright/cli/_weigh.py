@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ._console import JsonFlag, phases, print_json, show, write_json
+from ._console import JsonFlag, complete_config, phases, print_json, say_readings, show, write_json
 
 EXIT_DOES_NOT_FIT = 3
 
 Config = Annotated[
     str,
     typer.Argument(
-        metavar="CONFIG", help="A preset, a TOML file, or package.module:function.", show_default=False
+        metavar="CONFIG",
+        help="A preset, a TOML file, the folder of a run, or package.module:function.",
+        show_default=False,
+        autocompletion=complete_config,
     ),
 ]
 LayoutOption = Annotated[
@@ -24,6 +27,23 @@ LayoutOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table, not one screen.")]
+TokensOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens",
+        metavar="COUNT",
+        help="Tokens of the whole run, 15B: adds its hours and device-hours.",
+        show_default="the config's steps",
+    ),
+]
+PriceOption = Annotated[
+    str | None,
+    typer.Option("--price", metavar="PRICE", help="Of one device-hour, 1.80: adds the cost of the run."),
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
 ]
 
 
@@ -36,6 +56,9 @@ def weigh(
     layout: LayoutOption = None,
     overrides: SetOption = None,
     as_json: JsonFlag = False,
+    verbose: VerboseOption = False,
+    tokens: TokensOption = None,
+    price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
         bool,
@@ -44,10 +67,7 @@ def weigh(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev."),
-    ] = None,
+    trace: TraceOption = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help, with saving and price.")
     ] = False,
@@ -56,9 +76,17 @@ def weigh(
     from meshwright import api
     from meshwright._explain import explain
 
+    say_readings(config, on, layout)
     with phases(f"weighing {config} on {on}") as on_phase:
         weighing = api.weigh(
-            config, on=on, layout=layout, overrides=overrides or (), simulate=simulate, on_phase=on_phase
+            config,
+            on=on,
+            layout=layout,
+            overrides=overrides or (),
+            simulate=simulate,
+            tokens=tokens,
+            price_per_device_hour=price,
+            on_phase=on_phase,
         )
         changes = explain(weighing, on_phase=on_phase) if explains else None
     if html is not None:
@@ -71,9 +99,9 @@ def weigh(
         told = {} if changes is None else {"changes": [change.to_dict() for change in changes]}
         print_json({**weighing.to_dict(), **told})
     else:
-        from meshwright.report import changes_text, weighing_text
+        from meshwright.report import changes_text, screen_text, weighing_text
 
-        show(weighing_text(weighing))
+        show(weighing_text(weighing) if verbose else screen_text(weighing))
         if changes is not None:
             show(changes_text(changes))
     if check and weighing.fits is False:

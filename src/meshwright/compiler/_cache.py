@@ -6,25 +6,59 @@ Safe under concurrent use: a reader sees a whole folder or none, and of two writ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import platformdirs
 
-from ..errors import InputError
+from ..children import is_abandoned, working_folder
+from ..errors import InputError, MeshwrightError
 from ._record import Compiled, CorruptFolder
 
 DEFAULT_LIMIT_BYTES = 2 * 2**30
-ABANDONED_SECONDS = 86_400.0  # what nobody finished for a day was left by a process that was killed
+MAKING, GONE = ".making-", ".gone-"  # begin the names of folders that are being filled, or deleted
 
 
 def cache_root() -> Path:
-    """The folder that holds everything Meshwright may make again."""
+    """The folder that holds everything Meshwright may make again.
+
+    Raises:
+        InputError: none is named, and this user has no home folder.
+    """
     told = os.environ.get("MESHWRIGHT_CACHE_DIR")
-    return Path(told) if told else Path(platformdirs.user_cache_dir("meshwright"))
+    if told:
+        return Path(told).absolute()
+    try:
+        usual = Path(platformdirs.user_cache_dir("meshwright"))
+    except RuntimeError:  # neither HOME nor the user database says where; older releases leave "~" as it is
+        usual = Path("~")
+    if not usual.is_absolute():
+        raise InputError(
+            "there is no folder for the cache: HOME is not set, and this user has no home folder",
+            hint="set MESHWRIGHT_CACHE_DIR to a folder that can be written",
+        )
+    return usual
+
+
+@contextlib.contextmanager
+def writing_cache() -> Iterator[None]:
+    """Turn the system's refusal to write into words.
+
+    Raises:
+        MeshwrightError: the cache cannot be written: no permission, no room, no folder.
+    """
+    try:
+        yield
+    except OSError as refused:
+        where = refused.filename or cache_root()
+        raise MeshwrightError(
+            f"the cache cannot be written: {where}: {refused.strerror}",
+            hint="make room or give permission there, or set MESHWRIGHT_CACHE_DIR to another folder",
+        ) from refused
 
 
 def entry(key: str) -> Path:
@@ -35,36 +69,58 @@ def entry(key: str) -> Path:
 def lookup(key: str) -> Compiled | None:
     """The cached record of `key`, or None. A corrupt entry is removed, to be built again."""
     folder = entry(key)
-    if not folder.exists():
+    if not os.path.exists(folder):
         return None
     try:
         compiled = Compiled.load(folder)
-        os.utime(folder)
     except CorruptFolder:
-        _remove(folder)
+        with writing_cache():
+            _remove(folder)
         return None
-    except FileNotFoundError:  # another process has just pruned it
-        return None
+    with contextlib.suppress(
+        FileNotFoundError, PermissionError
+    ):  # pruned just now; a cache that may only be read
+        os.utime(folder)
     return compiled
 
 
-def aside() -> Path:
-    """A new empty folder beside the entries, to fill and then `publish`."""
-    folder = cache_root() / "compiled" / f".making-{uuid.uuid4().hex}"
-    folder.mkdir(parents=True)
-    return folder
+@contextlib.contextmanager
+def aside() -> Iterator[Path]:
+    """Make an empty folder beside the entries, to fill and then `publish`; what is not published is removed.
+
+    First removes what processes that were killed have left here.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    entries = cache_root() / "compiled"
+    with contextlib.ExitStack() as held:
+        with writing_cache():
+            entries.mkdir(parents=True, exist_ok=True)
+            for folder in entries.glob(".*"):
+                with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                    if is_abandoned(folder):
+                        shutil.rmtree(folder, ignore_errors=True)
+            made = held.enter_context(working_folder(MAKING, entries)) / "program"
+            made.mkdir()
+        yield made
 
 
 def publish(made: Path, key: str) -> None:
-    """Move a finished folder to its place; if another process was first, its copy stays."""
-    os.utime(made)
-    try:
-        os.rename(made, entry(key))
-    except OSError:
-        if not entry(key).exists():
-            raise
-        shutil.rmtree(made)
-    _prune()
+    """Move a finished folder to its place; if another process was first, its copy stays.
+
+    Raises:
+        MeshwrightError: the cache cannot be written.
+    """
+    with writing_cache():
+        os.utime(made)
+        try:
+            os.rename(made, entry(key))
+        except OSError:
+            if not entry(key).exists():
+                raise
+            shutil.rmtree(made)
+        _prune()
 
 
 def limit_bytes() -> int:
@@ -74,7 +130,7 @@ def limit_bytes() -> int:
         InputError: `MESHWRIGHT_CACHE_BYTES` is no number.
     """
     text = os.environ.get("MESHWRIGHT_CACHE_BYTES", str(DEFAULT_LIMIT_BYTES))
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 20:
         raise InputError(
             f"MESHWRIGHT_CACHE_BYTES = {text!r} is no number of bytes",
             hint=f"set it to a whole number such as {DEFAULT_LIMIT_BYTES}, or leave it unset",
@@ -90,9 +146,7 @@ def _prune() -> None:
             used = folder.stat().st_mtime
             if not folder.name.startswith("."):
                 entries.append((used, sum(path.stat().st_size for path in folder.iterdir()), folder))
-            elif time.time() - used > ABANDONED_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
-        except FileNotFoundError:  # another process has just removed it
+        except (FileNotFoundError, NotADirectoryError):  # just removed by another process; a stray file
             continue
     entries.sort()
     excess = sum(num_bytes for _, num_bytes, _ in entries) - limit_bytes()
@@ -105,7 +159,7 @@ def _prune() -> None:
 
 def _remove(folder: Path) -> None:
     """Take an entry away at one instant, so that its place is free and no reader sees a part of it."""
-    gone = folder.with_name(f".gone-{uuid.uuid4().hex}")
+    gone = folder.with_name(f"{GONE}{uuid.uuid4().hex}")
     try:
         os.rename(folder, gone)
     except FileNotFoundError:  # another process was first

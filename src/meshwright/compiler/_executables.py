@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-from ._cache import cache_root, limit_bytes
+from ._cache import cache_root, limit_bytes, writing_cache
 
 FOLDER, LEAST_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 WORTH_KEEPING_SECONDS = "0.1"
@@ -25,8 +25,9 @@ def keep_executables() -> None:
     folder = cache_root() / "executables" / _processor()
     os.environ[FOLDER] = str(folder)
     os.environ.setdefault(LEAST_SECONDS, WORTH_KEEPING_SECONDS)
-    if folder.is_dir():
-        _prune(folder)
+    if os.path.isdir(folder):
+        with writing_cache():
+            _prune(folder)
 
 
 def _processor() -> str:

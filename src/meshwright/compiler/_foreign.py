@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..config import Problem, input_error
 from ..errors import InputError
 from ..hardware import Fleet
-from ._functions import find_function, needs, place_of, where
+from ._functions import USERS_FAILURES, find_function, needs, place_of, where
 from ._request import Request
 from ._sharding_errors import Surroundings, does_not_divide, indivisible, sharding_error
 
@@ -37,7 +37,7 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
         returned = function(mesh)
     except ModuleNotFoundError as missing:
         raise needs(request.function, missing) from missing
-    except Exception as failed:
+    except USERS_FAILURES as failed:
         raise _failed(
             f"{request.function}(mesh) failed",
             failed,
@@ -80,7 +80,7 @@ def lower_foreign(
     try:
         traced = step.trace(*arguments, **keywords)
         return traced, traced.lower(lowering_platforms=(request.platform,))
-    except Exception as failed:
+    except USERS_FAILURES as failed:
         known = _known(request, shapes)
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
 
@@ -118,7 +118,7 @@ def _in_shardings(
     arguments, keywords = jax.tree.unflatten(tree, bare)
     try:
         traced = step.trace(*arguments, **keywords)
-    except Exception as failed:
+    except USERS_FAILURES as failed:
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
     # Public only for what is compiled; the worker pins no version of jax for it, both known ones have it.
     told = traced._params["in_shardings"]
@@ -131,7 +131,7 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def _step_failed(request: Request, failed: Exception, known: Surroundings, given: Any) -> InputError:
+def _step_failed(request: Request, failed: BaseException, known: Surroundings, given: Any) -> InputError:
     told = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), given)
     return _failed(
         f"the step that {request.function} returned failed",
@@ -141,7 +141,7 @@ def _step_failed(request: Request, failed: Exception, known: Surroundings, given
     )
 
 
-def _failed(what: str, failed: Exception, known: Surroundings, hint: str) -> InputError:
+def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) -> InputError:
     """JAX's complaint about a sharding translated; any other error as it is, with `hint`."""
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)

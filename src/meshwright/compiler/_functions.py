@@ -6,24 +6,35 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest_name
 
+USERS_FAILURES = (Exception, SystemExit)
+"""Exceptions of a user's code that are reported in words; a `sys.exit` in it does not end the command."""
+
 
 def find_function(
     name: str, search_path: tuple[str, ...], *, libraries: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """The function, its module imported with `search_path` looked through first.
+    """Return the function `name`, "package.module:function".
+
+    The module that is named, or its outermost package, is looked for in `search_path` first. What it imports
+    is looked for there last, after the standard library and what is installed: a file `secrets.py` or
+    `numpy.py` beside the user's module takes nobody's place.
 
     Raises:
-        InputError: the module or function is not there, or importing the module fails.
+        InputError: the module or function is not there, its name is that of another module, or importing it
+            fails.
     """
     module_name, _, function_name = name.partition(":")
-    sys.path[:0] = [path for path in search_path if path not in sys.path]
+    sys.path += [path for path in search_path if path not in sys.path]
     try:
-        module = importlib.import_module(module_name)
+        with _Named(module_name.partition(".")[0], search_path):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as missing:
         if missing.name is not None and not f"{module_name}.".startswith(f"{missing.name}."):
             raise needs(module_name, missing) from missing
@@ -31,7 +42,9 @@ def find_function(
         raise InputError(
             f"no module {module_name!r} in {', '.join(search_path)}", hint=nearest_name(module_name, near)
         ) from missing
-    except Exception as failed:
+    except InputError:
+        raise
+    except USERS_FAILURES as failed:
         raise InputError(
             f"importing {module_name} failed {where(failed, libraries)}",
             hint=f"`python -c 'import {module_name}'` shows it",
@@ -44,6 +57,36 @@ def find_function(
     return getattr(module, function_name)
 
 
+class _Named(MetaPathFinder):
+    """Finds one module in `search_path` before any other place, inside a `with`.
+
+    Raises:
+        InputError: the module there has the name of one of Python's own, or of one that is loaded already.
+    """
+
+    def __init__(self, module: str, search_path: tuple[str, ...]) -> None:
+        self._module, self._search_path = module, search_path
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Return where the one module is; None for any other."""
+        return PathFinder.find_spec(fullname, self._search_path) if fullname == self._module else None
+
+    def __enter__(self) -> None:
+        found, loaded = self.find_spec(self._module, None), sys.modules.get(self._module)
+        origin = None if found is None else found.origin
+        if origin is not None and origin != getattr(loaded, "__file__", None):
+            known = getattr(loaded, "__file__", None) or "Python's own"
+            if loaded is not None or self._module in sys.stdlib_module_names:
+                raise InputError(
+                    f"{origin} has the name of a module that is used already: {known}",
+                    hint=f"rename it, for example to my_{self._module}{Path(origin).suffix}",
+                )
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)
+
+
 def needs(name: str, missing: ModuleNotFoundError) -> InputError:
     """What `name` imports is not installed."""
     return InputError(
@@ -51,12 +94,12 @@ def needs(name: str, missing: ModuleNotFoundError) -> InputError:
     )
 
 
-def where(failed: Exception, libraries: tuple[str, ...]) -> str:
+def where(failed: BaseException, libraries: tuple[str, ...]) -> str:
     """At which line of the user's, if it is known, with what words."""
     return f"{place_of(failed, libraries) or 'in a library'}: {type(failed).__name__}: {failed}"
 
 
-def place_of(failed: Exception, libraries: tuple[str, ...]) -> str:
+def place_of(failed: BaseException, libraries: tuple[str, ...]) -> str:
     """The innermost line outside the folders `libraries`; nothing where all are inside."""
     frames = traceback.extract_tb(failed.__traceback__)
     places = [frame for frame in frames if not frame.filename.startswith(libraries)]

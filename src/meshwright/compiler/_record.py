@@ -40,6 +40,7 @@ class Argument:
     replicated: bool  # no dimension is split over any mesh axis
     host: bool = False  # lives in host memory
     moment: str = ""  # for optimizer state: which one ("mu", "nu", "trace")
+    axes: tuple[str, ...] | None = None  # that split it; None in programs compiled before they were kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class TracedFlops:
     unpriced: tuple[str, ...]
     attention: int  # of which attention's own matmuls
     by_module: dict[str, int] = field(default_factory=dict[str, int])  # recomputation left out
+    # Phase -> module; recomputation too. Empty in programs compiled before it was counted.
+    by_phase_and_module: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Compiled:
     mesh_axes: tuple[tuple[str, int], ...]  # name and size, outermost first; device ids run in this order
     compiler: str  # "XLA of jaxlib 0.10.2, jax-cuda13-pjrt 0.10.2"
     versions: dict[str, str]
-    options: dict[str, bool | str]
+    options: dict[str, bool | str]  # as XLA spells them
     arguments: tuple[Argument, ...]
     traced_flops: TracedFlops
     num_parameters: int | None
@@ -83,6 +86,8 @@ class Compiled:
     fingerprint: str  # of the optimised program, source positions left out
     # Of TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
     coordinates: tuple[tuple[int, ...], ...] = ()
+    # Which figures change because this release of XLA lacks an option that was asked for.
+    without_options: tuple[str, ...] = ()
 
     def save(self, folder: Path, texts: dict[str, str]) -> None:
         """Write the folder; `texts` holds the raw content of each name in `TEXTS`. Manifest last."""
@@ -110,15 +115,21 @@ class Compiled:
             if fields["schema"] != SCHEMA:
                 raise CorruptFolder(f"{folder} has schema {fields['schema']}, this version reads {SCHEMA}")
             fields["arguments"] = tuple(
-                Argument(**{**a, "shape": tuple(a["shape"])}) for a in fields["arguments"]
+                Argument(**{**a, "shape": tuple(a["shape"]), "axes": _axes(a)}) for a in fields["arguments"]
             )
             fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
             fields["coordinates"] = tuple(tuple(place) for place in fields.get("coordinates", ()))
+            fields["without_options"] = tuple(fields.get("without_options", ()))
             traced = fields["traced_flops"]
             fields["traced_flops"] = TracedFlops(**{**traced, "unpriced": tuple(traced["unpriced"])})
             return Compiled(**fields)
-        except (OSError, ValueError, KeyError, TypeError) as broken:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as broken:
             raise CorruptFolder(f"{folder}: {broken}") from broken
+
+
+def _axes(argument: dict[str, Any]) -> tuple[str, ...] | None:
+    axes = argument.get("axes")
+    return None if axes is None else tuple(axes)
 
 
 def read_text(folder: os.PathLike[str] | str, name: str) -> str:

@@ -28,39 +28,6 @@ PACKAGES = (
 )
 SOURCES = ("compiler", "config", "models", "sharding", "step")
 
-# Collectives start early and run beside computation, and gradients that a layer leaves to be reduced over
-# `data` are while the next one is worked on. Pipelined gathers and double-buffered loops hide more, but near
-# the memory limit XLA then repeats matmuls to save memory (docs/adr/0002).
-GPU_OPTIONS = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    "xla_gpu_enable_pipelined_all_reduce": True,
-}
-
-
-# From jaxlib 0.12 on, XLA makes small all-reduces Triton kernels, and dies on a scalar over several hosts
-# ("size mismatch when packing elements for LLVM struct"); NCCL does them as before.
-COLLECTIVE_KERNELS_FROM = (0, 12)
-NO_COLLECTIVE_KERNELS = {"xla_gpu_experimental_use_collective_kernels": ""}
-
-
-# Repeats of a run on one machine are then bitwise equal: scatters, reductions and library kernels that add
-# in no fixed order are replaced, or the compiler refuses them; no kernel is chosen by timing it.
-DETERMINISTIC_OPTIONS = {"xla_gpu_exclude_nondeterministic_ops": True, "xla_gpu_deterministic_ops": True}
-
-
-def compiler_options(platform: str, num_devices: int, deterministic: bool = False) -> dict[str, bool | str]:
-    """What a program is compiled with, weighed or run: what hides communication, where there is any.
-
-    Programs for CPU and TPU are deterministic as they are.
-    """
-    if platform != "cuda":
-        return {}
-    repeats = DETERMINISTIC_OPTIONS if deterministic else {}
-    if num_devices == 1:
-        return {**repeats}
-    release = tuple(int(part) for part in installed_versions()["jaxlib"].split(".")[:2])
-    return {**repeats, **GPU_OPTIONS, **(NO_COLLECTIVE_KERNELS if release >= COLLECTIVE_KERNELS_FROM else {})}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -73,7 +40,7 @@ class Request:
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
     mesh_axes: tuple[tuple[str, int], ...]
-    options: dict[str, bool | str]
+    options: tuple[str, ...]  # purposes, as `requested_options` returns them
     config: dict[str, Any] | None = None  # a RunConfig
     function: str | None = None  # "package.module:function"
     search_path: tuple[str, ...] = ()  # where the function's module is looked for first
@@ -87,6 +54,7 @@ class Request:
         """The inverse of `to_json`."""
         fields = json.loads(text)
         fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
+        fields["options"] = tuple(fields["options"])
         fields["search_path"] = tuple(fields["search_path"])
         return Request(**fields)
 

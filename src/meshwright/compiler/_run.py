@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from ..children import end_session, own_python, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
 from ._record import Compiled
@@ -27,6 +25,8 @@ from ._request import Request
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
+CRASHED = "Fatal Python error"  # as Python's faulthandler begins
+BUILDING = ("starting", "tracing", "counting")  # phases in which a user's own code runs
 KINDS: dict[str, type[MeshwrightError]] = {"InputError": InputError, "CompileError": CompileError}
 
 
@@ -54,18 +54,13 @@ def compile_program(
             return cached, _cache.entry(key), True
     if memory_limit_bytes is None:
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
-    made = _cache.aside()
-    try:
+    with _cache.aside() as made:
         answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes)
         if "cached" in answer:  # a foreign step, known by its lowered text
-            shutil.rmtree(made)
             key = answer["cached"]
         else:
             key = answer.get("key", key)
             _cache.publish(made, key)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
     compiled = _cache.lookup(key)
     assert compiled is not None, f"the worker left no readable program under {key}"
     return compiled, _cache.entry(key), "cached" in answer
@@ -75,18 +70,21 @@ def _work(
     request: Request, made: Path, on_phase: Callable[[str], None], seconds: float, num_bytes: int
 ) -> dict[str, str]:
     """Run a worker to its end; its answer, or the error it met."""
-    with tempfile.TemporaryDirectory(prefix="meshwright-worker-") as folder:
-        work = Path(folder)
+    with working_folder("meshwright-worker-") as work:
         (work / "request.json").write_text(request.to_json())
-        command = [sys.executable, "-m", "meshwright.compiler._worker", folder, str(made), str(os.getpid())]
+        told = (str(work), str(made), str(os.getpid()))
         with open(work / "stderr", "wb") as stderr:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, start_new_session=True
+                own_python("-m", "meshwright.compiler._worker", *told),
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                start_new_session=True,
             )
         try:
             passed = _watch(process, work, on_phase, seconds, num_bytes)
         finally:
-            _end(process)
+            end_session(process)
         if passed:
             raise CompileError(f"compiling {request.name} for {request.fleet}: {passed[0]}", hint=passed[1])
         return _answer(request, process.returncode, work)
@@ -101,19 +99,14 @@ def _watch(
 ) -> tuple[str, str] | None:
     """Wait for the worker; which limit it passed, with a hint, or None."""
     started, last = time.monotonic(), ""
-    watched = psutil.Process(process.pid)
     while process.poll() is None:
-        phase_file = work / "phase"
-        phase = phase_file.read_text() if phase_file.exists() else "starting"
-        if phase and phase != last:  # it is empty while the worker writes it
+        phase = _told(work / "phase") or last or "starting"
+        if phase != last:
             on_phase(phase)
             last = phase
         if time.monotonic() - started > seconds:
             return f"not done after {seconds:.0f} s ({last})", "raise the limit, or weigh a smaller program"
-        try:
-            resident = watched.memory_info().rss
-        except psutil.NoSuchProcess:
-            break
+        resident = _resident_bytes(_told(work / "pid"))
         if resident > num_bytes:
             return (
                 f"the compiler took {resident / 2**30:.1f} GiB of this machine's memory, the limit is "
@@ -124,11 +117,17 @@ def _watch(
     return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no worker behind, whatever happened (Ctrl-C included)."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _told(file: Path) -> str:
+    """Return a text that the worker writes; empty until it has."""
+    return file.read_text() if file.exists() else ""
+
+
+def _resident_bytes(pid: str) -> int:
+    """Return the host memory of the worker's process; 0 before it has told its number and after its end."""
+    try:
+        return psutil.Process(int(pid)).memory_info().rss if pid else 0
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
@@ -139,11 +138,30 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
         if "error" in answer:
             raise KINDS[answer["error"]](answer["message"], hint=answer["hint"])
         return answer
-    lines = (work / "stderr").read_text(errors="replace").splitlines()
-    words = [line for line in lines if line.strip()][-STDERR_LINES:]  # a stack trace may be blank lines
+    raise _died(request, status, work)
+
+
+def _died(request: Request, status: int, work: Path) -> CompileError:
+    """A worker that ended without an answer: how, doing what, and its last words."""
+    said = (work / "stderr").read_text(errors="replace").splitlines()
+    lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
+    crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
+    # The innermost line of Python comes first after a crash, and last in an exception's trace.
+    words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    raise CompileError(
-        f"the compile worker for {request.name} on {request.fleet} ended ({how}). Its last words:\n    "
-        + "\n    ".join(words),
-        hint="`meshwright doctor` shows which compile targets this machine has",
+    phase = (work / "phase").read_text() if (work / "phase").exists() else "starting"
+    hint = "`meshwright doctor` shows which compile targets this machine has"
+    if status == -signal.SIGKILL:
+        hint = "the system kills a process that takes too much memory: weigh a smaller program, or elsewhere"
+    elif request.function is not None and phase in BUILDING and not any(map(_is_traceback, words)):
+        who = f"{request.function}, or what it calls,"
+        hint = f"{who} ends or crashes its process: run it by itself to see where"
+    return CompileError(
+        f"the compile worker for {request.name} on {request.fleet} ended ({how}) while {phase}."
+        + (" Its last words:\n    " + "\n    ".join(words) if words else ""),
+        hint=hint,
     )
+
+
+def _is_traceback(line: str) -> bool:
+    return line.startswith("Traceback")

@@ -1,14 +1,14 @@
-"""FLOPs of a traced program, before any compiler: global shapes, every multiply-add two.
+"""FLOPs of a traced program, before any compiler: global shapes, without what nothing uses.
 
 Imports jax: only the worker process may import this module.
 
-Counted: matmuls, convolutions (multiply-adds that meet neither padding nor dilation holes, as XLA
-counts them), cuDNN attention (causal by the needed half), loops by their length, `cond` by the
-branch that costs most. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see `_modules`) the
-arithmetic counts A/B: causal attention written in blocks says so of itself. Not counted: elementwise
-arithmetic, reductions, sorts.
-Listed as unpriced, with shapes: `while` without a known length, custom calls, Pallas kernels, linear
-algebra beyond products (decompositions, solves), Fourier transforms.
+Dead code is removed first, as XLA does: what no output and no effect needs. What it leaves is counted by
+the rules of `_primitives`, loops by their length, `cond` by the branch that costs most,
+`platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see
+`_modules`) the arithmetic counts A/B: causal attention written in blocks says so of itself. Not counted:
+elementwise arithmetic, reductions, sorts.
+Listed as unpriced, with shapes: every primitive that `_primitives` does not know, among them custom calls,
+Pallas kernels, decompositions and solves, Fourier transforms; and `while`, whose length is not known.
 """
 
 from __future__ import annotations
@@ -16,48 +16,61 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 from ._modules import module_of, shares_of
+from ._primitives import FREE, RULES, WALKED, convolution, program_in
 from ._record import TracedFlops
 
-UNKNOWN = ("pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "pure_callback", "io_callback")
-UNKNOWN += (
-    "cholesky",
-    "eig",
-    "eigh",
-    "geqrf",
-    "householder_product",
-    "lu",
-    "schur",
-    "svd",
-    "tridiagonal_solve",
-)
-UNKNOWN += ("triangular_solve", "custom_linear_solve", "fft")
+PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 
 
-def count_traced(jaxpr: core.Jaxpr) -> TracedFlops:
-    """FLOPs of `jaxpr` by phase, with what has no rule."""
-    counter = _Counter()
-    counter.walk(jaxpr, "", Fraction(1))
-    assert all(value.denominator == 1 for value in counter.by_phase.values()), counter.by_phase
-    phases = {phase: int(value) for phase, value in counter.by_phase.items()}
-    if set(phases) <= {"other"} and phases:  # nothing was differentiated: all of it is forward
-        phases = {"forward": phases["other"]}
+def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
+    """Return the FLOPs of `jaxpr` by phase and module, and list the calls that have no rule.
+
+    Work that remat repeats counts as recomputation where its first run is alive. Where nothing uses the first
+    run (the loss itself is rematerialised and its value dropped), the second is the only one and counts as
+    forward.
+
+    Args:
+        jaxpr: the whole step, with global shapes.
+        platform: cuda | tpu | cpu: the one it is compiled for.
+    """
+    alive, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    counter = _Counter(platform)
+    counter.walk(alive, "", Fraction(1))
+    if counter.again:
+        written = _Counter(platform)
+        written.walk(jaxpr, "", Fraction(1))
+        counter.call_first_what_is_not_repeated(written)
+    counts = {key: flops for key, flops in counter.counts.items() if flops}
+    if {phase for phase, _ in counts} == {"other"}:  # nothing was differentiated: all of it is forward
+        counts = {("forward", module): flops for (_, module), flops in counts.items()}
+    phases, modules = dict[str, Fraction](), dict[str, Fraction]()
+    for (phase, module), flops in counts.items():
+        _increase(phases, phase, flops)
+        if phase != "recompute":
+            _increase(modules, module, flops)
+    assert all(flops.denominator == 1 for flops in phases.values()), phases
     return TracedFlops(
-        by_phase={p: phases.get(p, 0) for p in ("forward", "backward", "recompute", "optimizer", "other")},
+        by_phase={phase: int(phases.get(phase, 0)) for phase in PHASES},
         unpriced=tuple(f"{what} x{times}" for what, times in sorted(counter.unpriced.items())),
         attention=int(counter.attention),
-        by_module={module: int(flops) for module, flops in counter.by_module.items()},
+        by_module={module: int(flops) for module, flops in modules.items()},
+        by_phase_and_module={
+            phase: {module: int(flops) for (its, module), flops in counts.items() if its == phase}
+            for phase in PHASES
+            if phase in phases
+        },
     )
 
 
 def phase_of(scopes: str) -> str:
-    """The phase of an operation from the scopes and transforms it was traced under."""
+    """Return the phase of an operation by the scopes and transforms it was traced under."""
     if "rematted_computation" in scopes:
         return "recompute"
     if re.search(r"\boptimizer\b", scopes):
@@ -67,137 +80,110 @@ def phase_of(scopes: str) -> str:
     return "forward" if "jvp(" in scopes else "other"
 
 
+# The line that a product was traced at, its primitive, its module, and whether it is attention's.
+_Key = tuple[Any, str, str, bool]
+
+
 class _Counter:
-    def __init__(self) -> None:
-        self.by_phase: Counter[str] = Counter()
-        self.by_module: Counter[str] = Counter()
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+        self.counts: dict[tuple[str, str], Fraction] = {}  # by phase and module
         self.unpriced: Counter[str] = Counter()
         self.attention: Fraction = Fraction(0)
+        # Of what remat runs, the first runs and the repeated ones.
+        self.first: dict[_Key, Fraction] = {}
+        self.again: dict[_Key, Fraction] = {}
 
     def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction) -> None:
         """Add every equation of `jaxpr`, run `times` times under the scopes `outer`."""
+        reversed_kernels = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "rev"}
         for eqn in jaxpr.eqns:
             scopes = f"{outer}/{eqn.source_info.name_stack}"
             name = eqn.primitive.name
-            if name in RULES:
-                self._add(scopes, name, RULES[name](eqn), times)
+            if name == "conv_general_dilated":
+                flipped = eqn.invars[1] in reversed_kernels
+                self._add(scopes, eqn, _convolution(eqn, scopes, flipped), times)
+            elif name in RULES:
+                self._add(scopes, eqn, RULES[name](eqn), times)
             elif name == "scan":
                 self.walk(eqn.params["jaxpr"].jaxpr, scopes, times * eqn.params["length"])
             elif name == "while":
-                self.unpriced[
-                    f"while of unknown length under {scopes.strip('/') or 'the step'}, counted once"
-                ] += 1
-                for part in ("cond_jaxpr", "body_jaxpr"):
-                    self.walk(eqn.params[part].jaxpr, scopes, times)
+                self._loop(eqn, scopes, times)
             elif name == "shard_map":  # its shapes are one device's
                 manual = eqn.params["newly_manual_axes"]
                 ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
                 self.walk(eqn.params["jaxpr"], scopes, times * ways)
             elif name == "cond":
-                self._dearest(eqn, scopes, times)
-            elif name in UNKNOWN:
+                self._branch(eqn, scopes, times)
+            elif name in WALKED and (inner := program_in(eqn)) is not None:
+                self.walk(inner, scopes, times)
+            elif name not in FREE:
                 shapes = ", ".join(str(v.aval) for v in eqn.invars)
                 self.unpriced[f"{name}({shapes})"] += int(times)
-            else:
-                for inner in _inner(eqn):
-                    self.walk(inner, scopes, times)
 
-    def _add(self, scopes: str, name: str, flops: dict[str, int], times: Fraction) -> None:
+    def call_first_what_is_not_repeated(self, written: _Counter) -> None:
+        """Count as forward what is repeated here but whose first run is in `written` alone.
+
+        A line that runs several times, some of its first runs dead, is taken for the one whose repetition
+        is alive.
+        """
+        for key, again in self.again.items():
+            dead = written.first.get(key, Fraction(0)) - self.first.get(key, Fraction(0))
+            if moved := min(again, dead):
+                self.counts["recompute", key[2]] -= moved
+                _increase(self.counts, ("forward", key[2]), moved)
+                self.attention += moved if key[3] else 0
+
+    def _add(self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction) -> None:
+        name = eqn.primitive.name
+        module = module_of(f"{scopes}/{name}")
         for part, amount in flops.items():
             scaled = times * amount
             for share in shares_of(scopes).values():
                 scaled *= share
             phase = phase_of(scopes) if part == "work" else part
-            self.by_phase[phase] += scaled  # type: ignore[assignment]
-            if phase != "recompute":
-                self.by_module[module_of(f"{scopes}/{name}")] += scaled  # type: ignore[assignment]
-            if "attention" in name or ("needed_" in scopes and "attention" in scopes):
-                self.attention += scaled if phase != "recompute" else 0
+            _increase(self.counts, (phase, module), scaled)
+            of_attention = "attention" in name or ("needed_" in scopes and "attention" in scopes)
+            line = (eqn.source_info.traceback, name, module, of_attention)
+            if phase in ("forward", "other"):
+                _increase(self.first, line, scaled)
+            elif phase == "recompute":
+                _increase(self.again, line, scaled)
+            if of_attention and phase != "recompute":
+                self.attention += scaled
 
-    def _dearest(self, eqn: Any, scopes: str, times: Fraction) -> None:
-        counters = []
-        for branch in eqn.params["branches"]:
-            counter = _Counter()
+    def _loop(self, eqn: Any, scopes: str, times: Fraction) -> None:
+        """Add one round of a `while`, and list it."""
+        place = scopes.strip("/") or "the step"
+        self.unpriced[f"while of unknown length under {place}, counted once"] += 1
+        for part in ("cond_jaxpr", "body_jaxpr"):
+            self.walk(eqn.params[part].jaxpr, scopes, times)
+
+    def _branch(self, eqn: Any, scopes: str, times: Fraction) -> None:
+        """Add the target's branch of `platform_dependent`, else the branch that costs most."""
+        branches = eqn.params["branches"]
+        for branch, platforms in zip(branches, eqn.params.get("branches_platforms") or (), strict=False):
+            if platforms is None or self.platform in platforms:  # the default comes last
+                self.walk(branch.jaxpr, scopes, times)
+                return
+        counters = [_Counter(self.platform) for _ in branches]
+        for counter, branch in zip(counters, branches, strict=True):
             counter.walk(branch.jaxpr, scopes, times)
-            counters.append(counter)
-        dearest = max(counters, key=lambda c: sum(c.by_phase.values()))
-        self.by_phase.update(dearest.by_phase)
-        self.by_module.update(dearest.by_module)
-        self.attention += dearest.attention
-        for counter in counters:
             self.unpriced.update(counter.unpriced)
+        costliest = max(counters, key=lambda counter: sum(counter.counts.values()))
+        self.attention += costliest.attention
+        for mine, theirs in (
+            (self.counts, costliest.counts),
+            (self.first, costliest.first),
+            (self.again, costliest.again),
+        ):
+            for key, flops in theirs.items():
+                _increase(mine, key, flops)
 
 
-def _inner(eqn: Any) -> Iterator[core.Jaxpr]:
-    """The jaxprs that an equation runs once: jit, remat, custom derivatives, shard_map."""
-    for key, value in eqn.params.items():
-        if key in ("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd"):
-            continue
-        if isinstance(value, core.ClosedJaxpr):
-            yield value.jaxpr
-        elif isinstance(value, core.Jaxpr):
-            yield value
+def _convolution(eqn: Any, scopes: str, flipped: bool) -> dict[str, int]:
+    return convolution(eqn, gradient=phase_of(scopes) == "backward", flipped=flipped)
 
 
-def _dot(eqn: Any) -> dict[str, int]:
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    left = eqn.invars[0].aval.shape
-    return {"work": 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[d] for d in contracted)}
-
-
-def _convolution(eqn: Any) -> dict[str, int]:
-    numbers = eqn.params["dimension_numbers"]
-    image, kernel, out = (v.aval.shape for v in (*eqn.invars[:2], *eqn.outvars))
-    pairs = 1
-    for place, (low, _) in enumerate(eqn.params["padding"]):
-        pairs *= _valid_pairs(
-            size=image[numbers.lhs_spec[2 + place]],
-            window=kernel[numbers.rhs_spec[2 + place]],
-            out=out[numbers.out_spec[2 + place]],
-            stride=eqn.params["window_strides"][place],
-            low=low,
-            holes=eqn.params["lhs_dilation"][place],
-            spread=eqn.params["rhs_dilation"][place],
-        )
-    batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
-    # The kernel's input features are those of one group already; a batch group sums over its share.
-    batch_share = image[numbers.lhs_spec[0]] // eqn.params["batch_group_count"]
-    assert batch == batch_share, f"output batch {batch}, expected {batch_share}"
-    return {"work": 2 * pairs * batch * features * kernel[numbers.rhs_spec[1]]}
-
-
-def _valid_pairs(*, size: int, window: int, out: int, stride: int, low: int, holes: int, spread: int) -> int:
-    """How many (output, kernel) positions of one dimension meet an element that is really there."""
-    last = (size - 1) * holes
-    total = 0
-    for k in range(window):
-        for o in range(out):
-            position = o * stride + k * spread - low
-            total += 0 <= position <= last and position % holes == 0
-    return total
-
-
-def _ragged_dot(eqn: Any) -> dict[str, int]:
-    rows, width = eqn.invars[0].aval.shape
-    return {"work": 2 * rows * width * eqn.outvars[0].aval.shape[-1]}
-
-
-def _scores(eqn: Any) -> int:
-    """FLOPs of one of cuDNN attention's matmuls; query [batch, q, heads, head_dim]."""
-    query, key = (v.aval.shape for v in eqn.invars[:2])
-    heads_first = eqn.params["layout"] == 1  # BNTH
-    q_length, heads = (query[2], query[1]) if heads_first else (query[1], query[2])
-    k_length = key[2] if heads_first else key[1]
-    flops = 2 * query[0] * heads * q_length * k_length * query[3]
-    return flops // 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
-
-
-RULES = {
-    "dot_general": _dot,
-    "conv_general_dilated": _convolution,
-    "ragged_dot": _ragged_dot,
-    "ragged_dot_general": _ragged_dot,
-    "dot_product_attention_fwd_wrapper": lambda eqn: {"work": 2 * _scores(eqn)},
-    # Four gradients' matmuls, and the scores once more: the flash kernel does not keep them.
-    "dot_product_attention_bwd_wrapper": lambda eqn: {"work": 4 * _scores(eqn), "recompute": _scores(eqn)},
-}
+def _increase(counts: dict[Any, Fraction], key: Any, flops: Fraction) -> None:
+    counts[key] = counts.get(key, Fraction(0)) + flops

@@ -1,28 +1,30 @@
 """The compile worker: `python -m meshwright.compiler._worker WORK_FOLDER MADE_FOLDER PARENT_PID`.
 
 Reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target,
-and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing; answer.json is
-written last. Lives and dies by itself: its parent's death ends it.
+and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing, WORK_FOLDER/pid
+is its process's number; answer.json is written last. Its parent's end is its end, and that of all that the
+user's function has started.
 """
 
 from __future__ import annotations
 
-import ctypes
+import faulthandler
 import importlib
 import json
 import os
 import re
-import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from ..children import guard
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
+from ._options import OptionValue, accepted_options
 from ._record import SCHEMA, TEXTS, Argument, Compiled
 from ._request import Request, fingerprint_of, installed_versions
+from ._sharding_errors import axes_of
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 ROLES = {
@@ -31,15 +33,13 @@ ROLES = {
     "model_state": "model_state",
     "key": "keys",
 }
-PR_SET_PDEATHSIG = 1
 
 
 def main(work: Path, made: Path, parent: int) -> None:
     """Do one request; every error a user can act on becomes an answer."""
-    if sys.platform == "linux":  # a parent that is killed cannot clean up
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before it could be watched
-            return
+    guard(parent)
+    faulthandler.enable()  # a crash says on which line of Python it happened
+    (work / "pid").write_text(str(os.getpid()))
     request = Request.from_json((work / "request.json").read_text())
     try:
         answer = _compile(request, work, made)
@@ -74,13 +74,14 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
     say("counting")
-    flops = count_traced(traced.jaxpr.jaxpr)
+    flops = count_traced(traced.jaxpr.jaxpr, request.platform)
     say("compiling")
-    with tempfile.TemporaryDirectory(prefix="meshwright-dump-") as dump:
-        executable = _compile_lowered(lowered, request, dump)
-        seconds = time.monotonic() - started
-        say("saving")
-        texts = _texts(Path(dump))
+    dump = work / "dump"
+    accepted = accepted_options(request.options, _identity())
+    executable = _compile_lowered(lowered, request, accepted.options, str(dump))
+    seconds = time.monotonic() - started
+    say("saving")
+    texts = _texts(dump)
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -91,7 +92,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         mesh_axes=request.mesh_axes,
         compiler=_compiler_name(request.platform),
         versions=installed_versions(),
-        options=request.options,
+        options=accepted.options,
+        without_options=accepted.without,
         arguments=_arguments(traced, arguments, keywords, request),
         traced_flops=flops,
         reported_bytes=_reported(executable.memory_analysis()),
@@ -100,8 +102,15 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
         **facts,
     )
-    record.save(made, texts)
+    with _cache.writing_cache():
+        record.save(made, texts)
     return key
+
+
+def _identity() -> Any:
+    import jax
+
+    return jax.jit(lambda x: x).lower(0.0)
 
 
 def _devices(request: Request) -> list[Any]:
@@ -159,9 +168,9 @@ def _above(package: str) -> Any:
     return importlib.import_module(f"meshwright.{package}")
 
 
-def _compile_lowered(lowered: Any, request: Request, dump: str) -> Any:
+def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], dump: str) -> Any:
     try:
-        return lowered.compile(compiler_options={**request.options, **DUMP_OPTIONS, "xla_dump_to": dump})
+        return lowered.compile(compiler_options={**options, **DUMP_OPTIONS, "xla_dump_to": dump})
     except Exception as failed:  # XLA raises RuntimeErrors of many kinds
         raise CompileError(
             f"XLA could not compile {request.name} for {request.fleet}: {failed}",
@@ -205,9 +214,16 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> 
                 replicated=shard == shape,
                 host=_on_host(str(name), tuple(shape), request),
                 moment=_moment(str(name)) if ours else "",
+                axes=_axes(sharding, request),
             )
         )
     return tuple(found)
+
+
+def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
+    """Return the mesh axes, of more than one device, that a sharding splits an argument over."""
+    named = {axis for entry in getattr(sharding, "spec", ()) for axis in axes_of(entry)}
+    return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
 
 
 def _role(path: str, ours: bool) -> str:

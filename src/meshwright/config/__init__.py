@@ -1,4 +1,4 @@
-"""What a run is: `RunConfig` with its sections, `Layout`, the presets and overrides; every key is checked.
+"""The configuration of a run: `RunConfig`, `Layout`, presets, overrides; every key is checked and documented.
 Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
 """
 
@@ -15,13 +15,16 @@ from ._divide import ticks_of as ticks_of
 from ._layout import AXES as AXES
 from ._layout import BATCH_AXES as BATCH_AXES
 from ._layout import Layout as Layout
+from ._layout import layout_reading as layout_reading
 from ._layout import near_divisors as near_divisors
 from ._layout import near_multiples as near_multiples
 from ._layout import or_list as or_list
 from ._load import config_schema as config_schema
 from ._load import load_config as load_config
 from ._load import overridden as overridden
+from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
+from ._load import trainable as trainable
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
@@ -44,6 +47,9 @@ from ._pipeline import PipelineSchedule as PipelineSchedule
 from ._pipeline import Ticks as Ticks
 from ._precision import check_precision as check_precision
 from ._problems import input_error as input_error
+from ._reference import commented_toml as commented_toml
+from ._reference import key_docs as key_docs
+from ._reference import reference_page as reference_page
 from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig

@@ -1,4 +1,9 @@
-"""What every section shares: strictness, types of fields, and several problems as one error."""
+"""The base of every section: strictness, types of fields, and several problems as one error.
+
+Each key is documented by the text below it: a summary, what else it means, and lines that begin with
+`Effect:` (on what is weighed or trained), `Unit:` (of every number) and `Default:` (where it is computed).
+`_reference` reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,13 @@ PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries 
 class Section(BaseModel):
     """A frozen record; unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
 
 
 def is_table(value: object) -> TypeGuard[dict[str, Any]]:
@@ -27,8 +38,11 @@ def _none_word(value: object) -> object:
     return None if value == "none" else value
 
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+LARGEST = 2**31 - 1
+"""The largest count or dimension: XLA and JAX index an array, and Optax counts steps, in 32 bits."""
+
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+NotNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

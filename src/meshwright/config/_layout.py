@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from meshwright.errors import InputError, nearest_name
 
@@ -14,12 +15,45 @@ AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
 """The axes that split the rows of a batch."""
 
+AXIS_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        alias: axis
+        for axis, aliases in {
+            "data": "dp ddp dp_replicate replica data_parallel",
+            "fsdp": "dp_shard zero3 fully_sharded",
+            "tensor": "tp tensor_parallel model",
+            "stage": "pp pipe pipeline pipeline_parallel",
+            "context": "cp context_parallel",
+            "expert": "ep expert_parallel",
+        }.items()
+        for alias in aliases.split()
+    }
+)
+"""Names of axes elsewhere, and ours: Megatron-LM, DeepSpeed, torchtitan, MaxText, T5X."""
+_SEQUENCE = (
+    "use context=... where attention's sequence is to be split (Ulysses, ring); Megatron's sequence "
+    "parallelism is a part of tensor=... here"
+)
+_UNCLEAR = {
+    "sp": _SEQUENCE,
+    "seq": _SEQUENCE,
+    "sequence": _SEQUENCE,
+    "sequence_parallel": _SEQUENCE,
+    "mp": "use tensor=... for a split of each matrix, or stage=... for a split of the layers",
+    "hsdp": "use data=...,fsdp=...: replicas of a group that splits the weights",
+}
+
 _EXAMPLE = "write it as fsdp=64,tensor=8"
+_LARGEST = 10**12  # devices of all axes together; far above any fleet
+_TRIED = 2**16  # every number that a config may hold has all its divisors found
 
 
 def near_divisors(number: int, wanted: int) -> list[int]:
-    """The largest divisor of `number` that is at most `wanted`, and the smallest above it, if any."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    """Return the largest divisor of `number` that is at most `wanted`, and the smallest above it, if any.
+
+    Of a number above 2**32, divisors are found only where they or their cofactors are at most 2**16.
+    """
+    small = [d for d in range(1, min(math.isqrt(number), _TRIED) + 1) if number % d == 0]
     divisors = sorted({*small, *(number // d for d in small)})
     below = [d for d in divisors if d <= wanted]
     above = [d for d in divisors if d > wanted]
@@ -35,6 +69,33 @@ def near_multiples(step: int, wanted: int) -> list[int]:
 def or_list(numbers: Iterable[int]) -> str:
     """Numbers as a sentence has them: "4", "4 or 8"."""
     return " or ".join(str(n) for n in numbers)
+
+
+def _axis(text: str, name: str) -> str:
+    """Return the axis that `name` means in the layout `text`."""
+    axis = AXIS_ALIASES.get(name.lower(), name)
+    if axis in AXES:
+        return axis
+    if name.lower() in _UNCLEAR:
+        hint = _UNCLEAR[name.lower()]
+        raise InputError(f"layout {text!r}: axis {name!r} has several meanings", hint=hint)
+    raise InputError(f"layout {text!r}: unknown axis {name!r}", hint=nearest_name(name, AXES))
+
+
+def layout_reading(text: str) -> str:
+    """Return how a layout's aliases are understood; "" where every axis is named as it is here.
+
+    Raises:
+        InputError: as `Layout.parse`.
+    """
+    layout = Layout.parse(text)
+    named = {part.partition("=")[0].strip() for part in text.split(",")}
+    return "" if named == set(layout.names) else f"layout {text!r} read as {layout}"
+
+
+def _size(digits: str) -> int:
+    """Read the size of an axis; every one that is too large is taken as one just too large."""
+    return int(digits) if len(digits) < 15 else _LARGEST + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +114,21 @@ class Layout:
         """Read "fsdp=64,tensor=8", keeping the order written.
 
         Args:
-            text: the axes; one size may be -1.
-            free_names: any axis name will do, as for a foreign program; else only `AXES`.
+            text: the axes; one size may be -1. Aliases stand for our axes: "dp=8" is read as "data=8".
+            free_names: any axis name will do, as for a foreign program; else only `AXES` and `AXIS_ALIASES`.
 
         Raises:
-            InputError: an unknown or repeated axis, a size that is no positive number, or two -1.
+            InputError: an unknown or repeated axis, a size that is no positive number, two -1, or sizes of
+                more than 10^12 devices.
         """
         axes: dict[str, int] = {}
         for part in text.split(","):
             match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([+-]?\d+)\s*", part, re.ASCII)
             if match is None:
                 raise InputError(f"layout {text!r}: cannot read {part.strip()!r}", hint=_EXAMPLE)
-            name, size = match[1], int(match[2])
-            if not free_names and name not in AXES:
-                raise InputError(f"layout {text!r}: unknown axis {name!r}", hint=nearest_name(name, AXES))
+            name, size = match[1], _size(match[2])
+            if not free_names:
+                name = _axis(text, name)
             if name in axes:
                 raise InputError(
                     f"layout {text!r}: axis {name!r} is written twice", hint=f"keep one {name}=..."
@@ -77,6 +139,10 @@ class Layout:
                     hint=f"use {name}=1 or more, or {name}=-1 for what is left of the fleet",
                 )
             axes[name] = size
+        if math.prod(axes.values()) not in range(-_LARGEST, _LARGEST + 1):
+            raise InputError(
+                f"layout {text[:80]!r} has more than {_LARGEST:.0e} devices", hint="use the sizes of a fleet"
+            )
         open_axes = [name for name, size in axes.items() if size == -1]
         if len(open_axes) > 1:
             raise InputError(

@@ -1,8 +1,11 @@
-"""From a preset's name or a TOML file, and overrides, to a checked `RunConfig`."""
+"""The reading of a preset, a TOML file or a run's folder, and overrides, into a checked `RunConfig`."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,23 +13,33 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.errors import InputError, nearest_name
+from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import is_table
+from ._models import TransformerModel
 from ._problems import input_error, known_keys, problems_of, variants
 from ._run import RunConfig
+from ._synonyms import keys_meant, value_meant
 
 _PRESETS = Path(__file__).parent / "presets"
 _PATHS = {"path", "folder"}  # of the section `data`
+_RUN_FILE = "config.json"  # in the folder of a run
+_ENDINGS = "a file's path ends in .toml"
 
 
 def preset_names() -> list[str]:
-    """Names of the presets, sorted."""
+    """Return the names of the presets, sorted."""
     return sorted(path.stem for path in _PRESETS.glob("*.toml"))
 
 
+def preset_about(name: str) -> str:
+    """Return the sources and remarks at the top of a preset's file, without their "#"."""
+    lines = (_PRESETS / f"{name}.toml").read_text("utf-8").splitlines()
+    return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
+
+
 def config_schema() -> dict[str, Any]:
-    """JSON schema of a run's file, every section in it; `preset` may stand in for what it sets."""
+    """Return the JSON schema of a run's file; `preset` may stand in for what it sets."""
     schema = RunConfig.model_json_schema()
     del schema["properties"]["name"]
     schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
@@ -36,11 +49,12 @@ def config_schema() -> dict[str, Any]:
 
 
 def load_config(text: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The run that a preset or a TOML file describes.
+    """Return the run that a preset, a file or the folder of an earlier run describes.
 
     Args:
-        text: a preset's name, or a path ending in `.toml`, whose file may say `preset = "..."` to
-            start from one. A file's `data.path` or `data.folder` is relative to the file.
+        text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
+            one; the folder of a run, or the `config.json` in it. A file's `data.path` or `data.folder` is
+            relative to the file.
         overrides: "section.key=value", applied in order; the value is TOML, or else text. A
             `data.path` or `data.folder` given here, or a preset's, is relative to the working directory.
 
@@ -50,15 +64,29 @@ def load_config(text: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         InputError: an unknown preset, file, section or key, or values that are wrong, all at once.
     """
-    name, tree = _read_file(Path(text)) if text.endswith(".toml") else (text, _read_preset(text))
+    name, tree = _read(text)
     tree = _merged(tree, _override_tree(overrides))
     if "name" in tree:
         raise InputError(f"{name}: name is no key of a file", hint=f"the file's own name is used: {name}")
     return _checked(name, tree)
 
 
+def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
+    """Return `config` with a number of steps: its own, else `steps`.
+
+    Raises:
+        InputError: neither says how many, or the schedule does not fit into them.
+    """
+    if config.steps is not None:
+        return config
+    if steps is None:
+        what = f"{config.name}: steps is missing, and a run must know when it ends"
+        raise InputError(what, hint="add --steps 1000, or steps = 1000 to the file above its first section")
+    return overridden(config, [f"steps={steps}"])
+
+
 def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """The same run with some keys changed; `overrides` as `load_config` takes them.
+    """Return the same run with some keys changed; `overrides` as `load_config` takes them.
 
     Raises:
         InputError: an unknown section or key, or values that are wrong, all at once.
@@ -71,18 +99,61 @@ def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=str))
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":  # nested deeper than a parser goes, or half a character
+            raise _unreadable(name, first["msg"]) from None
         raise input_error(name, problems_of(error)) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables in tables
+        raise _unreadable(name, str(error)) from None
+
+
+def _unreadable(name: str, why: str) -> InputError:
+    return InputError(
+        f"{name}: its values cannot be read: {why}", hint="use sections of plain numbers, words and lists"
+    )
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tree of whatever `text` names."""
+    path = Path(text)
+    if path.suffix == ".toml":
+        return _read_file(path)
+    if path.suffix == ".json":
+        return _read_json(path)
+    if text not in preset_names() and path.is_dir():
+        return _read_json(path / _RUN_FILE)
+    return text, _read_preset(text)
 
 
 def _read_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
-        raise InputError(
-            f"no preset is named {name!r}",
-            hint=f"{nearest_name(name, preset_names())} (a file's path ends in .toml)",
-        )
+        where = "no preset or folder" if "/" in name else "no preset"
+        raise InputError(f"{where} is named {name!r}", hint=f"{_near_presets(name)} ({_ENDINGS})")
     tree = tomllib.loads((_PRESETS / f"{name}.toml").read_text("utf-8"))
     _make_paths_absolute(tree, Path.cwd())
     return tree
+
+
+def _near_presets(name: str) -> str:
+    """Return the start of a hint: presets that are near in letters, and in size where the name has one."""
+    plain = name.lower().rpartition("/")[2]
+    known = preset_names()
+    meant = value_meant("preset", plain)
+    if meant is not None:
+        return f"did you mean {meant!r}?"
+    near = near_names(plain, known)
+    sized = re.search(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
+    if sized is None:
+        return nearest_name(plain, near or known)
+    asked = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
+    models = {each: _checked(each, _read_preset(each)).model for each in known}
+    away = {each: abs(math.log(model.num_parameters / max(asked, 1))) for each, model in models.items()}
+    near = [each for each in near if away[each] < math.log(4)]
+    if near:
+        return nearest_name(plain, near)
+    transformers = [each for each, model in models.items() if isinstance(model, TransformerModel)]
+    closest = sorted(transformers, key=away.__getitem__)[:2]
+    return f"the nearest in size are {' and '.join(closest)}; a file may start from one and change its sizes"
 
 
 def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
@@ -91,7 +162,19 @@ def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
     if is_table(data):
         for key in _PATHS & data.keys():
             if isinstance(data[key], str):
-                data[key] = str((folder / data[key]).resolve())
+                data[key] = _absolute(f"data.{key}", folder, data[key])
+
+
+def _absolute(key: str, folder: Path, path: str) -> str:
+    """Return `path`, which is relative to `folder`, as an absolute one.
+
+    Raises:
+        InputError: it is no path: it holds a zero byte, or links that go round in a circle.
+    """
+    try:
+        return str((folder / path).resolve()) if path else path
+    except (ValueError, RuntimeError) as wrong:
+        raise InputError(f"{key} = {path!r} is no path: {wrong}", hint="name a file or a folder") from None
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
@@ -104,13 +187,47 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
         raise InputError(f"no file {path}", hint=hint) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python reads
         raise InputError(f"{path} is not TOML: {error}", hint="mend the place it names") from None
     _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
     if preset is None:
         return path.stem, tree
-    return path.stem, _merged(_read_preset(str(preset)), tree)
+    if not isinstance(preset, str):
+        raise InputError(f"{path}: preset is no text", hint=f'write preset = "{preset_names()[0]}"')
+    return path.stem, _merged(_read_preset(preset), tree)
+
+
+def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tree of a run, as `train` writes them to its folder."""
+    try:
+        tree = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path}: {error.strerror}",
+            hint=f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}",
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}", hint=f"name the {_RUN_FILE} of a run") from None
+    if not is_table(tree) or not isinstance(tree.get("name"), str):
+        raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
+    return tree.pop("name"), tree
+
+
+def _foreign_hint(tree: object) -> str:
+    """Return a hint for JSON that is no run's, with the sizes of a foreign model under their keys here."""
+    foreign = tree if is_table(tree) else {}
+    sizes = {
+        meant[0]: value
+        for key, value in foreign.items()
+        if isinstance(value, int | float) and len(meant := keys_meant(key) or [f"model.{key}"]) == 1
+    }
+    known = TransformerModel.model_fields
+    told = ", ".join(
+        f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in known
+    )
+    made = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
+    return f"{made}, with {told}" if told else made
 
 
 def _override_tree(overrides: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +247,7 @@ def _override_tree(overrides: Sequence[str]) -> dict[str, Any]:
             )
         value = _override_value(text.strip())
         if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str):
-            value = str(Path(value).resolve())
+            value = _absolute(dotted.strip(), Path.cwd(), value)
         branch: dict[str, Any] = {keys[-1]: value}
         tree = _merged(tree, {keys[0]: branch} if len(keys) == 2 else branch)
     return tree
@@ -140,7 +257,7 @@ def _override_value(text: str) -> Any:
     """`text` as a TOML value; what is none, such as `adamw` or `fsdp=2,tensor=2`, is text."""
     try:
         tree = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return tree["value"] if tree.keys() == {"value"} else text
 
@@ -162,7 +279,8 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
     if section not in RunConfig.model_fields:
         return old
     choice, records = variants(section)
-    if not choice or new.get(choice, old.get(choice)) == old.get(choice) or str(new[choice]) not in records:
+    chosen = new.get(choice, old.get(choice))
+    if not choice or chosen == old.get(choice) or not isinstance(chosen, str) or chosen not in records:
         return old
-    still_known = known_keys(section, new[choice])
+    still_known = known_keys(section, chosen)
     return {key: value for key, value in old.items() if key in still_known}

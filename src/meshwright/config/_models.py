@@ -1,4 +1,4 @@
-"""The models a run can train: their sizes, and their parameter counts as closed forms."""
+"""The models that a run can train: their sizes, and their parameter counts as closed forms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ._base import (
+    LARGEST,
     Fraction,
     NotNegative,
     NotNegativeFloat,
@@ -25,8 +26,21 @@ class LinearModel(Section):
     """Linear regression: one row of `input_dim` numbers in, one number out."""
 
     kind: Literal["linear"]
+    """Kind of model.
+
+    Effect: a single product of a vector and a number; for learning and for tests.
+    """
     input_dim: Positive
+    """Numbers in one row.
+
+    Effect: as many parameters; `fsdp` must divide it.
+    Unit: numbers
+    """
     bias: bool = False
+    """Add a learned constant.
+
+    Effect: one parameter more.
+    """
 
     @property
     def num_parameters(self) -> int:
@@ -39,12 +53,30 @@ class LinearModel(Section):
         return self.input_dim
 
 
+MOST_UNROLLED = 10_000
+"""Layers that are written out one by one; more would fill the memory before the compiler sees them."""
+
+
 class CruncherModel(Section):
     """The deep linear model: `num_layers` maps of width D to D, then one to a single number; no biases."""
 
     kind: Literal["cruncher"]
+    """Kind of model.
+
+    Effect: nothing but products of matrices, so that its figures can be counted by hand.
+    """
     width: Positive
-    num_layers: Positive
+    """Numbers in one row, and in the result of every layer.
+
+    Effect: parameters and FLOPs grow with its square; `fsdp` and `tensor` must divide it.
+    Unit: numbers
+    """
+    num_layers: Annotated[int, Field(ge=1, le=MOST_UNROLLED)]
+    """Square maps before the last one.
+
+    Effect: parameters, FLOPs and saved activations grow in proportion.
+    Unit: layers
+    """
 
     @property
     def num_parameters(self) -> int:
@@ -65,6 +97,10 @@ class LeNetModel(Section):
     """
 
     kind: Literal["lenet"]
+    """Kind of model.
+
+    Effect: a convolutional network of 129,068 parameters.
+    """
 
     @property
     def image_size(self) -> int:
@@ -83,15 +119,24 @@ class LeNetModel(Section):
 
 
 class ResNetModel(Section):
-    """ResNet-18 for square images in one channel and ten classes; all its sizes but the image's are fixed.
-
-    `image_size`: pixels of a side; image files are resized to it. `batch_norm`: in training, statistics over
-    the whole batch of a pass ("global", whatever the layout), or over each replica's rows ("replica").
-    """
+    """ResNet-18 for square images in one channel and ten classes; all its sizes but the image's are fixed."""
 
     kind: Literal["resnet18"]
-    image_size: Annotated[int, Field(ge=32)]
+    """Kind of model.
+
+    Effect: a convolutional network of 11,173,578 parameters.
+    """
+    image_size: Annotated[int, Field(ge=32, le=LARGEST)]
+    """Side of an image; image files are resized to it.
+
+    Effect: FLOPs and saved activations grow with its square.
+    Unit: pixels
+    """
     batch_norm: Literal["global", "replica"] = "global"
+    """Rows over which training takes the statistics: the whole batch of a pass, or each replica's rows.
+
+    Effect: `global` sums over the replicas in every normalisation, and gives one result on any layout.
+    """
 
     @property
     def num_parameters(self) -> int:
@@ -115,48 +160,156 @@ class ResNetModel(Section):
 class TransformerModel(Section):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
-    `bias`: biases on every linear map but the head, and on LayerNorms (RMSNorm never has one).
-    `max_positions`: rows of the learned position table; `rope_theta`: base of the rotary wavelengths.
-    `mlp`: "gated" is activation(gate) * up, then down (three matrices); "plain" is two.
-    `tied_embeddings`: the head is the embedding table transposed.
-    `activation`: gelu is the tanh form that GPT-2 uses.
-    `dropout`: on the embeddings and on each residual branch.
-    `unroll`: write the blocks out instead of scanning over them.
-    `loss_chunk`: positions of each sequence whose logits are held at once; they are the largest array
-    of a small model, and whole in float32 they would not fit for a large vocabulary.
-
-    With `num_experts` each block has so many MLPs of `mlp_dim`, and a router in float32 that sends each
-    token to `experts_per_token` of them; `num_shared_experts` more see every token.
-    `capacity_factor`: an expert takes as many tokens of a device as this times its fair share, rounded
-    up; choices beyond are dropped. "none": as many as there are, so that none is dropped.
-    `balancing_loss`: how much of the load-balancing loss is added to the loss of training.
+    With `num_experts` each block has that many MLPs of `mlp_dim`, and a router in float32 that sends each
+    token to `experts_per_token` of them.
     """
 
     kind: Literal["transformer"]
+    """Kind of model.
+
+    Effect: GPT, Llama and Mixtral are this one with other sizes.
+    """
     num_layers: Positive
+    """Blocks of attention and MLP.
+
+    Effect: parameters, FLOPs and saved activations grow in proportion; `stage` must divide it.
+    Unit: layers
+    """
     embed_dim: Positive
+    """Width of the residual stream.
+
+    Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
+    Unit: numbers per token
+    """
     num_heads: Positive
+    """Query heads of attention.
+
+    Effect: `tensor` must divide it; with `head_dim` left to its default it changes no parameter count.
+    Unit: heads
+    """
     num_kv_heads: Positive
+    """Key and value heads, each shared by `num_heads` / `num_kv_heads` query heads.
+
+    Effect: fewer save parameters and the keys and values that `context` sends; `tensor` must divide it.
+    Unit: heads
+    """
     head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
+    """Width of one head.
+
+    Effect: attention's parameters and FLOPs grow in proportion; kernels want a multiple of 8.
+    Unit: numbers
+    Default: `embed_dim` / `num_heads`
+    """
     mlp_dim: Positive
-    vocab_size: Annotated[int, Field(ge=2)]
+    """Hidden width of the MLP, or of one expert.
+
+    Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it.
+    Unit: numbers
+    """
+    vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
+    """Rows of the embedding table and of the head.
+
+    Effect: both tables and the logits grow in proportion; ids of the data must be below it.
+    Unit: tokens
+    """
     norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm, before attention, MLP and head.
+
+    Effect: the arithmetic of norms; a LayerNorm takes part in `bias`.
+    """
     norm_epsilon: PositiveFloat = 1e-5
+    """Number added to the mean square under the norm's root.
+
+    Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed.
+    Unit: none
+    """
     position: Literal["rotary", "learned"] = "rotary"
+    """Rotary positions, or a learned table that is added.
+
+    Rotary ones turn queries and keys by angles.
+    Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`.
+    """
     max_positions: OptionalPositive = None
+    """Rows of the learned position table.
+
+    Effect: the longest sequence; a row of `embed_dim` parameters each.
+    Unit: positions
+    """
     rope_theta: OptionalPositiveFloat = None
+    """Base of the rotary wavelengths.
+
+    Effect: larger bases suit longer sequences; nothing that is weighed.
+    Unit: none
+    """
     mlp: Literal["gated", "plain"] = "gated"
+    """Form of the MLP.
+
+    `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
+    Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU.
+    """
     activation: Literal["silu", "gelu", "relu"] = "silu"
+    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses.
+
+    Effect: elementwise arithmetic.
+    """
     tied_embeddings: bool = False
+    """Use the embedding table, transposed, as the head.
+
+    Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay.
+    """
     bias: bool = False
+    """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
+
+    Effect: a few vectors of parameters per layer.
+    """
     dropout: Fraction = 0.0
+    """Share of numbers set to zero on the embeddings and on each residual branch.
+
+    Effect: above 0 it draws random numbers and saves masks.
+    Unit: share
+    """
     unroll: bool = False
+    """Write the blocks out one after the other instead of scanning over them.
+
+    Effect: a longer compilation; on a CPU a faster step; not with `stage`.
+    """
     loss_chunk: Positive = 512
+    """Positions of each sequence whose logits are held at once.
+
+    Logits are the largest array of a small model; whole in fp32 those of a large vocabulary would not fit.
+    Effect: larger chunks need more memory and fewer passes; it must divide the sequence.
+    Unit: positions
+    """
     num_experts: OptionalPositive = None
+    """Experts of each block, of which a token meets `experts_per_token`; `none` is one MLP for all.
+
+    Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it.
+    Unit: experts
+    """
     experts_per_token: OptionalPositive = None
+    """Experts that each token is sent to.
+
+    Effect: the MLP's FLOPs and messages over `expert` grow in proportion.
+    Unit: experts
+    """
     num_shared_experts: NotNegative = 0
+    """Experts beside those that every token meets.
+
+    Effect: parameters and FLOPs of as many MLPs more.
+    Unit: experts
+    """
     capacity_factor: OptionalPositiveFloat = None
+    """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
+
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads most.
+    Unit: fair shares
+    """
     balancing_loss: NotNegativeFloat = 0.0
+    """Weight of the load-balancing loss in the loss of training.
+
+    Effect: spreads the tokens over the experts; nothing that is weighed.
+    Unit: none
+    """
 
     @property
     def num_parameters(self) -> int:
@@ -229,7 +382,7 @@ class TransformerModel(Section):
     def _agrees_with_itself(self) -> TransformerModel:
         problems: list[Problem] = []
         if self.num_heads % self.num_kv_heads:
-            kept = max(n for n in range(1, self.num_kv_heads + 1) if self.num_heads % n == 0)
+            kept = near_divisors(self.num_heads, self.num_kv_heads)[0]
             problems.append(
                 (
                     "num_kv_heads",
@@ -237,6 +390,11 @@ class TransformerModel(Section):
                     f"use num_kv_heads = {kept}",
                 )
             )
+        if self.unroll and self.num_layers > MOST_UNROLLED:
+            what = (
+                f"= true writes out num_layers = {self.num_layers} blocks, and at most {MOST_UNROLLED} can be"
+            )
+            problems.append(("unroll", what, "use unroll = false"))
         problems += self._position_problems() + self._expert_problems()
         raise_problems(problems)
         return self

@@ -1,4 +1,4 @@
-"""Turns everything pydantic found wrong into one `InputError` in words, with dotted paths."""
+"""Everything that pydantic found wrong, as one `InputError` in words, with dotted paths and near names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwright.errors import InputError, nearest_name
+from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import PROBLEMS, Problem, Section, is_table
 from ._run import RunConfig
+from ._synonyms import keys_meant, value_meant
 
 _TYPES = {
     "int_type": "a whole number",
@@ -86,13 +87,57 @@ def _problems_of_detail(detail: ErrorDetails) -> list[Problem]:
     if kind == "missing":
         return [(path, "is missing", f"set {path}")]
     if kind == "extra_forbidden":
-        keys = known_keys(section if key else "", tag)
         owner = f"{section} ({tag})" if tag else section
         what = f"is no key of {owner}" if key else "is no section or key of a run"
-        return [(path, what, nearest_name(key or section, keys))]
+        return [(path, what, _key_hint(section, tag, key) if key else _section_hint(section, value))]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return [_tag_problem(section, value)]
     return [_value_problem(path, kind, value, context, detail["msg"])]
+
+
+def _key_hint(section: str, tag: str, key: str) -> str:
+    """Return a hint for an unknown `key` of a section: its name here, the kinds with it, or the nearest."""
+    here = known_keys(section, tag)
+    meant = [path for path in keys_meant(key) if _is_key_for(path, section, tag)]
+    if meant:
+        return _did_you_mean([path for path in meant if path.startswith(f"{section}.")] or meant)
+    kinds = [kind for kind, record in variants(section)[1].items() if key in record.model_fields]
+    if kinds:
+        choice = f"{section}.{variants(section)[0]}"
+        return f"it is a key of {choice} = {' or '.join(map(repr, kinds))}; choose that, or leave it out"
+    near = near_names(key, here)
+    elsewhere = [path for path in _paths() if path.rpartition(".")[2] == key]
+    return nearest_name(key, near or here) if near or not elsewhere else _did_you_mean(elsewhere)
+
+
+def _section_hint(name: str, value: Any) -> str:
+    """Return a hint for an unknown section or key of a run; keys of a foreign section are looked up too."""
+    known = known_keys("", "")
+    if is_table(value):
+        hints = [f"{name}.{key} is {' or '.join(meant)} here" for key in value if (meant := keys_meant(key))]
+        return "; ".join(hints) if hints and not near_names(name, known) else nearest_name(name, known)
+    meant = keys_meant(name) or [path for path in _paths() if path.rpartition(".")[2] == name]
+    return _did_you_mean(meant) if meant else nearest_name(name, known)
+
+
+def _did_you_mean(paths: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(map(repr, paths))}?"
+
+
+def _paths() -> list[str]:
+    """Return every key of a run as `section.key`, whatever kind of its section has it."""
+    sections = {name: variants(name)[1] for name in known_keys("", "") if name in RunConfig.model_fields}
+    plain = [name for name, records in sections.items() if not records]
+    below = {
+        f"{name}.{key}": 0 for name, rs in sections.items() for r in rs.values() for key in r.model_fields
+    }
+    return [*plain, *below]
+
+
+def _is_key_for(path: str, section: str, tag: str) -> bool:
+    """Return whether `path` can be set while `section` is of the kind `tag`."""
+    owner, _, key = path.rpartition(".")
+    return owner != section or key in known_keys(section, tag)
 
 
 def _place(loc: tuple[int | str, ...]) -> tuple[str, str, str]:
@@ -113,14 +158,18 @@ def _tag_problem(section: str, value: Any) -> Problem:
     tag = value.get(key)
     if tag is None:
         return path, "is missing", f"set it to one of {known}"
-    return path, f"= {_show(tag)}: expected one of {known}", nearest_name(str(tag), records)
+    return path, f"= {_show(tag)}: expected one of {known}", _value_hint(path, str(tag), list(records))
 
 
 def _value_problem(path: str, kind: str, value: Any, context: dict[str, Any], message: str) -> Problem:
     shown = f"= {_show(value)}"
     if kind == "literal_error":
         expected = str(context["expected"]).replace(" or ", ", ").replace("'", "")
-        return path, f"{shown}: expected one of {expected}", nearest_name(str(value), expected.split(", "))
+        return (
+            path,
+            f"{shown}: expected one of {expected}",
+            _value_hint(path, str(value), expected.split(", ")),
+        )
     if kind in _LIMITS:
         words, limit = _LIMITS[kind]
         return path, f"{shown}: expected {words} {context[limit]}", f"set it to {words} {context[limit]}"
@@ -129,6 +178,12 @@ def _value_problem(path: str, kind: str, value: Any, context: dict[str, Any], me
     is_quoted_number = isinstance(value, str) and unquoted.replace(".", "", 1).isdecimal()
     hint = f"write {path} = {value} without quotes" if is_quoted_number else f"set it to {expected}"
     return path, f"{shown}: expected {expected}", hint
+
+
+def _value_hint(path: str, value: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown `value` of a key: the one that it stands for elsewhere, or the nearest."""
+    meant = value_meant(path, value)
+    return nearest_name(value, known) if meant is None else f"did you mean {meant!r}?"
 
 
 def _show(value: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from meshwright.errors import InputError
+from meshwright.units import format_count
 
 from ._base import (
     OptionalPositive,
@@ -19,28 +20,52 @@ from ._base import (
     raise_problems,
 )
 from ._data import Data, IdxData, LineData
-from ._layout import Layout
+from ._layout import Layout, near_divisors
 from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
-from ._optimizers import Optimizer, Schedule, SGDOptimizer, schedule_problems
+from ._optimizers import (
+    ConstantSchedule,
+    Optimizer,
+    Schedule,
+    SGDOptimizer,
+    least_steps,
+    schedule_problems,
+)
 from ._pipeline import PipelineSchedule
 
 
 class BatchConfig(Section):
-    """What one step reads.
-
-    `sequences`: of the whole fleet, per step (rows for linear and cruncher, images for lenet and resnet18).
-    `sequence_length`: positions that are predicted; 1 where there are no sequences.
-    `microbatch_sequences`: how many one data replica handles at a time; None is all of them at once.
-    `sequences_per_replica`: of each data replica; where given, `sequences` is this times the layout's data *
-    fsdp, whatever else it says (see `settled`). `base_sequences`: the `sequences` for which the learning
-    rate was chosen, from which a schedule's `scale` scales it.
-    """
+    """The batch that one step reads; rows or images are meant where a model takes those."""
 
     sequences: Positive
+    """Sequences that the whole fleet reads in one step.
+
+    Effect: FLOPs of a step grow in proportion; data x fsdp x expert x microbatch must divide it.
+    Unit: sequences
+    """
     sequence_length: Positive = 1
+    """Positions of a sequence that are predicted; 1 for models of rows or images.
+
+    Effect: FLOPs and saved activations grow in proportion, attention's FLOPs with the square.
+    Unit: tokens
+    """
     microbatch_sequences: OptionalPositive = None
+    """Sequences that one data replica handles at a time; `none` is all of its share at once.
+
+    Effect: fewer save activation memory; gradients are then summed over several passes.
+    Unit: sequences
+    """
     sequences_per_replica: OptionalPositive = None
+    """Sequences of each data replica, in place of `sequences`.
+
+    Effect: `sequences` becomes this times the layout's data x fsdp x expert, so that it grows with the fleet.
+    Unit: sequences
+    """
     base_sequences: OptionalPositive = None
+    """Batch for which the learning rate was chosen; needed by `schedule.scale`.
+
+    Effect: the learning rate follows the batch from here.
+    Unit: sequences
+    """
 
     @property
     def tokens_per_step(self) -> int:
@@ -49,76 +74,169 @@ class BatchConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out loss: every how many steps, over how many batches."""
+    """The loss on data that is not trained on."""
 
     every_steps: Positive = 100
+    """Steps between two evaluations; one more comes before the first step and after the last.
+
+    Effect: time of training; nothing that is weighed.
+    Unit: steps
+    """
     batches: Positive = 8
+    """Held-out batches of one evaluation.
+
+    Effect: more give a steadier loss and take longer.
+    Unit: batches
+    """
 
 
 class CheckpointConfig(Section):
-    """What of a run is saved, so that it can be resumed.
-
-    `every_steps`: a checkpoint every so many steps and after the last; None saves nothing.
-    `keep_last`: how many of the newest are kept. `keep_every`: checkpoints of steps that are multiples of
-    this are kept as well, for good.
-    """
+    """The checkpoints of a run, from which it can be resumed."""
 
     every_steps: OptionalPositive = 1000
+    """Steps between two checkpoints; one more comes after the last step. `none` saves nothing.
+
+    Effect: work lost by a crash, and disk traffic; nothing that is weighed.
+    Unit: steps
+    """
     keep_last: Positive = 3
+    """Newest checkpoints that are kept; older ones are deleted.
+
+    Effect: disk space: parameters and moments in fp32 each.
+    Unit: checkpoints
+    """
     keep_every: OptionalPositive = None
+    """Checkpoints of steps that are multiples of this are kept for good as well.
+
+    Effect: disk space that grows with the run.
+    Unit: steps
+    """
 
 
 class FaultConfig(Section):
-    """What happens when something goes wrong.
-
-    `bad_step`: after a step whose loss or gradient is not finite (its update is never applied): `stop` saves
-    and ends the run, `skip` goes on with the next batch, `rollback` goes back to the last checkpoint and
-    leaves the batches since then out. `most_bad_steps`: of these in a row, after which the run ends anyway.
-    `spike_sigmas`: a loss this many standard deviations above those before it is flagged.
-    `startup_deadline_seconds`, `step_deadline_seconds`: after which a run that does not go on hangs.
-    """
+    """The answer to a step that went wrong."""
 
     bad_step: Literal["stop", "skip", "rollback"] = "stop"
+    """Answer to a step whose loss or gradient is not finite.
+
+    Its update is never applied. `stop` saves and ends the run; `skip` goes on with the next batch; `rollback`
+    goes back to the last checkpoint and leaves out the batches since then.
+    Effect: nothing that is weighed.
+    """
     most_bad_steps: Positive = 10
+    """Bad steps in a row after which the run ends in any case.
+
+    Effect: bounds what `skip` and `rollback` try.
+    Unit: steps
+    """
     spike_sigmas: PositiveFloat = 6.0
+    """Distance above the recent losses at which a loss is flagged as a spike.
+
+    Effect: smaller values flag more steps; nothing is stopped.
+    Unit: standard deviations
+    """
     startup_deadline_seconds: OptionalPositiveFloat = 3600.0
+    """Time until the first step after which a run is ended as hung; `none` waits for ever.
+
+    Effect: a run that hangs gives its machines back.
+    Unit: seconds
+    """
     step_deadline_seconds: OptionalPositiveFloat = 1800.0
+    """Time without progress after which a run is ended as hung; `none` waits for ever.
+
+    Effect: a run that hangs gives its machines back.
+    Unit: seconds
+    """
 
 
 Remat = Literal["none", "dots", "dots-attention", "full"]
 
 
-class RunConfig(Section):
-    """One run: what is weighed is what runs.
+MOST_ELEMENTS = 2**56
+"""The most elements of one array. XLA counts bytes, and sums of several arrays, in signed 64-bit integers."""
 
-    `name`: the preset's or the file's stem. `precision`: of the arithmetic; parameters and moments are
-    fp32 in all (docs/precision.md). `layout`: as `Layout.parse` reads it. `remat`: what a block keeps for
-    the backward pass (`none` recomputes nothing, `full` keeps only the block's input). `zero1`: parameters
-    and moments are split over data too, and the parameters gathered once a step. `offload`: what waits in
-    the hosts' memory: moments, between steps; activations, until the backward pass. `pipeline`: in which
-    order microbatches pass the stages, where the layout has several: activations of `1f1b` do not grow with
-    the number of microbatches, as those of `gpipe` do. `steps`: of `train`.
-    `deterministic`: repeats on one GPU are bitwise equal, which may cost speed; CPUs and TPUs repeat anyway.
-    """
+
+class RunConfig(Section):
+    """One run: the program that is weighed is the one that runs."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of the preset, or of the file without its ending; no key of a file."""
     model: Model
+    """The model and its sizes; `kind` chooses which."""
     data: Data
+    """The source of the batches; `source` chooses which. Weighing reads no data."""
     optimizer: Optimizer
-    schedule: Schedule
+    """The update rule; `kind` chooses which. [Optimizers](optimizers.md) compares them."""
+    schedule: Schedule = ConstantSchedule(kind="constant")
+    """The course of the learning rate; `kind` chooses which. Without this section the rate stays the same."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
+    """Format of the arithmetic; parameters and moments are always fp32.
+
+    Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md).
+    """
     layout: str = "data=-1"
+    """Mesh axes and their sizes, outermost first, as in `fsdp=64,tensor=8`; one size may be -1, the rest.
+
+    Effect: what each device holds and sends: [layouts](layouts.md).
+    """
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
+    """Results that a block keeps for the backward pass.
+
+    The others are computed again. `none` keeps every intermediate result, `dots` those of products,
+    `dots-attention` those and attention's, `full` only the block's input.
+    Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
+    Default: `dots-attention` for a transformer, else `none`
+    """
     zero1: bool = False
+    """Split parameters and moments over `data` too; parameters are gathered once a step.
+
+    Effect: divides the state by `data`: [where the state lies](optimizers.md#where-the-state-lies).
+    """
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
+    """Arrays that wait in the hosts' memory.
+
+    Moments wait between steps, activations until the backward pass.
+    Effect: saves device memory, and every byte crosses the host's link twice a step. `activations` needs
+    `remat = "full"`.
+    """
     pipeline: PipelineSchedule = "1f1b"
+    """Order in which microbatches pass the stages of a layout.
+
+    Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do.
+    """
     batch: BatchConfig
-    steps: Positive
+    """The batch that one step reads; rows or images are meant where a model takes those."""
+    steps: OptionalPositive = None
+    """Steps of the run; `train` needs them here or as `--steps`, `weigh` does not.
+
+    Effect: schedules that fall end here; no figure of one step.
+    Unit: steps
+    """
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the parameters, the order of the data and dropout.
+
+    Effect: another run of the same kind; nothing that is weighed.
+    Unit: none
+    """
     deterministic: bool = False
+    """Make repeats on one GPU bitwise equal; CPUs and TPUs repeat anyway.
+
+    Effect: may cost speed on GPUs.
+    """
     evaluation: EvaluationConfig = EvaluationConfig()
+    """The loss on data that is not trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """The checkpoints of a run, from which it can be resumed."""
     faults: FaultConfig = FaultConfig()
+    """The answer to a step that went wrong: [training](training.md)."""
+
+    @property
+    def horizon_steps(self) -> int:
+        """`steps`; without them, for weighing alone, the fewest that the schedule has room for.
+
+        They are constants of the program, and change no byte and no FLOP of a step.
+        """
+        return self.steps or least_steps(self.schedule)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -133,7 +251,7 @@ class RunConfig(Section):
     @classmethod
     def _layout_reads(cls, text: str) -> str:
         try:
-            Layout.parse(text)
+            return str(Layout.parse(text))
         except InputError as error:
             raise_problems([("", f"= {text!r}: {error.message}", error.hint)])
         return text
@@ -150,8 +268,24 @@ class RunConfig(Section):
         problems += self._offload_problems()
         problems += self._batch_problems()
         problems += schedule_problems(self.schedule, self.steps)
+        problems += self._size_problems()
         raise_problems(problems)
         return self
+
+    def _size_problems(self) -> list[Problem]:
+        """Parameters or activations beyond what XLA can count; it would end without words."""
+        problems: list[Problem] = []
+        rows = self.batch.tokens_per_step
+        for path, count, what in (
+            ("model", self.model.num_parameters, "parameters"),
+            ("batch", rows * _widest(self.model, self.batch.sequence_length), "numbers in one activation"),
+        ):
+            if count > MOST_ELEMENTS:
+                most = f"XLA can count {format_count(MOST_ELEMENTS)}"
+                problems.append(
+                    (path, f"has {format_count(count)} {what}, and {most}", f"use a smaller {path}")
+                )
+        return problems
 
     def _batch_problems(self) -> list[Problem]:
         """Microbatches that do not divide it; a scale without what it scales from, or the reverse."""
@@ -239,6 +373,22 @@ class RunConfig(Section):
         return []
 
 
+def _widest(model: Model, length: int) -> int:
+    """Numbers of the widest activation for each token, row or image; attention's scores are one."""
+    if isinstance(model, LinearModel):
+        return model.input_dim
+    if isinstance(model, LeNetModel):
+        return 20 * model.image_size**2
+    if isinstance(model, ResNetModel):
+        return 64 * model.image_size**2
+    if not isinstance(model, TransformerModel):
+        return model.width
+    heads, experts = model.num_heads, model.num_experts or 1
+    return max(
+        model.embed_dim, heads * model.head_dim, heads * length, experts * model.mlp_dim, model.vocab_size
+    )
+
+
 def _taken(model: Model) -> str:
     """What a batch of the model holds."""
     return {"transformer": "sequences", "lenet": "images", "resnet18": "images"}.get(model.kind, "rows")
@@ -261,12 +411,11 @@ def _sequence_problems(model: TransformerModel, length: int) -> list[Problem]:
         )
     chunk = min(model.loss_chunk, length)
     if length % chunk:
-        near = max(n for n in range(1, chunk + 1) if length % n == 0)
         problems.append(
             (
                 "model.loss_chunk",
                 f"= {model.loss_chunk} does not divide batch.sequence_length = {length}",
-                f"use model.loss_chunk = {near}",
+                f"use model.loss_chunk = {near_divisors(length, chunk)[0]}",
             )
         )
     return problems

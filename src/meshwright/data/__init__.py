@@ -7,6 +7,9 @@ seed and step.
 from ._facts import InputFacts as InputFacts
 from ._facts import TokenFileFacts as TokenFileFacts
 from ._facts import read_facts as read_facts
+from ._files import data_identity as data_identity
+from ._files import identity_difference as identity_difference
+from ._idx import write_images as write_images
 from ._images import ImageFiles as ImageFiles
 from ._images import LabelledImages as LabelledImages
 from ._open import Dataset as Dataset

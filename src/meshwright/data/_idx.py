@@ -41,15 +41,26 @@ def idx_parts(folder: Path) -> dict[Split, IdxPart]:
         InputError: a file that is absent, cut short, too long or of another kind; images and labels that
             do not go together; a label that is none of the ten.
     """
-    absent = [name for names in NAMES.values() for name in names if _found(folder, name) is None]
+    idx_files(folder)
+    return {split: _part(folder, *names) for split, names in NAMES.items()}
+
+
+def idx_files(folder: Path) -> list[Path]:
+    """Return the four files of a folder, in the order of `NAMES`.
+
+    Raises:
+        InputError: some are absent; all of those are named.
+    """
+    every = [name for names in NAMES.values() for name in names]
+    found = {name: _found(folder, name) for name in every}
+    absent = [name for name, path in found.items() if path is None]
     if absent:
-        every = ", ".join(name for names in NAMES.values() for name in names)
         raise InputError(
             f"data.folder: {folder} has no {', '.join(absent)}",
-            hint=f"put the four files there, plain or with .gz: {every}; or make a small set of the same "
-            f"format: meshwright data sample-images --to {folder}",
+            hint=f"put the four files there, plain or with .gz: {', '.join(every)}; or make a small set of "
+            f"the same format: meshwright data sample-images --to {folder}",
         )
-    return {split: _part(folder, *names) for split, names in NAMES.items()}
+    return [path for path in found.values() if path is not None]
 
 
 def _part(folder: Path, images_name: str, labels_name: str) -> IdxPart:
@@ -112,3 +123,37 @@ def write_idx(path: Path, array: np.ndarray) -> None:
     header = bytes((0, 0, _UNSIGNED_BYTES, array.ndim)) + np.array(array.shape, ">u4").tobytes()
     raw = header + array.tobytes()
     path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
+
+
+def write_images(
+    folder: Path, *, train: tuple[np.ndarray, np.ndarray], held_out: tuple[np.ndarray, np.ndarray]
+) -> dict[str, int]:
+    """Write images of ten classes as the four gzipped files of MNIST; return the rows of each part.
+
+    Args:
+        folder: made where it is missing.
+        train, held_out: images uint8 [rows, height, width] and their labels, uint8 [rows], below 10.
+
+    Raises:
+        InputError: images and labels do not go together; the folder holds one of the files already, or
+            cannot be written.
+    """
+    there = [path.name for names in NAMES.values() for name in names for path in folder.glob(f"{name}*")]
+    if there:
+        raise InputError(f"{folder} holds {', '.join(there)} already", hint="name another folder")
+    for part, (images, labels) in (("train", train), ("held_out", held_out)):
+        fits = images.ndim == 3 and labels.shape == images.shape[:1] and len(labels)
+        if not fits or {images.dtype, labels.dtype} != {np.dtype(np.uint8)} or labels.max() >= CLASSES:
+            raise InputError(
+                f"{part}: images {images.dtype}{list(images.shape)} with labels "
+                f"{labels.dtype}{list(labels.shape)} are not ten classes of images",
+                hint="give images uint8 [rows, height, width] and labels uint8 [rows] from 0 to 9",
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for names, arrays in zip(NAMES.values(), (train, held_out), strict=True):
+            for name, array in zip(names, arrays, strict=True):
+                write_idx(folder / f"{name}.gz", array)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}", hint="name another folder") from None
+    return {split: len(labels) for split, (_, labels) in zip(NAMES, (train, held_out), strict=True)}

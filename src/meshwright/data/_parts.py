@@ -57,7 +57,7 @@ def finished_part(path: Path, dtype: str) -> Part | None:
     try:
         part = Part(**json.loads(_record_of(path).read_bytes()))
         whole = path.stat().st_size == part.num_tokens * np.dtype(dtype).itemsize
-    except (OSError, ValueError, TypeError):  # missing, cut short or altered: it is made anew
+    except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: it is made anew
         return None
     return part if whole else None
 
@@ -118,7 +118,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as refused:
-        there = next(folder for folder in path.absolute().parents if folder.is_dir())
+        there = next(folder for folder in path.absolute().parents if os.path.isdir(folder))
         free = shutil.disk_usage(there).free
         raise MeshwrightError(
             f"cannot write {path}: {refused.strerror}; {free} bytes are free there",

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshwright.errors import InputError
-
-from ._idx import CLASSES, NAMES, write_idx
+from ._idx import CLASSES, write_images
 
 SIDE = 28
 ROWS = {"train": 4096, "held-out": 1024}
@@ -27,22 +25,11 @@ def write_sample_images(folder: Path) -> dict[str, int]:
     Raises:
         InputError: the folder cannot be made, or holds one of the files already.
     """
-    paths = [folder / f"{name}.gz" for names in NAMES.values() for name in names]
-    there = [path.name for names in NAMES.values() for name in names for path in folder.glob(f"{name}*")]
-    if there:
-        raise InputError(f"{folder} holds {', '.join(there)} already", hint="name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        random = np.random.Generator(np.random.PCG64(_SEED))
-        shapes = random.random((CLASSES, _COARSE, _COARSE)) < 0.5
-        pixels = np.kron(shapes, np.ones((SIDE // _COARSE, SIDE // _COARSE)))
-        for rows, (images, labels) in zip(ROWS.values(), (paths[:2], paths[2:]), strict=True):
-            drawn = _drawn(random, pixels, rows)
-            write_idx(images, drawn[0])
-            write_idx(labels, drawn[1])
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}", hint="name another folder") from None
-    return dict(ROWS)
+    random = np.random.Generator(np.random.PCG64(_SEED))
+    shapes = random.random((CLASSES, _COARSE, _COARSE)) < 0.5
+    pixels = np.kron(shapes, np.ones((SIDE // _COARSE, SIDE // _COARSE)))
+    train, held_out = (_drawn(random, pixels, rows) for rows in ROWS.values())
+    return write_images(folder, train=train, held_out=held_out)
 
 
 def _drawn(random: np.random.Generator, pixels: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:

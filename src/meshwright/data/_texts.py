@@ -8,6 +8,7 @@ range of bytes of a long one.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,9 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
     seen: dict[Path, str] = {}
     for name in inputs:
         path = Path(name)
-        if path.is_dir():
+        if os.path.isdir(name):
             raise InputError(f"{name} is a folder", hint=f"name its files, as in {name.rstrip('/')}/*.txt")
-        if not path.is_file():
+        if not os.path.isfile(name):
             raise InputError(f"no text {name}", hint="check the path")
         if (real := path.resolve()) in seen:
             raise InputError(f"{name} is named twice (as {seen[real]})", hint="name each file once")
@@ -114,7 +115,7 @@ def _lines(piece: Piece, text_key: str) -> Iterator[str]:
 def _document(line: bytes, piece: Piece, begin: int, text_key: str) -> str:
     try:
         record = json.loads(_text(line, piece.path, begin))
-    except ValueError as wrong:
+    except (ValueError, RecursionError) as wrong:
         where = _where(piece, begin)
         raise InputError(f"{where}: no JSON: {wrong}", hint="mend the line, or take it out") from wrong
     wanted = "each line must be an object with its text under that key; --text-key names another"

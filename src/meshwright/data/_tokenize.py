@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from meshwright.children import safe_path
 from meshwright.errors import InputError, MeshwrightError
 
 from ._facts import SCHEMA, InputFacts, TokenFileFacts, facts_path, read_facts
@@ -72,6 +74,8 @@ def tokenize(
         MeshwrightError: the disk is full, or a worker died.
     """
     target = Path(to)
+    if not target.name:
+        raise InputError(f"--to {to!r} names no file", hint="name a file, as in tokens.bin")
     opened, settings = _settings(tokenizer, dtype, end_of_document, text_key)
     pieces = pieces_of(inputs, piece_bytes)
     if workers < 1:
@@ -188,9 +192,16 @@ def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settin
     import multiprocessing
 
     context = multiprocessing.get_context("spawn")  # a fork would copy the locks of threads
-    pool = ProcessPoolExecutor(count, context, start_worker, (settings.tokenizer,))
+    with safe_path():
+        pool = ProcessPoolExecutor(count, context, start_worker, (settings.tokenizer,))
     try:
-        futures = {pool.submit(work, path, piece, settings): (path, piece) for path, piece in missing}
+        # A worker that is still importing has not yet left Ctrl-C to this process: it starts with it blocked.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with safe_path():  # the processes start as work is submitted
+                futures = {pool.submit(work, path, piece, settings): (path, piece) for path, piece in missing}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for future in as_completed(futures):
             part = future.result()
             if not isinstance(part, Part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class FileTokenizer:
             InputError: no such token.
         """
         found: int | None = self.inner.token_to_id(asked)
-        if found is None and asked.isdecimal() and int(asked) < self.num_ids:
+        if found is None and asked.isdecimal() and len(asked) < 20 and int(asked) < self.num_ids:
             found = int(asked)
         if found is None:
             special = [token.content for token in self.inner.get_added_tokens_decoder().values()]
@@ -95,7 +96,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == BYTES:
         return ByteTokenizer()
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(name):
         raise InputError(f"no tokenizer {name!r}", hint="use bytes, or the path of a local tokenizer.json")
     try:
         import tokenizers

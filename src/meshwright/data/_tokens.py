@@ -14,6 +14,7 @@ from meshwright.config import Order, TokenFileData
 from meshwright.errors import InputError
 
 from ._documents import segments_of
+from ._files import TokenFile
 from ._order import windows_at
 from ._split import ALL, Rows, Split, generator
 from ._tokenizers import ByteTokenizer
@@ -49,8 +50,8 @@ class RandomTokens:
 class TokenWindows:
     """Windows of a long array of tokens.
 
-    `name`: of the source, for errors. `parts`: one 1-D array of integers per split, perhaps a memory
-    map. `is_bytes`: whether the tokens are the bytes of UTF-8 text. `order`: `random` windows start
+    `name`: of the source, for errors. `parts`: one 1-D array of integers per split, in memory or in a file.
+    `is_bytes`: whether the tokens are the bytes of UTF-8 text. `order`: `random` windows start
     anywhere and may overlap. For `epochs` window i begins at token i x `sequence_length`, so that every
     token but the part's first is predicted once per epoch (what is left at the end, less than a window,
     never is); epochs follow each other without a gap, also within a batch. `end_of_document`: the id that
@@ -61,7 +62,7 @@ class TokenWindows:
     """
 
     name: str
-    parts: Mapping[Split, np.ndarray]
+    parts: Mapping[Split, np.ndarray | TokenFile]
     is_bytes: bool
     seed: int
     sequences: int
@@ -95,11 +96,15 @@ class TokenWindows:
         Reads the windows of these rows alone.
 
         Raises:
-            InputError: a token is outside the model's vocabulary.
+            InputError: a token is outside the model's vocabulary, or a file has been cut short.
+            MeshwrightError: the disk does not give a file's tokens.
         """
         part, window = self.parts[split], self.sequence_length + 1
-        # A memory map's subclass would make each of these operations slower.
-        tokens = sliding_window_view(np.asarray(part), window)[self._starts(step, split)[rows]]
+        starts = self._starts(step, split)[rows]
+        if isinstance(part, TokenFile):
+            tokens = part.windows(starts, window)
+        else:
+            tokens = sliding_window_view(part, window)[starts]
         self._check_vocabulary(tokens)
         batch = {"tokens": tokens.astype(np.int32)}
         if self.end_of_document is not None:
@@ -166,8 +171,8 @@ def _ids_as_text(tokens: np.ndarray) -> str:
     return " ".join(str(token) for token in tokens)
 
 
-def token_file_parts(data: TokenFileData) -> dict[Split, np.ndarray]:
-    """Memory maps of a token file's beginning (to train) and of its tail (held out).
+def token_file_parts(data: TokenFileData) -> dict[Split, TokenFile]:
+    """Return a token file's beginning, to train, and its tail, held out.
 
     Raises:
         InputError: no such file, or its size is no whole number of tokens.
@@ -184,9 +189,9 @@ def token_file_parts(data: TokenFileData) -> dict[Split, np.ndarray]:
             f"{path}: {num_bytes} bytes are no whole number of {data.dtype} tokens ({dtype.itemsize} bytes)",
             hint=f"data.dtype may be {' or '.join(fits)}" if fits else "the file is cut short; copy it again",
         )
-    tokens: np.ndarray = np.memmap(path, dtype=dtype, mode="r")
+    tokens = TokenFile(path, dtype)
     cut = len(tokens) - math.ceil(len(tokens) * data.held_out_fraction)
-    return {"train": tokens[:cut], "held-out": tokens[cut:]}
+    return {"train": tokens.part(0, cut), "held-out": tokens.part(cut, len(tokens))}
 
 
 def _nearest_existing(path: Path) -> Path:

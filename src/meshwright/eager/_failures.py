@@ -96,7 +96,7 @@ def quiet_fakes() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def in_words(failed: Exception, what: str, paths: dict[int, str], hint: str) -> InputError:
+def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
     """The failure of `what` ("the forward pass"): module and line; `hint` unless the failure has its own."""
     place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
     if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
@@ -115,14 +115,14 @@ def in_words(failed: Exception, what: str, paths: dict[int, str], hint: str) -> 
     return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
 
 
-def failed_place(failed: Exception) -> str:
+def failed_place(failed: BaseException) -> str:
     """The innermost line that is neither PyTorch's nor ours."""
     frames = traceback.extract_tb(failed.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     return f"at {outside[-1].filename}:{outside[-1].lineno}" if outside else "inside PyTorch"
 
 
-def _module_place(failed: Exception, paths: dict[int, str]) -> str:
+def _module_place(failed: BaseException, paths: dict[int, str]) -> str:
     """The innermost module whose method was running."""
     found = ""
     for frame, _ in traceback.walk_tb(failed.__traceback__):

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 
 from ._calls import tensor_text
@@ -59,7 +60,7 @@ class Fakes:
                 return copy.deepcopy(module, memo)
         except InputError:
             raise
-        except Exception as failed:
+        except USERS_FAILURES as failed:
             raise InputError(
                 f"{type(module).__name__} cannot be copied: {type(failed).__name__}: {failed}",
                 hint="the account runs a copy: keep locks, files and processes out of the module",

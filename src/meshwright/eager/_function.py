@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.compiler import find_function, needs
+from meshwright.compiler import USERS_FAILURES, find_function, needs
 from meshwright.errors import InputError, nearest_name
 
 from ._account import account_torch, require_torch
@@ -47,7 +47,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
             returned = function()
     except ModuleNotFoundError as missing:
         raise needs(name, missing) from missing
-    except Exception as failed:
+    except USERS_FAILURES as failed:
         raise InputError(
             f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
             hint=_hint(failed),
@@ -64,7 +64,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
     return account_torch(parts.pop("module"), *positional, **parts, **by_name)
 
 
-def _hint(failed: Exception) -> str:
+def _hint(failed: BaseException) -> str:
     import torch
 
     if "cuda" in str(failed).lower() and not torch.cuda.is_available():

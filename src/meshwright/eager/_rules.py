@@ -1,14 +1,14 @@
 """FLOPs of one PyTorch operation, from the shapes and attributes of its call alone. No torch is imported.
 
-Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two. The conventions
-are those of the ledger (`meshwright.ledger`): a convolution's products with padding are not counted.
+Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two, of complex numbers
+eight. The conventions are those of the ledger's model FLOPs (`meshwright.ledger`): a convolution counts every
+tap of its window at every output, those on padding included.
 Not counted: elementwise arithmetic, reductions, sorts (`_silent` names them). A rule gives None where the
 work depends on data; such a call is listed as unknown, as is any operation with neither a rule nor silence.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,16 +32,16 @@ Flops = int | tuple[int, int] | None  # FLOPs, perhaps with the part that repeat
 def work_of(call: Call) -> Work | None:
     """The FLOPs of a call by its rule; None where it has no rule, or the rule cannot tell.
 
-    Sources: the operations' definitions in PyTorch's native_functions.yaml; complex products have no rule.
+    Source: the operations' definitions in PyTorch's native_functions.yaml.
     """
     rule = RULES.get(call.name.removeprefix("aten."))
-    if rule is None or any(tensor.dtype.is_complex for tensor in call.tensors()):
-        return None
-    found = rule(call)
+    found = None if rule is None else rule(call)
     if found is None:
         return None
     flops, recomputed = found if isinstance(found, tuple) else (found, 0)
-    return Work(flops=flops, recomputed_flops=recomputed, format=_format(call))
+    # PyTorch multiplies no complex numbers with real ones: of a call's tensors all or none are complex.
+    real = 4 if any(tensor.dtype.is_complex for tensor in call.tensors()) else 1
+    return Work(flops=real * flops, recomputed_flops=real * recomputed, format=_format(call))
 
 
 def _format(call: Call) -> str:
@@ -85,7 +85,7 @@ def _convolution(call: Call) -> Flops:
 
 
 def _convolution_backward(call: Call) -> Flops:
-    """Gradients of input and weight meet the same pairs as the forward pass; the bias's is a sum."""
+    """The gradients of input and weight each cost what the forward pass does; the bias's is a sum."""
     one = _convolution_flops(call, call.shape("input"), call.shape("weight"), call.shape("grad_output"))
     return one * sum(bool(wanted) for wanted in call["output_mask"][:2])
 
@@ -93,38 +93,11 @@ def _convolution_backward(call: Call) -> Flops:
 def _convolution_flops(
     call: Call, image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]
 ) -> int:
-    """2 x batch x the kernel's features (those of one group by all) x pairs of positions that really meet."""
+    """Two x batch x elements of the kernel x its positions: the outputs, or the inputs if transposed."""
     dims = len(kernel) - 2
-    batched = len(image) == len(kernel)
-    # A transposed convolution scatters where the plain one from its result to its input would gather.
-    gathered, positions = (result, image) if call["transposed"] else (image, result)
-    pairs = 1
-    for place in range(dims):
-        pairs *= _meeting_pairs(
-            size=gathered[place - dims],
-            window=kernel[place - dims],
-            outputs=positions[place - dims],
-            stride=_spread(call["stride"], place),
-            low=_spread(call["padding"], place),
-            dilation=_spread(call["dilation"], place),
-        )
-    return 2 * (image[0] if batched else 1) * kernel[0] * kernel[1] * pairs
-
-
-def _spread(value: list[int], place: int) -> int:
-    return value[place] if len(value) > 1 else value[0]
-
-
-@functools.lru_cache(maxsize=10_000)
-def _meeting_pairs(*, size: int, window: int, outputs: int, stride: int, low: int, dilation: int) -> int:
-    """How many (output, window) positions of one dimension meet an element and not padding."""
-    pairs = 0
-    for tap in range(window):
-        offset = tap * dilation - low
-        first = max(0, -(offset // stride))  # the least output with output x stride + offset >= 0
-        final = min(outputs - 1, (size - 1 - offset) // stride)
-        pairs += max(0, final - first + 1)
-    return pairs
+    batch = image[0] if len(image) == len(kernel) else 1
+    positions = (image if call["transposed"] else result)[-dims:]
+    return 2 * batch * math.prod(kernel) * math.prod(positions)
 
 
 def _recurrent(call: Call) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 
 from ._calls import format_name, tensor_text
@@ -115,7 +116,7 @@ class _Run:
             yield
         except InputError:
             raise
-        except Exception as failed:
+        except USERS_FAILURES as failed:
             if self.watch.own_mistake is not None:
                 raise
             raise in_words(failed, what, self.stack.paths, hint or self._inputs_text()) from failed

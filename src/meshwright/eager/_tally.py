@@ -12,7 +12,7 @@ from ._storages import TEMPORARY, Storages
 
 ALWAYS = (
     "FLOPs are of matrix products, convolutions, attention and recurrent layers; a multiply-add is two. "
-    "Elementwise work and reductions count none, nor do a convolution's products with padding.",
+    "Elementwise work and reductions count none; a convolution's products with padding count.",
     "Causal attention in one operation counts the pairs of positions that may meet; a mask that is a tensor, "
     "and attention written as matrix products, count whole.",
     "Bytes are those of the storages. The peak is of a step after the first, the output lives until its end, "

@@ -5,14 +5,15 @@ A chip here is one JAX device: one GCD of an MI250X card, one core of a TPU v3 o
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.errors import InputError, nearest_name
+from meshwright.errors import InputError, near_names, nearest_name
 from meshwright.formats import FORMATS
 
 GIB = 2**30
@@ -28,9 +29,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What XLA's compiler asks about an NVIDIA GPU that is not there; figures of XLA's own specs."""
+    """The figures that XLA's compiler needs about an NVIDIA GPU that is not there.
+
+    `rendered`: False where XLA has a spec of its own for the chip, True where the figures are published
+    ones; the chip's `sources["target"]` says which figure is from where. Rates are per second, of one device.
+    """
 
     compute_capability: tuple[int, int]
+    rendered: bool
     accelerated_features: bool
     core_count: int
     fpus_per_core: int
@@ -41,6 +47,53 @@ class Target:
     shared_memory_per_block_optin_bytes: int
     threads_per_core_limit: int
     nvlink_active_links: int
+
+    @property
+    def origin(self) -> str:
+        """Return where the figures are from, as `weigh --json` prints it."""
+        return "published figures" if self.rendered else "XLA's spec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiprocessor:
+    """The limits of one streaming multiprocessor; NVIDIA gives every chip of a compute capability the same.
+
+    `fpus`: FP32 units. `shared_memory_bytes`: of the multiprocessor; a block can have 1 KiB less, which the
+    driver reserves from 8.0 on. `accelerated_features`: XLA compiles for sm_90a, not sm_90.
+    """
+
+    fpus: int
+    shared_memory_bytes: int
+    shared_memory_per_block_bytes: int
+    threads: int
+    accelerated_features: bool
+
+
+_KIB = 2**10
+MULTIPROCESSORS: Mapping[str, Multiprocessor] = MappingProxyType(
+    {
+        capability: Multiprocessor(
+            fpus=fpus,
+            shared_memory_bytes=shared_kib * _KIB,
+            shared_memory_per_block_bytes=(shared_kib - reserved_kib) * _KIB,
+            threads=threads,
+            accelerated_features=accelerated,
+        )
+        for capability, fpus, shared_kib, reserved_kib, threads, accelerated in (
+            ("7.0", 64, 96, 0, 2048, False),
+            ("7.5", 64, 64, 0, 1024, False),
+            ("8.0", 64, 164, 1, 2048, False),
+            ("8.6", 128, 100, 1, 1536, False),
+            ("8.9", 128, 100, 1, 1536, False),
+            ("9.0", 128, 228, 1, 2048, True),
+            ("10.0", 128, 228, 1, 2048, True),
+            ("10.3", 128, 228, 1, 2048, True),
+            ("12.0", 128, 100, 1, 1536, False),
+        )
+    }
+)
+"""By compute capability. Source: CUDA C++ programming guide, "Technical specifications per compute
+capability" and, for FP32 units, its table of arithmetic throughput; accelerated features: XLA's specs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +123,7 @@ class Chip:
     `chips_per_host`, `chips_per_domain`: JAX devices of a usual host and of a full fast domain.
     `uncertain_fields`: fields and formats about which sources disagree, or which vary between hosts.
     `sources`: by group of figures (rates, memory, device_kinds, between, target, slices).
-    `target`: None where XLA has no spec: nothing can be compiled for this chip without the chip.
+    `target`: None where its figures are not known, or where no compiler can be had without the chip.
     """
 
     name: str
@@ -99,11 +152,46 @@ def _link(fields: dict[str, Any] | None) -> Link | None:
     return None if fields is None else Link(**fields)
 
 
-def _target(fields: dict[str, Any] | None) -> Target | None:
+def rendered_target(
+    *,
+    compute_capability: str,
+    clock_ghz: float,
+    l2_bytes: int,
+    nvlink_active_links: int,
+    num_sms: int,
+    memory_bytes_per_second: float,
+) -> Target:
+    """Return the target of a chip that XLA has no spec for, from published figures.
+
+    The limits of a multiprocessor follow from the compute capability ("8.9").
+    """
+    each = MULTIPROCESSORS[compute_capability]
+    major, minor = compute_capability.split(".")
+    return Target(
+        compute_capability=(int(major), int(minor)),
+        rendered=True,
+        accelerated_features=each.accelerated_features,
+        core_count=num_sms,
+        fpus_per_core=each.fpus,
+        clock_ghz=clock_ghz,
+        memory_bytes_per_second=int(memory_bytes_per_second),
+        l2_bytes=l2_bytes,
+        shared_memory_per_core_bytes=each.shared_memory_bytes,
+        shared_memory_per_block_optin_bytes=each.shared_memory_per_block_bytes,
+        threads_per_core_limit=each.threads,
+        nvlink_active_links=nvlink_active_links,
+    )
+
+
+def _target(fields: dict[str, Any] | None, chip: dict[str, Any]) -> Target | None:
+    """Read a target: all of XLA's own spec, or four figures to which the chip's table adds two."""
     if fields is None:
         return None
+    if "core_count" not in fields:
+        known = {name: chip[name] for name in ("num_sms", "memory_bytes_per_second")}
+        return rendered_target(**fields, **known)
     major, minor = fields.pop("compute_capability").split(".")
-    return Target(compute_capability=(int(major), int(minor)), **fields)
+    return Target(compute_capability=(int(major), int(minor)), rendered=False, **fields)
 
 
 def _slices(fields: dict[str, Any] | None) -> Slices | None:
@@ -113,6 +201,7 @@ def _slices(fields: dict[str, Any] | None) -> Slices | None:
 def _chip(name: str, fields: dict[str, Any]) -> Chip:
     """One table of catalog.toml as a record; a key that no record has is our own bug."""
     memory_gib = fields.pop("memory_gib", None)
+    target = _target(fields.pop("target", None), fields)
     chip = Chip(
         name=name,
         aliases=tuple(fields.pop("aliases", ())),
@@ -127,7 +216,7 @@ def _chip(name: str, fields: dict[str, Any]) -> Chip:
         watts=fields.pop("watts", None),
         uncertain_fields=tuple(fields.pop("uncertain_fields")),
         sources=fields.pop("sources"),
-        target=_target(fields.pop("target", None)),
+        target=target,
         slices=_slices(fields.pop("slices", None)),
         **fields,
     )
@@ -145,7 +234,19 @@ CATALOG: Mapping[str, Chip] = _read_catalog()
 """Every chip by its canonical name."""
 
 
-def _index(keys_of: Mapping[str, tuple[str, ...]]) -> dict[str, Chip]:
+_BRANDS = {"nvidia", "geforce", "tesla", "amd", "instinct", "google", "cloud"}
+
+
+def _plain(name: str) -> str:
+    """Return a chip's name without what people write differently: "NVIDIA GeForce RTX 4090" is "rtx4090".
+
+    Case, spaces, hyphens and the maker's brands are left out, and a size may end in "G" or "GB".
+    """
+    words = re.split(r"[\s_-]+", name.lower())
+    return re.sub(r"(\d)g$", r"\1gb", "".join(word for word in words if word not in _BRANDS))
+
+
+def _index(keys_of: Mapping[str, Iterable[str]]) -> dict[str, Chip]:
     index: dict[str, Chip] = {}
     for name, keys in keys_of.items():
         for key in keys:
@@ -154,20 +255,32 @@ def _index(keys_of: Mapping[str, tuple[str, ...]]) -> dict[str, Chip]:
     return index
 
 
-_BY_NAME = _index({c.name: tuple(n.lower() for n in (c.name, *c.aliases)) for c in CATALOG.values()})
+_BY_NAME = _index(
+    {c.name: {_plain(n) for n in (c.name, *c.aliases, *c.device_kinds)} for c in CATALOG.values()}
+)
 _BY_KIND = _index({c.name: c.device_kinds for c in CATALOG.values()})
 
 
+def chip_named(name: str) -> Chip | None:
+    """Return the chip of that name, alias or device kind, or None.
+
+    Case, spaces, hyphens and the maker's brand do not matter: "RTX4090", "GeForce RTX 4090" and "4090" are
+    one chip.
+    """
+    return _BY_NAME.get(_plain(name))
+
+
 def find_chip(name: str) -> Chip:
-    """The chip of that canonical name or alias, upper or lower case.
+    """Return the chip that `chip_named` finds.
 
     Raises:
-        InputError: no chip has exactly that name.
+        InputError: no chip has that name.
     """
-    chip = _BY_NAME.get(name.lower())
+    chip = chip_named(name)
     if chip is None:
         known = [n for c in CATALOG.values() for n in (c.name, *c.aliases)]
-        raise InputError(f"unknown chip {name!r}", hint=nearest_name(name, known))
+        hint = nearest_name(name, near_names(name, known) or CATALOG)
+        raise InputError(f"unknown chip {name!r}", hint=hint)
     return chip
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from meshwright.errors import InputError
 
-from ._chip import CATALOG, Chip, Link, chip_of_device_kind, find_chip
+from ._chip import CATALOG, Chip, Link, chip_named, chip_of_device_kind, find_chip
 
 _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
+_COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
 _LARGEST = 10**6  # devices; far above any machine, and below what the compiler's own figures can hold
 
 
@@ -20,7 +21,7 @@ class Fleet:
 
     `chips_per_domain`: devices that `inside` joins: a host, a rack of trays, or a whole TPU slice;
     `between` joins the domains. `topology`: for TPUs what libtpu calls the slice ("v5p:4x8x8"), else "".
-    `price_per_chip_hour`: only where the user says it; in the user's currency.
+    `price_per_device_hour`: of one device, in the user's currency; None unless the user gives it.
     """
 
     chip: Chip
@@ -28,7 +29,7 @@ class Fleet:
     chips_per_host: int
     chips_per_domain: int
     topology: str = ""
-    price_per_chip_hour: float | None = None
+    price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
         assert self.num_hosts >= 1, f"a fleet of {self.num_hosts} hosts"
@@ -70,15 +71,15 @@ class Fleet:
             InputError: what is written cannot be read, or no such chip, count or slice exists.
         """
         text = text.strip()
-        counted = re.fullmatch(r"(\d+)\s*[xX]\s*(?:(\d+)\s*[xX]\s*)?(\S.*)", text, re.ASCII)
+        counted = _COUNTED.fullmatch(text)
         if counted is not None:
             return _counted(text, counted[1], counted[2], counted[3])
-        sliced = re.fullmatch(r"(.+)-(\d+)", text, re.ASCII)
-        if sliced is not None and (chip := _tpu(sliced[1])) is not None:
+        chip = chip_named(text)
+        if chip is not None:
+            raise InputError(f"fleet {text!r} does not say how many", hint=_example_of(chip))
+        sliced = re.fullmatch(r"(.+)-(\d{1,9})", text, re.ASCII)
+        if sliced is not None and (chip := chip_named(sliced[1])) is not None and chip.slices is not None:
             return _slice(text, chip, sliced[2])
-        words = [n for c in CATALOG.values() for n in (c.name, *c.aliases)]
-        if text.lower() in (w.lower() for w in words):
-            raise InputError(f"fleet {text!r} does not say how many", hint=_example_of(find_chip(text)))
         raise InputError(f"cannot read the fleet {text!r}", hint=_EXAMPLES)
 
     @classmethod
@@ -98,6 +99,25 @@ class Fleet:
             if math.prod(_sizes(shape)) * chip.slices.devices_per_chip == count:
                 return _of_shape(chip, shape)
         raise InputError(f"no slice of {chip.name} has {count} devices", hint=_known_slices(chip))
+
+
+def fleet_reading(text: str) -> str:
+    """Return how the chip of a fleet's text is understood, where it is not the catalog's name; else "".
+
+    An alias such as "A100" means one chip of several: the others are listed.
+
+    Raises:
+        InputError: as `Fleet.parse`.
+    """
+    fleet = Fleet.parse(text)
+    written, name = text.strip().lower(), fleet.chip.name.lower()
+    if written.endswith(name) or written.startswith(f"{name}-"):
+        return ""
+    counted = _COUNTED.fullmatch(text.strip())
+    family = counted[3].lower() if counted else ""
+    others = [n for n in CATALOG if n != fleet.chip.name and family and n.lower().startswith(f"{family}-")]
+    listed = f" (the others of that name: {', '.join(others)})" if others else ""
+    return f"fleet {text.strip()!r} read as {fleet.name}{listed}"
 
 
 def _fits_one_host(chip: Chip, count: int) -> bool:
@@ -139,14 +159,6 @@ def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
             hint=f"use {below}x{chip.name} or {above}x{chip.name}; or one host: 1x{count}x{chip.name}",
         )
     return _hosts(chip, count // usual, usual)
-
-
-def _tpu(name: str) -> Chip | None:
-    """The TPU generation of that name, or None: "A100-40" is no slice."""
-    for chip in CATALOG.values():
-        if chip.slices is not None and name.lower() in (n.lower() for n in (chip.name, *chip.aliases)):
-            return chip
-    return None
 
 
 def _sizes(shape: str) -> list[int]:

@@ -1,4 +1,9 @@
-"""What XLA's compiler must be told to compile for devices that are not there.
+"""Describe devices that are not there to XLA's compilers.
+
+Figures. Those of a chip's `Target`: XLA's own spec where it has one, else published figures, rendered by
+one rule for all. tests/hardware/test_target.py renders the chips of XLA's specs by that rule as well and
+compares them field by field, and one by its compiled program. None of them changes how many bytes a device
+has (that is the pool, below); they steer fusion, tiling and the order of collectives.
 
 Memory. XLA's GPU scheduler keeps a program within `GetSchedulerMemoryLimit`
 (openxla/xla, xla/service/gpu/gpu_hlo_schedule.cc): a base limit, less the program's arguments and
@@ -17,7 +22,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ._chip import CATALOG
+from ._chip import Chip
 from ._fleet import Fleet
 
 DEFAULT_MEMORY_FRACTION = 0.75
@@ -25,6 +30,11 @@ DEFAULT_MEMORY_FRACTION = 0.75
 
 OLDEST_COMPUTE_CAPABILITY = (7, 5)
 """CUDA 13 dropped what is older (CUDA Toolkit 13.0 release notes)."""
+
+SIMULATE_INSTEAD = (
+    "add --simulate to let the CPU's compiler stand in, every figure marked; `meshwright fleets` lists the "
+    "chips that compile"
+)
 
 # Alike for every compute capability from 7.0 on (CUDA C++ programming guide, "Compute Capabilities").
 _COMMON = (
@@ -35,11 +45,33 @@ _COMMON = (
 )
 
 
-def _chips_with_target() -> str:
-    chips = CATALOG.values()
-    return ", ".join(
-        c.name for c in chips if c.target and c.target.compute_capability >= OLDEST_COMPUTE_CAPABILITY
-    )
+def why_simulated(chip: Chip) -> str:
+    """Return why no compiler makes a program for this chip without one; "" where one does.
+
+    Packages that are missing on this machine are another matter: `meshwright doctor` names those.
+    """
+    if chip.platform in ("tpu", "cpu"):
+        return ""
+    if chip.platform != "cuda":
+        return "JAX's compiler for AMD needs an installed ROCm, which its packages do not bring"
+    if chip.target is None:
+        return "neither its number of multiprocessors nor the size of its memory is published"
+    if chip.target.compute_capability < OLDEST_COMPUTE_CAPABILITY:
+        has, oldest = (
+            ".".join(map(str, each)) for each in (chip.target.compute_capability, OLDEST_COMPUTE_CAPABILITY)
+        )
+        return f"it has compute capability {has}, and the compiler of CUDA 13 (ptxas) starts at {oldest}"
+    return ""
+
+
+def check_compilable(chip: Chip) -> None:
+    """Refuse a chip that no compiler makes a program for without one.
+
+    Raises:
+        InputError: with the reason that `why_simulated` gives.
+    """
+    if why := why_simulated(chip):
+        raise InputError(f"cannot compile for {chip.name} without one: {why}", hint=SIMULATE_INSTEAD)
 
 
 def pool_bytes(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> int:
@@ -59,30 +91,23 @@ def pool_bytes(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -
 
 
 def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> str:
-    """The text of a `GpuTargetConfigProto` for the fleet's chip, scheduled for that share of its memory.
+    """Return the text of a `GpuTargetConfigProto` for the fleet's chip, with that share of its memory.
 
     Raises:
-        InputError: no such target: not an NVIDIA GPU, unknown to XLA, or too old for CUDA 13.
+        InputError: the chip is no NVIDIA GPU, or one that nothing compiles for (`why_simulated`).
     """
     chip, target = fleet.chip, fleet.chip.target
+    check_compilable(chip)
     if target is None:
-        why = (
-            "XLA has no target spec for it" if chip.platform == "cuda" else f"it is a {chip.platform} device"
-        )
         raise InputError(
-            f"cannot compile for {chip.name} without one: {why}",
-            hint=f"chips with a GPU target: {_chips_with_target()}",
+            f"{chip.name} has no target for the GPU compiler: it is a {chip.platform} device",
+            hint="choose an NVIDIA GPU: `meshwright fleets` lists them",
         )
     major, minor = target.compute_capability
-    if target.compute_capability < OLDEST_COMPUTE_CAPABILITY:
-        raise InputError(
-            f"CUDA 13's compiler has no compute capability {major}.{minor}, which {chip.name} has",
-            hint=f"chips with a GPU target: {_chips_with_target()}",
-        )
     limit_bytes = pool_bytes(fleet, memory_fraction)
     device_memory_bytes = -(-limit_bytes * 100 // 80)  # up, so that 80 % of it is not a byte short
     features = "ACCELERATED_FEATURES" if target.accelerated_features else "NONE"
-    kind = chip.device_kinds[0]
+    kind = chip.device_kinds[0] if chip.device_kinds else chip.name
     # The versions are those of the compiler that the nvidia extra installs, not of some machine's driver.
     return (
         f"gpu_device_info {{ {_COMMON} "

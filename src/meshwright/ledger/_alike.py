@@ -36,6 +36,7 @@ class Alike:
 
     def __init__(self, program: Program, compiled: Compiled) -> None:
         self._program = program
+        self._split = {argument.path: argument.axes for argument in compiled.arguments}
         self._mesh_axes = compiled.mesh_axes
         self._names = tuple(name for name, _ in compiled.mesh_axes)
         self._everywhere = (1 << len(self._names)) - 1
@@ -74,7 +75,9 @@ class Alike:
         return sum(1 << self._names.index(name) for name in names)
 
     def _argument(self, parameter: Instruction, of_the_batch: bool) -> int:
-        split = axes_of_sharding(parameter.attributes.get("sharding", ""), self._mesh_axes)
+        printed = parameter.attributes.get("sharding", "")
+        # XLA of jaxlib 0.12 prints no sharding in the optimised program: there the request's own is taken.
+        split = axes_of_sharding(printed, self._mesh_axes) if printed else self._split.get(parameter.op_name)
         mask = self._everywhere if split is None else self._mask(split)
         return mask | (self._batch if of_the_batch else 0)
 

@@ -104,10 +104,10 @@ class Owners:
             return _owner("gradients", "shape of a parameter", "shape" if named else "inherited", **facts)
         if in_loss:
             return _owner("logits_and_loss", "scope loss", certainty, **facts)
-        if self._serves_a_collective(*trail[0][:2]):
+        kept = phase == "forward" and self._is_kept(value, trail)
+        if not kept and self._serves_a_collective(*trail[0][:2]):
             return _owner("collective_staging", "a collective's buffer", "structural", **facts)
         if phase == "forward":
-            kept = self._is_kept(value, trail)
             category = "saved_activations" if kept else "forward_temporaries"
             return _owner(category, "made in the forward pass", certainty, **facts)
         if phase == "other":

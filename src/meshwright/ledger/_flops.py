@@ -16,6 +16,7 @@ from meshwright.compiler import module_of, shares_of
 
 from ._elementwise import elementwise_of
 from ._loops import trips_of
+from ._merged import Merged
 from ._phases import Phases, has_path
 from ._rules import Work, unpriced_work, work_of
 from .hlo import Computation, Instruction, Program
@@ -28,6 +29,7 @@ RUNNING = ("fusion", "call", "async-start", "custom-call")
 class ExecutedFlops:
     """Sums over one device's program; `unpriced` counts how often each entry runs.
 
+    `by_phase_and_module`: `merged` is the part of it in merged products, under one of their names.
     `first_by_module`: work that is not recomputed, less the bubble's. `bubble`: of the sums, what a stage of
     a pipeline does without a microbatch, in fractions because only the sum over its loops is whole.
     `elementwise`: operations by class, none of them in the other sums. `assumptions`: conditionals.
@@ -36,7 +38,8 @@ class ExecutedFlops:
     by_phase: Counter[str] = field(default_factory=Counter[str])
     by_format: Counter[str] = field(default_factory=Counter[str])
     by_kind: Counter[str] = field(default_factory=Counter[str])
-    by_module: Counter[str] = field(default_factory=Counter[str])
+    by_phase_and_module: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    merged: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     first_by_module: dict[str, Fraction] = field(default_factory=dict[str, Fraction])
     bubble: Fraction = Fraction(0)
     elementwise: Counter[str] = field(default_factory=Counter[str])
@@ -53,7 +56,8 @@ class ExecutedFlops:
         self.by_phase.update(other.by_phase)
         self.by_format.update(other.by_format)
         self.by_kind.update(other.by_kind)
-        self.by_module.update(other.by_module)
+        self.by_phase_and_module.update(other.by_phase_and_module)
+        self.merged.update(other.merged)
         for module, flops in other.first_by_module.items():
             self.first_by_module[module] = self.first_by_module.get(module, Fraction(0)) + flops
         self.bubble += other.bubble
@@ -91,6 +95,7 @@ class _Walk:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._phases = Phases(program)
+        self._merged = Merged(program)
 
     def computation(self, computation: Computation, times: int, caller: _Place | None) -> ExecutedFlops:
         total = ExecutedFlops()
@@ -99,7 +104,7 @@ class _Walk:
             if caller and (not has_path(instruction) or self._phases.repeats(caller[1])):
                 place = caller  # the nameless inside of a fusion is part of what the fusion is
             if found := work_of(computation, instruction):
-                self._count(total, found, place, times)
+                self._count(total, found, (computation, instruction), place, times)
             elif done := elementwise_of(self._program, computation, instruction):
                 total.elementwise[done[0]] += times * done[1]
             elif unpriced := unpriced_work(computation, instruction):
@@ -114,16 +119,19 @@ class _Walk:
                     total.add(self.computation(self._program.computations[name], times, inside))
         return total
 
-    def _count(self, total: ExecutedFlops, work: Work, place: _Place, times: int) -> None:
+    def _count(self, total: ExecutedFlops, work: Work, here: _Place, place: _Place, times: int) -> None:
+        """Add the work of the instruction `here`, under the name of the one at `place`."""
         phase, module = self._phases.of(*place), module_of(place[1].op_name)
         shares = shares_of(place[1].op_name)
         flops, again = (int(times * n * shares.get("taken", 1)) for n in (work.flops, work.recompute_flops))
-        total.by_phase[phase] += flops - again
-        if again:
-            total.by_phase["recompute"] += again
+        for its, amount in ((phase, flops - again), ("recompute", again)):
+            if amount:
+                total.by_phase[its] += amount
+                total.by_phase_and_module[its, module] += amount
+        if work.kind == "matmul" and self._merged.holds(*here, module):
+            total.merged[phase, module] += flops
         total.by_format[work.format] += flops
         total.by_kind[work.kind] += flops
-        total.by_module[module] += flops
         busy = shares.get("busy", Fraction(1))
         total.bubble += flops * (1 - busy)
         if phase != "recompute":

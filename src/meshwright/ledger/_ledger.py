@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from meshwright.compiler import Compiled, read_text
@@ -11,6 +12,7 @@ from meshwright.hardware import Fleet
 from ._flops import ExecutedFlops, executed_flops
 from ._lint import findings_of
 from ._memory import memory_of
+from ._merged import first_runs, shared_out
 from ._records import FlopLedger, Ledger
 from ._traffic import traffic_of
 from .hlo import parse_program
@@ -25,7 +27,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
     program = parse_program(read_text(folder, "program.hlo.txt"))
     executed = executed_flops(program)
     traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes, fleet, compiled.coordinates)
-    memory, unexplained = memory_of(
+    memory = memory_of(
         program,
         read_text(folder, "buffer-assignment.txt"),
         read_text(folder, "live-range.txt"),
@@ -41,10 +43,9 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
             *compiled.traced_flops.unpriced,
             *_counted(executed.unpriced),
             *unpriced_traffic,
-            *unexplained,
         ),
         findings=findings_of(program, compiled, fleet, memory, flops, traffic),
-        assumptions=_counted(executed.assumptions),
+        assumptions=(*compiled.without_options, *_counted(executed.assumptions)),
     )
 
 
@@ -54,31 +55,44 @@ def _counted(entries: Counter[str]) -> tuple[str, ...]:
 
 def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
     """One device's counts times the devices: every device runs the same program."""
-    devices = compiled.num_devices
-    by_phase = {phase: devices * flops for phase, flops in executed.by_phase.items() if flops}
+    devices, traced = compiled.num_devices, compiled.traced_flops
     parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
-    rule_6nd = None if parameters is None or tokens is None else 6 * parameters * tokens
-    traced, model = compiled.traced_flops.by_phase, compiled.traced_flops.by_module
+    counts, merged = (
+        Counter({key: devices * flops for key, flops in each.items()})
+        for each in (executed.by_phase_and_module, executed.merged)
+    )
+    shared = shared_out(counts, merged, traced.by_phase_and_module)
+    by_phase = Counter({phase: devices * flops for phase, flops in executed.by_phase.items() if flops})
+    first = Counter({module: int(devices * flops) for module, flops in executed.first_by_module.items()})
+    only = first_runs(shared, traced.by_phase_and_module)
+    if only:
+        by_phase["forward"] += only.total()
+        by_phase["recompute"] -= only.total()
+        first += only
+    by_module: Counter[str] = Counter()
+    for (_, module), flops in shared.items():
+        by_module[module] += flops
     return FlopLedger(
-        model=sum(flops for phase, flops in traced.items() if phase != "recompute"),
+        model=sum(flops for phase, flops in traced.by_phase.items() if phase != "recompute"),
         executed=devices * executed.total,
-        recomputed=by_phase.get("recompute", 0),
-        by_phase=by_phase,
+        recomputed=by_phase["recompute"],
+        by_phase={phase: flops for phase, flops in by_phase.items() if flops},
         by_format={name: devices * flops for name, flops in executed.by_format.items() if flops},
-        by_module={module: devices * flops for module, flops in executed.by_module.most_common()},
-        model_by_module=model,
-        waste_by_module=_waste(model, {m: int(devices * n) for m, n in executed.first_by_module.items()}),
-        rule_6nd=rule_6nd,
+        by_module=dict(by_module.most_common()),
+        model_by_module=traced.by_module,
+        waste_by_module=_waste(traced.by_module, first),
+        rule_6nd=None if parameters is None or tokens is None else 6 * parameters * tokens,
         bubble=int(devices * executed.bubble),
         elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
     )
 
 
-def _waste(model: dict[str, int], executed: dict[str, int]) -> dict[str, int]:
-    """What is executed beyond the model, by the scope around a module's own, most first.
+def _waste(model: dict[str, int], executed: Mapping[str, int]) -> dict[str, int]:
+    """Return what is executed beyond the model, by the scope around a module's own, most first.
 
     Not by the module itself: where the compiler merges like products (queries and keys, say) it keeps the
-    name of one of them. Nothing is known of a program compiled before its modules were counted.
+    name of one of them. Nothing is known of a program compiled before its modules were counted. Convolutions
+    count less than the model where they pad, which hides as much waste in the same scope.
     """
     if not model:
         return {}

@@ -220,7 +220,7 @@ def _float32_matmuls(
 def _axes_that_leave_the_host(
     compiled: Compiled, fleet: Fleet, traffic: tuple[Collective, ...]
 ) -> Iterator[Finding]:
-    """Each device talks most over its chattiest axis, which should be the innermost."""
+    """Find axes with room in a domain that send more between domains than another axis sends at all."""
     total = sum(c.wire_bytes for c in traffic)
     for name, size in compiled.mesh_axes:
         between = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
@@ -234,7 +234,7 @@ def _axes_that_leave_the_host(
                 what=f"{name}={size} fits in a domain of {fleet.chips_per_domain} devices, and sends "
                 f"{format_rate(between, 'B')} a step between domains",
                 source_line="",
-                mend=f"write {name} last in the layout, behind {', '.join(quieter)}, which sends less",
+                mend="take another order of the axes where the prediction, which walks them all, names one",
             )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from meshwright.compiler import Argument, Compiled, module_of
 from meshwright.hardware import Fleet
+from meshwright.units import format_bytes
 
 from ._allowance import allowance, host_needs, usable_bytes
 from ._assignment import Allocation, LiveRange, Value, parse_assignment, parse_live_ranges
@@ -25,6 +26,7 @@ from ._records import Buffer, MemoryLedger, Timeline
 from .hlo import Program, leaves_of, parse_shape
 
 HOST_COLORS = {"cuda": 5, "tpu": 4}
+VECTOR_MEMORY = 1  # the color of a TPU's VMEM, on the chip: XLA prints S(1) in the shapes that lie there
 NUM_INSTANTS = 200
 _IDLE = {
     "temporary": "fragmentation",
@@ -45,12 +47,12 @@ class _Piece:
 
 def memory_of(
     program: Program, assignment: str, live_ranges: str, compiled: Compiled, fleet: Fleet
-) -> tuple[MemoryLedger, tuple[str, ...]]:
-    """The memory ledger from the compiler's texts, and what in it could not be explained.
+) -> MemoryLedger:
+    """Return the memory ledger from the compiler's texts.
 
     The peak is the sweep's own. Where the compiler for NVIDIA reports another, its figure is given and the
-    difference is named; its CPU figure leaves temporaries out and its TPU figure counts on-chip memory in,
-    so there the sweep's stands.
+    difference is named in `notes`. Its CPU figure leaves temporaries out, so there the sweep's stands. Its
+    TPU figure counts in what lives on the chip; the sweep's stands, and `notes` say so.
 
     Raises:
         ValueError: text that is not understood, or a value without a live range.
@@ -69,15 +71,17 @@ def memory_of(
     # XLA's figure holds the arguments that live in host memory, though not the host temporaries.
     on_host = sum(a.num_bytes for a in host if a.kind == "parameter")
     reported = compiled.reported_bytes.get("peak_memory", 0) - on_host
-    unexplained: tuple[str, ...] = ()
+    on_chip = [a for a in allocations if compiled.platform == "tpu" and a.color == VECTOR_MEMORY]
+    notes: tuple[str, ...] = ()
+    if on_chip and reported > 0:
+        every = _live_bytes([*temporaries, *(a for a in on_chip if a.kind == "temporary")], ranges)
+        notes = (_of_on_chip(reported, max(every.values(), default=0) + rest),)
     if compiled.platform == "cuda" and reported > 0 and reported != peak:
-        unexplained = (
-            f"peak memory: the compiler reports {reported} bytes, its live ranges add up to {peak}",
-        )
+        notes = (f"peak memory: the compiler reports {reported} bytes, its live ranges add up to {peak}",)
         peak = reported
     filing = _Filing(program, held, ranges, compiled)
     by_category, buffers = filing.at(instant)
-    ledger = MemoryLedger(
+    return MemoryLedger(
         reserved_bytes=sum(a.num_bytes for a in held),
         argument_bytes=sum(a.num_bytes for a in held if a.parameter is not None),
         peak_bytes=peak,
@@ -89,8 +93,20 @@ def memory_of(
         timeline=filing.timeline(totals, instant),
         host_bytes=sum(a.num_bytes for a in host),
         host_needs=host_needs(fleet, compiled.arguments),
+        on_chip_bytes=sum(a.num_bytes for a in on_chip),
+        notes=notes,
     )
-    return ledger, unexplained
+
+
+def _of_on_chip(reported: int, swept: int) -> str:
+    """Return how the peak that the compiler for TPUs reports differs from what is reserved."""
+    words = (
+        f"the compiler's peak of {format_bytes(reported)} counts in what lives in the chip's own memory "
+        "(VMEM), of which nothing is reserved here"
+    )
+    if swept == reported:
+        return words
+    return f"{words}; its live ranges add up to {format_bytes(swept)} in both"
 
 
 def _roles(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple[str, str]]:

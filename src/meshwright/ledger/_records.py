@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 
-SCHEMA = 6
+SCHEMA = 7
 """Of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module; links;
 findings. 4: elementwise classes, torus dimensions, assumptions; sorts among the unpriced. 5: memory by number
-format. 6: FLOPs in a pipeline's bubble."""
+format. 6: FLOPs in a pipeline's bubble. 7: on-chip memory, notes on the memory."""
 UNUSED = "unused"
 """In `by_format`: bytes that are reserved and in which no value lives at the peak, so that they have none."""
 
@@ -25,12 +25,15 @@ UNUSED = "unused"
 class FlopLedger:
     """FLOPs of one whole step over all devices; a multiply-add is two.
 
-    `model`: the traced program, recomputation left out, causal attention by the needed half.
-    `executed`: matmuls, attention and convolutions of the optimised program times trip counts,
-    summed over devices. `recomputed`: the part of `executed` in a rematerialised region.
+    `model`: the traced program without dead code and recomputation, causal attention by the needed half,
+    convolutions with their taps on padding.
+    `executed`: matmuls, attention and convolutions (without taps on padding) of the optimised program times
+    trip counts, summed over devices. `recomputed`: the part of `executed` that a rematerialised region runs
+    for a second time.
     `by_phase`: `executed` by forward | backward | recompute | optimizer | other.
     `by_format`: `executed` by operand format (bf16, fp32, ...). `by_module`: `executed` by the model's own
-    scopes ("layers/mlp_block/up"; "" where there is none). `model_by_module`: `model` likewise.
+    scopes ("layers/mlp_block/up"; "" where there is none), merged products shared among theirs.
+    `model_by_module`: `model` likewise.
     `waste_by_module`: executed and not recomputed beyond `model` and bubble, by the scope around a module:
     work that several devices do alike, or on padding, or masked blocks of causal attention computed all the
     same. `bubble`: the part of `executed` that stages of a pipeline do without a microbatch, recomputation
@@ -105,6 +108,8 @@ class MemoryLedger:
     function's docs. `usable_bytes`: what the chip's runtime gives.
     Fits: reserved + allowance <= usable. `host_bytes`: of the program, in host memory. `host_needs`: what a
     host of the fleet needs beside the program, item by item: see `host_needs` in `_allowance`.
+    `on_chip_bytes`: of a TPU, allocations in the chip's own vector memory; in none of the other figures.
+    `notes`: how the compiler's own figures differ.
     """
 
     reserved_bytes: int
@@ -118,6 +123,8 @@ class MemoryLedger:
     timeline: Timeline
     host_bytes: int = 0
     host_needs: dict[str, int] = field(default_factory=dict[str, int])
+    on_chip_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def by_certainty(self) -> dict[str, int]:
@@ -212,7 +219,8 @@ class Finding:
 class Ledger:
     """Memory, FLOPs and traffic of one compiled step, what has no rule, and what could be mended.
 
-    `assumptions`: what was taken for granted in the counts: which branch of a conditional is counted.
+    `assumptions`: which branch of a conditional is counted, and which figures change because the compiler
+    lacks an option that was asked for.
     """
 
     memory: MemoryLedger
@@ -250,7 +258,7 @@ class Ledger:
                     hint="weigh again, or read it with the version that wrote it",
                 )
             return TypeAdapter(Ledger).validate_python(fields)
-        except (ValueError, KeyError, TypeError) as broken:
+        except (ValueError, KeyError, TypeError, RecursionError) as broken:
             raise InputError(
                 f"this is no ledger: {broken}", hint="give the `ledger` part of `weigh --json`"
             ) from broken

@@ -1,7 +1,9 @@
 """FLOPs of one instruction on one device, executed once, from its shapes and attributes alone.
 
 Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's GPU backend
-replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two.
+replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two,
+of complex numbers eight (four products, four sums). A convolution's taps on padding are left out, as in
+XLA's own cost analysis; model FLOPs count them.
 Not counted here: elementwise work and reductions (see `_elementwise`). What could do arithmetic and has no
 rule is named by `unpriced_work`; sorts and Fourier transforms are.
 """
@@ -95,10 +97,16 @@ def _product_format(computation: Computation, instruction: Instruction) -> str:
     return right if (left, right) == ("fp8-e4m3", "fp8-e5m2") else left
 
 
+def _multiply_add(array: Array) -> int:
+    """Return the real FLOPs of one multiply-add of an array's numbers; both operands have its type."""
+    return 8 if array.dtype.startswith("c") else 2
+
+
 def _dot(computation: Computation, instruction: Instruction) -> Work:
     left = _array(computation, instruction, 0)
     contracted = _dims(instruction.attributes.get("lhs_contracting_dims", ""))
-    flops = 2 * instruction.shapes[0].num_elements * math.prod(left.dims[d] for d in contracted)
+    products = instruction.shapes[0].num_elements * math.prod(left.dims[d] for d in contracted)
+    flops = _multiply_add(left) * products
     return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
 
 
@@ -109,11 +117,12 @@ def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
     for attribute in ("rhs_contracting_dims", "rhs_batch_dims", "rhs_group_dims"):
         spent |= set(_dims(instruction.attributes.get(attribute, "")))
     columns = math.prod(size for d, size in enumerate(right.dims) if d not in spent)
-    return Work(kind="matmul", flops=2 * left.num_elements * columns, format=format_of(left.dtype))
+    flops = _multiply_add(left) * left.num_elements * columns
+    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
 
 
 def _multiply(computation: Computation, instruction: Instruction) -> Work | None:
-    """XLA writes a dot with a dimension of size one as a product, then perhaps a sum: two per product."""
+    """XLA writes a dot with a dimension of one as a product, then perhaps a sum: a multiply-add each."""
     if not isinstance(shape := instruction.shape, Array) or shape.dtype[0] in "su":
         return None  # an integer product is the partitioner's arithmetic on offsets
     names = [instruction.op_name]
@@ -125,14 +134,15 @@ def _multiply(computation: Computation, instruction: Instruction) -> Work | None
         ]
     if not any(name.endswith("dot_general") for name in names):
         return None
-    return Work(kind="matmul", flops=2 * shape.num_elements, format=format_of(shape.dtype))
+    flops = _multiply_add(shape) * shape.num_elements
+    return Work(kind="matmul", flops=flops, format=format_of(shape.dtype))
 
 
 def _gemm(computation: Computation, instruction: Instruction) -> Work:
     numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
     left = _array(computation, instruction, 0)
     contracted = [left.dims[int(d)] for d in numbers["lhs_contracting_dimensions"]]
-    flops = 2 * instruction.shapes[0].num_elements * math.prod(contracted)
+    flops = _multiply_add(left) * instruction.shapes[0].num_elements * math.prod(contracted)
     return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
 
 
@@ -173,7 +183,7 @@ def _cudnn_convolution(computation: Computation, instruction: Instruction) -> Wo
 
 
 def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array, result: Array) -> int:
-    """2 x batch x input features x output features x pairs of positions that meet a real element.
+    """A multiply-add x batch x input x output features x pairs of positions that meet a real element.
 
     As XLA's HloCostAnalysis::HandleConvolution counts; a TPU's matmul is the case without a window.
     """
@@ -196,7 +206,7 @@ def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array,
     batch_groups = int(instruction.attributes.get("batch_group_count", "1"))
     batch = image.dims[in_labels.index("b")] // batch_groups
     features = kernel.dims[kernel_labels.index("i")] * kernel.dims[kernel_labels.index("o")]
-    return 2 * batch * features * pairs
+    return _multiply_add(image) * batch * features * pairs
 
 
 def _window(text: str) -> dict[str, list[int]]:

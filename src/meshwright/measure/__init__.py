@@ -5,6 +5,8 @@ lies). jax and torch only inside functions. Imported by: `training`, `api`, and 
 
 from ._calibration import calibration_of_chip as calibration_of_chip
 from ._calibration import calibration_of_this_machine as calibration_of_this_machine
+from ._calibration import cautions as cautions
+from ._calibration import doubt_calibration as doubt_calibration
 from ._calibration import probe as probe
 from ._clock import StepClock as StepClock
 from ._device_memory import DeviceMemory as DeviceMemory

@@ -6,6 +6,9 @@ import os
 import platform
 from pathlib import Path
 
+import psutil
+
+LOOKED_SECONDS, PERCENT = 0.3, 100
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -14,6 +17,11 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def busy_share() -> float:
+    """Return the share of the machine's cores that is busy while this process waits for a moment."""
+    return psutil.cpu_percent(interval=LOOKED_SECONDS) / PERCENT
 
 
 def cpu_model() -> str:

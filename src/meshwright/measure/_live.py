@@ -181,19 +181,36 @@ def _reached(holder: Any, leads: dict[int, dict[int, str]]) -> Iterator[tuple[in
 
 
 def _locals() -> dict[int, str]:
-    """Local variables of every running function of every thread, this module's own left out."""
+    """Return the local variables of every running function of every thread, by `id`.
+
+    This module's functions are left out, and what they have called: those end before the answer is used, and
+    the `id` of what they held may then be another object's.
+    """
     known: dict[int, str] = {}
     # Taken out one by one: a variable that still held this function's own frame would keep all it refers to.
     frames = sys._current_frames()
     while frames:
         frame: FrameType | None = frames.popitem()[1]
+        for _ in range(_num_own(frame)):
+            frame = frame.f_back if frame is not None else None
         while frame is not None:
-            if frame.f_globals.get("__name__") != __name__ and frame.f_code.co_name != "<module>":
+            if frame.f_code.co_name != "<module>":
                 words = f"of {frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]})"
                 for name, number in _locals_of(frame).items():
                     known.setdefault(number, f"local {name} {words}")
             frame = frame.f_back
     return known
+
+
+def _num_own(frame: FrameType | None) -> int:
+    """Return how many frames there are up to the outermost one of this module; 0 in a thread without any."""
+    number = last = 0
+    while frame is not None:
+        number += 1
+        if frame.f_globals.get("__name__") == __name__:
+            last = number
+        frame = frame.f_back
+    return last
 
 
 def _locals_of(frame: FrameType) -> dict[str, int]:

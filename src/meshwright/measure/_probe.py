@@ -1,8 +1,8 @@
 """Measures the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
 
-Takes two to four seconds on a CPU, in detail half a minute; in detail a CPU is eight simulated devices.
+Takes four to eight seconds on a CPU, in detail half a minute; in detail a CPU is eight simulated devices.
 
-Each rate is the best of several runs of a compiled program, waited for.
+Each rate is the best of several runs of a compiled program, waited for, in rounds until the two best agree.
 * FLOP/s: a square product of 1536, in float32 and in bfloat16.
 * Bytes per second: of fused elementwise kernels as a train step has them, each of 12.6 MB arrays: exact
   GELU and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. Read plus written,
@@ -16,6 +16,7 @@ Each rate is the best of several runs of a compiled program, waited for.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -30,8 +31,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..compiler import installed_versions
 from ..hardware import chip_of_device_kind
 from ..predict import Calibration
-from ._best import best_seconds
-from ._host import describe_host
+from ._best import best_seconds, steady
+from ._host import busy_share, describe_host
 from ._probe_attention import attention_rates
 from ._probe_collectives import collective_rates
 from ._probe_details import details
@@ -54,10 +55,20 @@ def probe(*, detailed: bool = False) -> Calibration:
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
     where = describe_host() if on_cpu else str(device.device_kind)
+    load = busy_share()
+    products = {
+        name: steady(functools.partial(_matmul_flops_per_second, dtype), max)
+        for name, dtype in FORMATS.items()
+    }
+    memory, launch = steady(_fused_bytes_per_second, max), steady(_launch_seconds, min)
+    spread = {f"large product in {name}": share for name, (_, share) in products.items()}
     return Calibration(
-        matmul_flops_per_second={name: _matmul_flops_per_second(dtype) for name, dtype in FORMATS.items()},
-        memory_bytes_per_second=_fused_bytes_per_second(),
-        launch_seconds=_launch_seconds(),
+        matmul_flops_per_second={name: rate for name, (rate, _) in products.items()},
+        memory_bytes_per_second=memory[0],
+        launch_seconds=launch[0],
+        spread={**spread, "memory": memory[1], "launch": launch[1]},
+        load=max(load, busy_share()),
+        jaxlib=installed_versions()["jaxlib"],
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         source=f"probe on {where}, jaxlib {installed_versions()['jaxlib']}",
         chip="CPU" if on_cpu else chip_of_device_kind(device.device_kind).name,

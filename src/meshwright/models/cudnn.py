@@ -7,6 +7,7 @@ flash kernel's gradient is exact for a part of the keys, if it is given output a
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,12 @@ from jaxtyping import Array, Float
 
 LogSumExp = Float[Array, "batch heads queries"]
 SEED = 42  # of dropout, which is 0
+# From jax 0.12 on a function may change the scores (flex attention); these are left as they are.
+SCORES_AS_THEY_ARE: dict[str, None] = (
+    {"score_mod": None}
+    if "score_mod" in inspect.signature(cudnn._dot_product_attention_bwd_impl).parameters  # pyright: ignore[reportPrivateUsage]
+    else {}
+)
 
 
 def _mask(causal: bool) -> cudnn.MaskType:
@@ -65,5 +72,6 @@ def backward(
         mask_type=_mask(causal),
         layout=cudnn.AttentionLayout.BTNH.value,
         sliding_window_length=None,
+        **SCORES_AS_THEY_ARE,
     )
     return d_query, d_key, d_value

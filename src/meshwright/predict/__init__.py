@@ -13,3 +13,7 @@ from ._records import Help as Help
 from ._records import Interval as Interval
 from ._records import Prediction as Prediction
 from ._records import Slice as Slice
+from ._run_total import RunTotal as RunTotal
+from ._run_total import checked_price as checked_price
+from ._run_total import run_total as run_total
+from ._run_total import steps_for as steps_for

@@ -50,6 +50,9 @@ class Calibration:
     `launch_seconds_among`: the same on each of so many simulated devices at once, by their number.
     `attention`, `collectives`: of those sizes and groups that were measured; tables stand in for others.
     `details`: what else was measured, by name with its unit; shown, and not used.
+    `spread`: by rate, how far the second best round lies from the best, as a share of it. `load`: the share
+    of the machine's cores that others kept busy meanwhile; None where that was not looked at. `jaxlib`: the
+    version that was measured. `measured_again`: the run that disagreed with the rates before these.
 
     Raises:
         InputError: a rate is no positive number, or a format or a kind of collective is unknown.
@@ -65,6 +68,10 @@ class Calibration:
     attention: tuple[MeasuredAttention, ...] = ()
     collectives: tuple[MeasuredCollective, ...] = ()
     details: dict[str, float] = field(default_factory=dict[str, float], hash=False)
+    spread: dict[str, float] = field(default_factory=dict[str, float], hash=False)
+    load: float | None = None
+    jaxlib: str = ""
+    measured_again: str = ""
 
     def __post_init__(self) -> None:
         rates = {f"matmul_flops_per_second.{name}": r for name, r in self.matmul_flops_per_second.items()}
@@ -107,6 +114,8 @@ class Calibration:
             fields: dict[str, Any] = json.loads(text)
             matmul = cast("dict[str, Any]", fields.pop("matmul_flops_per_second"))
             details = cast("dict[str, Any]", fields.pop("details", {}))
+            spread = cast("dict[str, Any]", fields.pop("spread", {}))
+            load = fields.pop("load", None)
             among = cast("dict[str, Any]", fields.pop("launch_seconds_among", {}))
             return Calibration(
                 matmul_flops_per_second={str(name): float(rate) for name, rate in matmul.items()},
@@ -130,7 +139,9 @@ class Calibration:
                     for each in fields.pop("collectives", ())
                 ),
                 details={str(name): float(rate) for name, rate in details.items()},
+                spread={str(name): float(share) for name, share in spread.items()},
+                load=None if load is None else float(load),
                 **{name: str(value) for name, value in fields.items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
             raise InputError(f"calibration: cannot be read: {broken!r}", hint=_HINT) from broken

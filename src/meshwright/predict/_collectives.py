@@ -8,12 +8,13 @@ over several rails do), plus a synchronisation per domain. Not modelled: congest
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 from meshwright.errors import InputError
 from meshwright.ledger import Message
-from meshwright.ledger._groups import parse_groups
+from meshwright.ledger._groups import iota_of, parse_groups
 
 from ._machine import Machine
 from ._models import collective_seconds
@@ -32,14 +33,29 @@ class Transfer:
     seconds: float
 
 
-def transfer_of(machine: Machine, message: Message, num_devices: int) -> Transfer:
-    """The time of a message between the devices of its groups.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An order of the mesh axes on the fleet, for a program whose devices are numbered in another.
+
+    `sizes`: of the axes in the program's own order. `axes`: the places of those axes in `sizes`, outermost
+    on the fleet first.
+    """
+
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
+def transfer_of(machine: Machine, message: Message, num_devices: int, order: Order | None = None) -> Transfer:
+    """Return the time of a message between the devices of its groups.
+
+    Args:
+        order: how the program's devices lie on the fleet; in the order of their numbers unless told.
 
     Raises:
         InputError: the message crosses a link for which the catalog has no figure.
     """
     permute = message.kind == "collective-permute"
-    domains, members = _span(message.groups, num_devices, machine.devices_per_domain, permute)
+    domains, members = _span(message.groups, num_devices, machine.devices_per_domain, permute, order)
     where = ",".join(message.axes) if message.axes is not None else f"groups of {message.group_size}"
     name = f"{message.kind}[{where}]"
     inside = 0.0
@@ -79,17 +95,29 @@ def _between_bytes(message: Message, domains: int, members: int) -> float:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _span(groups: str, num_devices: int, devices_per_domain: int, permute: bool) -> tuple[int, int]:
-    """Over how many domains a group reaches, and how many of its devices share one: the worst group's.
+def _span(
+    groups: str, num_devices: int, devices_per_domain: int, permute: bool, order: Order | None
+) -> tuple[int, int]:
+    """Return how many domains a group reaches, and how many of its devices share one: the worst group's.
 
     Of a permute each pair counts for itself: one crossing pair is enough.
     """
     worst = (1, 1)
+    places = range(num_devices) if order is None else _places(order)
     for group in parse_groups(groups, num_devices):
-        count = Counter(device // devices_per_domain for device in group)
+        count = Counter(places[device] // devices_per_domain for device in group)
         members = 1 if permute and len(count) > 1 else max(count.values())
         worst = max(worst, (len(count), members), key=lambda found: (found[0], -found[1]))
     return worst
+
+
+@functools.cache
+def _places(order: Order) -> tuple[int, ...]:
+    """Return the place on the fleet of each of the program's devices."""
+    places = [0] * math.prod(order.sizes)
+    for place, device in enumerate(iota_of(order.sizes, order.axes)):
+        places[device] = place
+    return tuple(places)
 
 
 def _known(machine: Machine, bytes_per_second: float | None, where: str) -> float:

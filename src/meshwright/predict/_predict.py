@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
 from meshwright.compiler import Compiled
@@ -12,10 +12,10 @@ from meshwright.ledger import Ledger
 from meshwright.ledger.hlo import Program
 
 from ._calibration import Calibration
+from ._interval import interval_of
 from ._machine import Machine, machine_of
-from ._measured import words_of
-from ._rates import CUDNN, Width, provenance, widths
-from ._records import Interval, Prediction, Slice
+from ._rates import CUDNN
+from ._records import Prediction, Slice
 from ._trace import trace_of
 from ._walk import LAUNCH, Prices, Walked, walk
 from ._what_helps import what_helps
@@ -28,8 +28,9 @@ def predict(
     fleet: Fleet,
     calibration: Calibration | None = None,
     attention_kernel: str = CUDNN,
+    cautions: Iterable[str] = (),
 ) -> Prediction:
-    """Step time of a compiled program on a fleet.
+    """Return the step time of a compiled program on a fleet.
 
     Counted: every scheduled kernel, the gaps between them, collectives not hidden behind computation.
     Not counted: the host's dispatch and data loading, stragglers, checkpoints, compilation.
@@ -38,6 +39,7 @@ def predict(
         calibration: of the host whose simulated devices the fleet is; of an accelerator, where one of its
             kind was measured.
         attention_kernel: "cudnn", or "flash-2" to price the program as if that library attended.
+        cautions: what is doubtful about the calibration; told beside the interval.
 
     Raises:
         InputError: a CPU fleet without a calibration, a link or chip without a known rate, or a
@@ -53,18 +55,20 @@ def predict(
     mfu = ledger.flops.model / available if peak else 0.0
     hfu = ledger.flops.executed / available if peak else 0.0
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
-    width, basis = _interval(machine, walked, calibration)
+    unpriced = (*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items()))
+    interval = interval_of(machine, walked, calibration, unpriced, cautions)
     tokens = compiled.tokens_per_step
     return Prediction(
-        step_seconds=Interval(low=seconds * width.low, expected=seconds, high=seconds * width.high),
+        step_seconds=interval.seconds,
         tokens_per_second_per_device=tokens / seconds / fleet.num_devices if tokens else None,
         mfu=mfu,
         hfu=hfu,
         peak_flops_per_second=peak,
         slices=_slices(walked),
-        basis=basis,
+        basis=interval.basis,
+        interval_reasons=interval.reasons,
         what_helps=what_helps(machine, program, compiled, fleet, ledger.memory, walked, prices),
-        unpriced=(*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items())),
+        unpriced=unpriced,
     )
 
 
@@ -123,38 +127,3 @@ def _kind(walked: Walked, name: str) -> str:
     if name in walked.transfers:
         return "communication"
     return "idle" if name == LAUNCH else "compute"
-
-
-def _interval(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[Width, str]:
-    """The interval as shares of the step, and in words where rates and width come from."""
-    dominant = max(walked.flops, key=lambda name: walked.flops[name], default="")
-    scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
-    if calibration is not None:
-        name = machine.basis
-        words = words_of(calibration, f"tables ({provenance()})", simulated=name == "calibration")
-    elif machine.basis == "tables" and dominant.startswith("fp8"):
-        name, words = "fp8", f"{machine.name} tables ({provenance()})"
-    elif machine.sustained_share is not None:
-        share = 100 * machine.sustained_share
-        name = "sustained"
-        words = (
-            f"{machine.name} tables ({provenance()}), products at most at the {share:.0f} % of peak "
-            "that published bf16 runs sustain"
-        )
-    elif machine.basis == "tables":
-        name, words = machine.basis, f"{machine.name} tables ({provenance()}), {scaled}"
-    elif machine.basis == "default":
-        name = machine.basis
-        words = f"no table for {machine.name}: medians over nine GPUs ({provenance()}), {scaled}"
-    else:
-        name = machine.basis
-        words = f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs"
-    width = widths()[name]
-    words += f"; {width.words}"
-    launches = walked.total.get(LAUNCH, 0.0) > machine.shared.launch_bound_share * walked.seconds
-    if launches and machine.basis != "calibration":
-        wide = widths()["launches"]
-        width = replace(width, low=min(width.low, wide.low), high=max(width.high, wide.high))
-        words += f"; {wide.words}"
-    interval = f"Interval {100 * width.low - 100:+.0f} to {100 * width.high - 100:+.0f} %."
-    return width, f"Estimate. {words[0].upper()}{words[1:]}. {interval}"

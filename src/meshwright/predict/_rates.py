@@ -79,16 +79,19 @@ class Shared:
     network_alpha_seconds: float
     launch_seconds: float
     launch_bound_share: float
+    unpublished_share: float
+    steady_spread: float
     power_exponent: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width:
-    """An interval's ends as shares of what is expected, and where they come from."""
+    """An interval's ends as shares of what is expected, their source, and why they are not narrower."""
 
     low: float
     high: float
     words: str
+    reason: str = ""
 
 
 @cache

@@ -9,11 +9,19 @@ KINDS = ("compute", "communication", "idle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate: the true value lies in [low, high] nine times of ten, as far as is known."""
+    """An estimate: the true value lies in [low, high] nine times of ten, as far as is known.
 
-    low: float
+    An end is None where no source says how far the estimate may be wrong on that side.
+    """
+
+    low: float | None
     expected: float
-    high: float
+    high: float | None
+
+    def times(self, factor: float) -> Interval:
+        """Return the interval multiplied by `factor`: a number of steps, or a price."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Interval(low=low, expected=self.expected * factor, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +41,17 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """One thing that would make the step faster, by a walk over the same schedule without it.
+    """A difference that would make the step faster, by a walk over the same schedule with it.
 
-    `saving_seconds`: of one step at the expected value, at most: `certainty` says what it leaves out.
+    `change`: as the command line takes it, where the walk covers all that it does; "" of a bound, which
+    leaves something out. `saving_seconds`: of one step at the expected value; of a bound at most.
+    `certainty`: what was walked, or what the bound leaves out.
     """
 
     what: str
     saving_seconds: float
-    how: str
     certainty: str
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +59,9 @@ class Prediction:
     """A step's time on a fleet, from a walk over the compiled schedule.
 
     `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: executed FLOPs likewise.
-    `basis` says where the rates come from and how the interval was found. `what_helps`: the largest
-    saving first; savings of several do not add up.
+    `basis` says where the rates come from and how the interval was found, `interval_reasons` why it is wider
+    than that of published runs, or lacks an end. `what_helps`: changes
+    first, then bounds; savings of several do not add up.
     """
 
     step_seconds: Interval
@@ -62,6 +73,7 @@ class Prediction:
     basis: str
     unpriced: tuple[str, ...]
     what_helps: tuple[Help, ...] = ()
+    interval_reasons: tuple[str, ...] = ()
 
     @property
     def seconds_by_kind(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from meshwright.ledger import message_of
 from meshwright.ledger._loops import trips_of
 from meshwright.ledger.hlo import Computation, Instruction, Program
 
-from ._collectives import Transfer, transfer_of
+from ._collectives import Order, Transfer, transfer_of
 from ._kernels import FREE, Kernel, kernel_of
 from ._machine import Machine
 
@@ -72,14 +72,14 @@ Prices = dict[tuple[str, str], Kernel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a walk leaves out or moves, to see what it costs.
+    """A difference between a walk and the program as it is.
 
-    `hidden`: axes whose collectives take no time. `inside`: axes whose collectives between domains run as if
-    inside one. `skips`: whether an instruction is not run at all.
+    `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, by
+    which the link of every collective is derived again. `skips`: tells the instructions that are not run.
     """
 
     hidden: str | None = None
-    inside: str | None = None
+    order: Order | None = None
     skips: Callable[[Computation, Instruction], bool] | None = None
 
 
@@ -143,13 +143,8 @@ class _Walker:
         message = message_of(computation, instruction, self.mesh_axes)
         if message is None:
             return None
-        found = transfer_of(self.machine, message, self.num_devices)
-        if found.axes == self.change.hidden:
-            return None
-        if found.axes == self.change.inside and found.link == "between":
-            one_domain = replace(self.machine, devices_per_domain=self.num_devices)
-            return transfer_of(one_domain, message, self.num_devices)
-        return found
+        found = transfer_of(self.machine, message, self.num_devices, self.change.order)
+        return None if found.axes == self.change.hidden else found
 
     def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
         """What an instruction of the compute stream costs, reckoned once."""

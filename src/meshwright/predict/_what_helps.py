@@ -1,33 +1,33 @@
-"""What would make a step faster: the same schedule walked again with one thing left out or moved.
+"""Estimates of what would make a step faster, by walks over its schedule with a difference.
 
-Each saving is a bound: what is left out costs nothing in its place, the schedule is not made anew, and what
-the change would cost elsewhere is not counted. `--explain` compiles real changes.
+A *change* is proposed only where a walk covers all of it: another order of the layout's axes moves devices
+and nothing else, so every collective's link is derived again. A *bound* leaves something out of the walk and
+names no change: what would bring it about costs something elsewhere, which only compiling shows
+(`weigh --explain`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.compiler import Compiled
+from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger
 from meshwright.ledger._phases import Phases
 from meshwright.ledger.hlo import Computation, Instruction, Program
 from meshwright.units import format_bytes
 
+from ._collectives import Order
 from ._machine import Machine
 from ._records import Help
 from ._walk import Change, Prices, Walked, walk
 
-LEAST_SHARE = 0.002  # of the step: what would be printed as 0 %
-# By mesh axis; others' collectives are hidden or sent less of by the same means as tensor's.
-_HOW = {
-    "data": "reduce gradients less often (fewer microbatches), or give each device a larger batch",
-    "fsdp": "a larger microbatch computes longer beside each gather; a smaller fsdp axis sends less",
-    "context": "a longer sequence computes longer beside each hop; a smaller context axis hops less often",
-    "tensor": "a smaller tensor axis sends less; a larger microbatch computes longer",
-}
+LEAST_SHARE = 0.002  # of the step: less would be printed as 0 %
+LEAST_SHARE_OF_AN_ORDER = 0.01  # the schedule that is walked is the present order's
+MOST_ORDERS = 24  # of four axes: more take longer than the compilation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class _Again:
     prices: Prices
 
     def saving(self, change: Change) -> float:
-        """Seconds that a changed walk takes less; its kernels cost what they did."""
+        """Return the seconds that a changed walk takes less; its kernels cost what they did."""
         again = walk(self.machine, self.program, self.compiled.mesh_axes, change, self.prices)
         return self.walked.seconds - again.seconds
 
     def saving_on(self, machine: Machine, prices: Prices | None = None) -> float:
-        """Seconds that the walk takes less on another machine."""
+        """Return the seconds that the walk takes less on another machine."""
         return (
             self.walked.seconds - walk(machine, self.program, self.compiled.mesh_axes, prices=prices).seconds
         )
@@ -61,61 +61,53 @@ def what_helps(
     walked: Walked,
     prices: Prices,
 ) -> tuple[Help, ...]:
-    """Savings of at least 0.2 % of the step, the largest first.
+    """Return the changes, then the bounds, each with the largest saving first.
 
     Args:
         walked, prices: the walk over the program as it is, and what its kernels cost.
     """
     again = _Again(machine=machine, program=program, compiled=compiled, walked=walked, prices=prices)
-    found = [
-        *_hidden(again),
-        *_inside(again, fleet),
-        *_kept(again, memory),
-        *_narrowed(again),
-        *_without_gaps(again),
-    ]
+    bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
     least = LEAST_SHARE * walked.seconds
-    return tuple(sorted((h for h in found if h.saving_seconds > least), key=lambda h: -h.saving_seconds))
-
-
-def _exposed_axes(walked: Walked) -> dict[str, float]:
-    """Seconds waited for the collectives along each set of axes, where there are any."""
-    found: dict[str, float] = {}
-    for name, axes in walked.transfers.items():
-        if walked.exposed.get(name):
-            found[axes] = found.get(axes, 0.0) + walked.exposed[name]
-    return found
+    told = [help_ for help_ in bounds if help_.saving_seconds > least]
+    return (*_order(again, fleet), *sorted(told, key=lambda help_: -help_.saving_seconds))
 
 
 def _hidden(again: _Again) -> Iterator[Help]:
-    for axes in _exposed_axes(again.walked):
-        how = _HOW.get(axes.split(",")[-1], "a smaller axis sends less; a larger microbatch computes longer")
+    walked = again.walked
+    exposed = {axes for name, axes in walked.transfers.items() if walked.exposed.get(name)}
+    for axes in sorted(exposed):
         yield Help(
             what=f"no waiting for collectives over {axes}",
             saving_seconds=again.saving(Change(hidden=axes)),
-            how=how,
-            certainty="upper bound: all of them hidden behind computation, or gone",
+            certainty="bound: all of them hidden behind computation, or gone",
         )
 
 
-def _inside(again: _Again, fleet: Fleet) -> Iterator[Help]:
-    """Axes that cross domains though their groups would find room in one."""
-    sizes = dict(again.compiled.mesh_axes)
-    for axes in _exposed_axes(again.walked):
-        names = axes.split(",")
-        if not set(names) <= set(sizes):
-            continue  # groups that lie along no axis
-        members = 1
-        for name in names:
-            members *= sizes[name]
-        if not 1 < members <= fleet.chips_per_domain < fleet.num_devices:
-            continue
-        yield Help(
-            what=f"collectives over {axes} inside one domain instead of between several",
-            saving_seconds=again.saving(Change(inside=axes)),
-            how=f"name {axes} last in the layout: its {members} devices then lie in one domain",
-            certainty="upper bound: another axis then crosses domains in its place, which is not counted",
-        )
+def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
+    """The fastest order of the layout's axes, where it is not the present one."""
+    axes = [(name, size) for name, size in again.compiled.mesh_axes if size > 1]
+    if fleet.chips_per_domain >= fleet.num_devices:
+        return  # one domain: no order crosses anything
+    sizes = tuple(size for _, size in axes)
+    best, least = None, LEAST_SHARE_OF_AN_ORDER * again.walked.seconds
+    for places in itertools.islice(itertools.permutations(range(len(axes))), 1, MOST_ORDERS):
+        try:
+            saving = again.saving(Change(order=Order(sizes=sizes, axes=places)))
+        except InputError:
+            continue  # it crosses a link whose rate is not known: nothing can be said of it
+        if saving > least:
+            best, least = places, saving
+    if best is None:
+        return
+    layout = ",".join(f"{axes[place][0]}={axes[place][1]}" for place in best)
+    yield Help(
+        what=f"the order of the axes {layout}",
+        saving_seconds=least,
+        change=f"--layout {layout}",
+        certainty="walked whole: every collective on the links that this order gives it; the compiler may "
+        "schedule it otherwise",
+    )
 
 
 def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
@@ -134,12 +126,11 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
         room = "how much memory is free is not known"
     else:
         free = memory.usable_bytes - memory.reserved_bytes - memory.allowance_bytes
-        room = f"{format_bytes(free)} are free" if free > 0 else "memory has no room for it as it is"
+        room = f"{format_bytes(free)} are free" if free > 0 else "no memory is free"
     yield Help(
         what="nothing computed again in the backward pass",
         saving_seconds=again.saving(Change(skips=skips)),
-        how=f"keep more for the backward pass (remat); {room}",
-        certainty="upper bound: what is kept instead may not fit, and is neither written nor read here",
+        certainty=f"bound: what is kept instead is neither written nor read here; {room}",
     )
 
 
@@ -149,8 +140,7 @@ def _narrowed(again: _Again) -> Iterator[Help]:
     yield Help(
         what="products of float32 in bf16",
         saving_seconds=again.saving_on(replace(again.machine, narrow_products=True)),
-        how='compute in bf16 (precision = "bf16", or a cast before the product)',
-        certainty="upper bound: operands and results of half the bytes, casts not counted",
+        certainty="bound: operands and results of half the bytes, casts not counted",
     )
 
 
@@ -158,6 +148,5 @@ def _without_gaps(again: _Again) -> Iterator[Help]:
     yield Help(
         what="no gaps between kernels",
         saving_seconds=again.saving_on(replace(again.machine, launch_seconds=0.0), again.prices),
-        how="fewer and larger kernels: a larger microbatch, fewer of them",
-        certainty="upper bound: more work in each launch does not remove the last one",
+        certainty="bound: fewer and larger kernels still have gaps",
     )

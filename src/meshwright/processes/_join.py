@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import functools
+import ipaddress
 import os
 import signal
+import socket
 import sys
 from typing import Any
 
 from ..errors import MeshwrightError
 from ._peers import Alone, Peers
-from ._place import PARENT, Place
+from ._place import COORDINATOR, JAX_COORDINATOR, PARENT, Place
 from ._roll import Roll
 
 HEARTBEAT_SECONDS = 30  # after which jax ends all if the roll has not; its own is 100
@@ -21,6 +25,7 @@ END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 # process without a word of ours; a process that only draws a page must not be taken for dead.
 COLLECTIVE_SECONDS = 60
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
+JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
 PR_SET_PDEATHSIG = 1
 _ROLL: list[Roll] = []  # of this process, once it has joined others
 
@@ -41,8 +46,10 @@ def join(place: Place) -> Alone:
     # Signals are ours: jax's service would take SIGTERM for itself.
     jax.config.update("jax_enable_preemption_service", False)
     try:
+        coordinator, is_first = _coordinator(place)
         jax.distributed.initialize(
-            coordinator_address=place.coordinator,
+            coordinator_address=coordinator,
+            coordinator_bind_address=_bind_address(place, coordinator) if is_first and coordinator else None,
             num_processes=place.count,
             process_id=place.index,
             cluster_detection_method="deactivate" if place.count is not None else None,
@@ -62,6 +69,73 @@ def join(place: Place) -> Alone:
         roll.start()
         _ROLL.append(roll)
     return peers
+
+
+def _coordinator(place: Place) -> tuple[str | None, bool]:
+    """Return process 0's "host:port", None where only jax knows, and whether this is process 0."""
+    from jax._src.clusters import ClusterEnv  # not public; jax calls the same to find what it is not told
+
+    told = place.coordinator or os.environ.get(JAX_COORDINATOR)
+    if place.count is not None:
+        return told, place.index == 0
+    found, _, index, _ = ClusterEnv.auto_detect_unset_distributed_params(
+        told, None, None, None, None, START_SECONDS
+    )
+    return (found, True) if index == 0 else (told, False)
+
+
+def _bind_address(place: Place, coordinator: str) -> str | None:
+    """Return where process 0 is to listen: the coordinator's address alone, where that is one of this host's.
+
+    None leaves it to jax, which listens on all interfaces: where the address belongs to a translator or a
+    service in front of this host, or the host's name stands for its loopback, which no other host reaches.
+
+    Raises:
+        MeshwrightError: the port is taken; jax would end the process without a word.
+    """
+    told = os.environ.get(JAX_BIND)
+    host, _, port = (told or coordinator).rpartition(":")
+    host = host.strip("[]")
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
+            ip = ipaddress.ip_address(address[0])
+            if ip.is_loopback and host != "localhost" and str(ip) != host:
+                continue
+            with contextlib.suppress(_NotHere):
+                _try_port(family, address)
+                return told or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
+        _try_port(socket.AF_INET, ("0.0.0.0", int(port)))
+    except socket.gaierror:  # jax says it in its own words
+        return told
+    except OSError as refused:
+        name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
+        raise MeshwrightError(
+            f"process 0 cannot listen on {host}:{port} for the other processes: {refused.strerror}",
+            hint=f"end the process that holds the port, or name a free one to all processes: {name}",
+        ) from refused
+    return told
+
+
+class _NotHere(Exception):
+    """An address is not one of this host's."""
+
+
+def _try_port(family: int, address: Any) -> None:
+    """Listen on a port for a moment.
+
+    Raises:
+        _NotHere: the address is not this host's.
+        OSError: the port is taken, or not for this user.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as refused:
+            if refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise _NotHere from refused
+            raise
 
 
 def leave(words: str, status: int, *, wait: bool = False) -> None:

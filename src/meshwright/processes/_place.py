@@ -58,6 +58,12 @@ def _told(environment: Mapping[str, str], told: list[str]) -> Place:
             f"{told[0]} is set, and {' and '.join(absent)} is not",
             hint=f"set all of {COORDINATOR}=HOST:PORT, {NUM_PROCESSES} and {INDEX}, or none",
         )
+    host, _, port = environment[COORDINATOR].rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"{COORDINATOR}={environment[COORDINATOR]!r} is no HOST:PORT",
+            hint="name the host of process 0, and a port that is free there: node1:7717",
+        )
     index, count = _number(environment, INDEX), _number(environment, NUM_PROCESSES)
     if not 0 <= index < count:
         raise InputError(

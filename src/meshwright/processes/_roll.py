@@ -15,8 +15,11 @@ from typing import Protocol
 
 from ..errors import EXIT_BROKE_OFF
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = LOOK_SECONDS = 1.0  # between answers; between looks at the first process
 SILENT_SECONDS = 8.0
+# Silence is counted in looks, which are a beat apart, and not by the clock: a process that was stopped itself
+# would find all others silent as soon as it goes on.
+SILENT_LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
 ANSWERS, LOST = "meshwright/roll", "meshwright/lost"
 
 
@@ -37,11 +40,13 @@ class Board(Protocol):
 
 
 class Roll:
-    """A thread that answers for this process; in the first it also looks who does not.
+    """A thread that answers for this process; in the first it also looks who does not, in the others a second
+    one looks whether the first takes their answers.
 
     A process that has not answered for `SILENT_SECONDS` is named on the first one's stderr, with the words it
     has left, if any; and every process ends with status 4 at once: none can do another step, and one that
-    waits in a collective can be stopped in no other way.
+    waits in a collective can be stopped in no other way. A first process that is silent for twice as long is
+    named by each of the others.
 
     Args:
         name: of this process, "process 2 of 4 on node7".
@@ -60,18 +65,25 @@ class Roll:
         self._board, self._index, self._name, self._end, self._now = board, index, name, end, now
         self._over = threading.Event()
         self._beats = 0
-        self._seen: dict[str, tuple[str, float]] = {}  # the last answer of each, and when it came
-        self._thread = threading.Thread(target=self._call, name="meshwright-roll", daemon=True)
+        self._is_left_to_jax = False
+        self._looks = 0
+        self._seen: dict[str, tuple[str, int, float]] = {}  # the last answer of each; at which look, and when
+        self._threads = [threading.Thread(target=self._call, name="meshwright-roll", daemon=True)]
+        if index:
+            watch = threading.Thread(target=self._watch_first, name="meshwright-roll-first", daemon=True)
+            self._threads.append(watch)
 
     def start(self) -> None:
         """Answer, now and from now on: one that never has is missed by nobody."""
         self._answer("")
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """The run is over, and all know it."""
         self._over.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def leave(self, words: str, status: int, wait: bool) -> None:
         """Tell the others that this process ends, and of what; and end it.
@@ -108,7 +120,23 @@ class Roll:
             try:
                 self.beat()
             except RuntimeError:  # the service is gone, and with it the first process: jax ends this one
+                self._is_left_to_jax = True
                 return
+
+    def _watch_first(self) -> None:
+        """End this process where an answer of its own is not taken for long: the first one is stopped."""
+        looks, beats = 0, -1
+        while not self._is_left_to_jax and not self._over.wait(LOOK_SECONDS):
+            looks, beats = (looks + 1, beats) if self._beats == beats else (0, self._beats)
+            if looks > 2 * SILENT_LOOKS:
+                sys.stderr.write(
+                    f"error: the first process has taken no answer of {self._name} for "
+                    f"{looks * LOOK_SECONDS:.0f} s: it was stopped, or its host or the network to it is "
+                    "gone; this one is ended\nhint: go on with it: --resume\n"
+                )
+                sys.stderr.flush()
+                self._over.set()
+                self._end(EXIT_BROKE_OFF)
 
     def _answer(self, words: str) -> None:
         self._beats += 1
@@ -126,15 +154,16 @@ class Roll:
     def _missing(self) -> str:
         """Who has left or is silent, in words; empty where all are there."""
         now = self._now()
+        self._looks += 1
         for key, answer in sorted(self._board.key_value_dir_get(f"{ANSWERS}/")):
-            last, since = self._seen.get(key, ("", now))
+            last, look, since = self._seen.get(key, ("", 0, now))
             if answer != last:
-                self._seen[key] = answer, now
-            if answer != last or now - since <= SILENT_SECONDS:
+                self._seen[key] = answer, self._looks, now
+            if answer != last or self._looks - look <= SILENT_LOOKS:
                 continue  # also where it left words: what all find wrong the first tells, in its own time
             told = json.loads(answer)
             if told["words"]:
                 return f"{told['name']} ended: {told['words']}"
             silent = f"{told['name']} has given no sign of life for {now - since:.0f} s"
-            return f"{silent}: it was killed, or its host or the network to it is gone"
+            return f"{silent}: it was killed or stopped, or its host or the network to it is gone"
         return ""

@@ -103,7 +103,7 @@ class Measurement:
             if fields["step_seconds"] is not None:
                 fields["step_seconds"] = Spread(**fields["step_seconds"])
             return Measurement(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
             raise InputError(
                 f"this is no measurement: {broken!r}", hint="`train` writes one as measurement.json"
             ) from broken

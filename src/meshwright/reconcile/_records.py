@@ -82,7 +82,7 @@ class Reconciliation:
                 rows=tuple(rows),
                 not_compared=dict(fields["not_compared"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
             raise InputError(
                 f"this is no reconciliation: {broken!r}", hint="`train` writes one as reconciliation.json"
             ) from broken

@@ -13,12 +13,13 @@ from ._html import write_report as write_report
 from ._html import write_weighing as write_weighing
 from ._rows import row_cells as row_cells
 from ._run_text import run_text as run_text
+from ._screen import Weighed as Weighed
+from ._screen import screen_text as screen_text
+from ._screen import verdict as verdict
 from ._shrink import Suggestion as Suggestion
 from ._shrink import suggestions as suggestions
 from ._sweep import Sweep as Sweep
 from ._sweep import SweepRun as SweepRun
 from ._sweep import sweep_text as sweep_text
 from ._sweep_html import write_sweep as write_sweep
-from ._terminal import Weighed as Weighed
-from ._terminal import verdict as verdict
 from ._terminal import weighing_text as weighing_text

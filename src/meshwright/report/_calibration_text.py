@@ -28,6 +28,10 @@ def calibration_text(calibration: Calibration) -> RenderableType:
     for each in calibration.collectives:
         rate = f"{format_rate(each.bytes_per_second, 'B/s')} after {format_seconds(each.latency_seconds)}"
         add_row(used, f"{each.kind} among {each.group_size}, sent{by_host}", rate)
+    for name, share in calibration.spread.items():
+        add_row(used, f"{name}: second best round from the best", f"{100 * share:.1f} %")
+    if calibration.load is not None:
+        add_row(used, "cores that others kept busy", f"{100 * calibration.load:.0f} %")
     parts: list[RenderableType] = [
         heading(f"{calibration.chip}: {calibration.source}, {calibration.date}"),
         Text("Predictions use"),

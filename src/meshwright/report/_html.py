@@ -1,4 +1,4 @@
-"""A run's folder as one HTML file that needs nothing else: verdict, loss, predicted beside measured, memory.
+"""A run's folder as one HTML file that needs nothing else: verdict, time, loss, measurements, memory.
 
 Everything that comes from a file is escaped. No script, no link, no font from elsewhere.
 """
@@ -6,32 +6,36 @@ Everything that comes from a file is escaped. No script, no link, no font from e
 from __future__ import annotations
 
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.reconcile import Reconciliation
+from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_seconds
 
 from ._html_counts import findings_section, flops_section, traffic_section
-from ._html_parts import paragraph, section, table
+from ._html_parts import BESIDE, INK, SMALLER, bar, colours_of, legend, page, paragraph, section, table, text
 from ._html_run import happened_section, metrics_figures, seconds_section
-from ._html_time import time_section
+from ._html_time import time_figures, time_section
 from ._rows import comparison_rows, program_line
 from ._run_files import RunFiles, read_run
 
 NUM_BUFFERS = 12
-LEAST_SHARE = 0.001  # of the memory bar: what is thinner cannot be seen, and is summed
+LEAST_SHARE = 0.002  # of the memory bar: what is thinner cannot be seen, and is summed
+LEAST_FILLED = 0.1  # of what a device gives: with less, the bar shows the program alone
 
 
 def write_report(folder: Path) -> Path:
     """Write report.html into a run's folder from the files that are there, and return its path.
 
     Files that are missing or cut short are named in the page.
+
+    Raises:
+        OSError: the page cannot be written; the one before stays as it was.
     """
     path = folder / "report.html"
-    path.write_text(_page(read_run(folder)), "utf-8")
+    write_whole(path, _page(read_run(folder)))
     return path
 
 
@@ -59,12 +63,12 @@ def write_weighing(path: Path, weighing: dict[str, Any]) -> None:
 
 
 def _page(run: RunFiles) -> str:
-    style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
-    title = escape(run.weighing["config"] if run.weighing else run.name)
-    sections = (
+    return page(
+        run.weighing["config"] if run.weighing else run.name,
         _head(run),
         _notes(run),
         _figures(run),
+        time_section(run.weighing, _timeline(run)),
         _loss(run),
         happened_section(run.notices),
         seconds_section(run.measurement),
@@ -74,14 +78,8 @@ def _page(run: RunFiles) -> str:
         flops_section(run.weighing),
         traffic_section(run.weighing),
         findings_section(run.weighing),
-        time_section(run.weighing),
         _sample(run),
         _environment(run),
-    )
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright</title>\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )
 
 
@@ -125,28 +123,30 @@ def _verdict(weighing: dict[str, Any]) -> str:
 def _notes(run: RunFiles) -> str:
     if not run.notes:
         return ""
-    items = "".join(f"<li>{escape(note)}</li>\n" for note in run.notes)
+    items = "".join(f"<li>{text(note)}</li>\n" for note in run.notes)
     return f'<section class="notes">\n<h2>Not whole</h2>\n<ul>\n{items}</ul>\n</section>\n'
 
 
 def _figures(run: RunFiles) -> str:
-    """The few numbers that are looked for first."""
+    """The few numbers that are looked for first: the time of a step before all others."""
     found: list[tuple[str, str]] = []
+    measured = run.measurement
+    if measured is not None and measured.step_seconds is not None:
+        found.append((format_seconds(measured.step_seconds.median), "step, measured median"))
+        rate = measured.tokens_per_second
+        assert rate is not None, "a timed step has a rate"
+        found.append((format_count(rate), "tokens per second"))
+    elif measured is None:
+        found += time_figures(run.weighing)
     _, losses = run.series("loss")
     if losses:
         found.append((f"{losses[0]:.3f} → {losses[-1]:.3f}", "training loss, nats"))
     _, held_out = run.series("held_out_loss")
-    measured = run.measurement
     if held_out:
         beside = ""
         if measured is not None and measured.unigram_entropy_nats is not None:
             beside = f"; single tokens have {measured.unigram_entropy_nats:.3f}"
         found.append((f"{held_out[-1]:.3f}", f"held-out loss, nats{beside}"))
-    if measured is not None and measured.step_seconds is not None:
-        found.append((format_seconds(measured.step_seconds.median), "step, median"))
-        rate = measured.tokens_per_second
-        assert rate is not None, "a timed step has a rate"
-        found.append((format_count(rate), "tokens per second"))
     if not found:
         return ""
     cards = "".join(
@@ -183,29 +183,49 @@ def _compared(reconciliation: Reconciliation) -> str:
 
 def _memory(run: RunFiles) -> str:
     """The bar, then every category and allowance with its bytes."""
-    from ._plots import memory_svg
-
     if run.weighing is None:
         return ""
     memory = run.weighing["ledger"]["memory"]
     parts = {_words(name): size for name, size in memory["by_category"].items()}
     parts |= {f"allowance: {name}": size for name, size in memory["allowance"].items()}
-    whole = memory["usable_bytes"] or memory["reserved_bytes"]
-    seen = {name: size for name, size in parts.items() if size >= LEAST_SHARE * whole}
-    if rest := sum(parts.values()) - sum(seen.values()):
-        seen["smaller ones"] = rest
     rows = [(name, format_bytes(size), f"{size:,}") for name, size in parts.items()]
     rows.append(("reserved", format_bytes(memory["reserved_bytes"]), f"{memory['reserved_bytes']:,}"))
     if memory["usable_bytes"] is not None:
         rows.append(("usable", format_bytes(memory["usable_bytes"]), f"{memory['usable_bytes']:,}"))
     return section(
         "Memory of one device, predicted",
-        f"<figure>{memory_svg(seen, memory['usable_bytes'])}</figure>\n",
+        _memory_bar(memory),
         table(("category", "size", "bytes"), rows, numbers=(1, 2)),
         _formats(memory),
-        _timeline(memory["timeline"]),
         _buffers(memory["buffers"]),
     )
+
+
+def _memory_bar(memory: dict[str, Any]) -> str:
+    """A stretch for each category against what the device gives; for a small program the program alone."""
+    colours = _memory_colours(memory)
+    total = memory["reserved_bytes"] + memory["allowance_bytes"]
+    usable = memory["usable_bytes"]
+    near = usable is not None and total >= LEAST_FILLED * usable
+    whole = max(total, usable if near else 0, 1)
+    parts = {name: size for name, size in memory["by_category"].items() if name in colours}
+    parts = {name: size for name, size in parts.items() if size >= LEAST_SHARE * whole}
+    if rest := memory["reserved_bytes"] - sum(parts.values()):
+        parts[SMALLER] = rest
+    if memory["allowance_bytes"]:
+        parts[BESIDE] = memory["allowance_bytes"]
+    items = [(colours[name], f"{_words(name)}, {format_bytes(size)}") for name, size in parts.items()]
+    lines: list[tuple[str, str]] = []
+    if usable is not None:
+        beyond = "" if near else ": far to the right"
+        lines.append((INK, f"usable, {format_bytes(usable)}{beyond}"))
+    drawn = bar(parts, whole, colours, "memory of one device by category", usable if near else None)
+    return f"<figure>{drawn}{legend(items, lines)}</figure>\n"
+
+
+def _memory_colours(memory: dict[str, Any]) -> dict[str, str]:
+    """The colours that the bar and the timeline share."""
+    return colours_of([*memory["by_category"], *memory["timeline"]["by_category"]])
 
 
 def _hand_sum(run: RunFiles) -> str:
@@ -242,13 +262,19 @@ def _formats(memory: dict[str, Any]) -> str:
     return f"<h3>Number formats at the peak</h3>\n{table(('category', *columns), rows, numbers=numbers)}"
 
 
-def _timeline(line: dict[str, Any]) -> str:
+def _timeline(run: RunFiles) -> str:
+    """Memory through the step, which stands with the step's time."""
     from ._plots import timeline_svg
 
+    if run.weighing is None:
+        return ""
+    memory = run.weighing["ledger"]["memory"]
+    line = memory["timeline"]
     if not line["instants"]:
         return ""
-    picture = timeline_svg(line["instants"], line["by_category"], line["peak_instant"])
-    return f"<h3>Through the step</h3>\n<figure>{picture}</figure>\n"
+    colours = _memory_colours(memory)
+    picture = timeline_svg(line["instants"], line["by_category"], line["peak_instant"], colours)
+    return f"<h3>Memory through the step</h3>\n<figure>{picture}</figure>\n"
 
 
 def _buffers(buffers: list[dict[str, Any]]) -> str:

@@ -6,14 +6,12 @@ from typing import Any
 
 from meshwright.units import format_rate
 
-from ._html_parts import paragraph, section, table
+from ._html_parts import bar, colours_of, legend, paragraph, section, table
 from ._rows import FLOP_CONVENTION, elementwise_words, link_words
 
 
 def flops_section(weighing: dict[str, Any] | None) -> str:
     """FLOPs by phase as a picture, the counts, how they are counted, and what is in none of them."""
-    from ._plots import flops_svg
-
     if weighing is None:
         return ""
     ledger = weighing["ledger"]
@@ -23,10 +21,9 @@ def flops_section(weighing: dict[str, Any] | None) -> str:
         rows.append(("in the bubble of the pipeline", format_rate(bubble, "FLOP")))
     if flops["rule_6nd"] is not None:
         rows.append(("6 x parameters x tokens", format_rate(flops["rule_6nd"], "FLOP")))
-    picture = f"<figure>{flops_svg(flops['by_phase'])}</figure>\n" if flops["by_phase"] else ""
     return section(
         "FLOPs of one step, all devices",
-        picture,
+        _phase_bar(flops["by_phase"]),
         table(("count", "FLOPs"), rows, numbers=(1,)),
         paragraph(FLOP_CONVENTION, "facts"),
         _elementwise(flops.get("elementwise_by_class", {})),  # runs of an earlier version have none
@@ -34,6 +31,19 @@ def flops_section(weighing: dict[str, Any] | None) -> str:
         *_notes("Unpriced: no rule counts these", ledger["unpriced"]),
         *_notes("Taken for granted in the counts", ledger.get("assumptions", [])),
     )
+
+
+def _phase_bar(by_phase: dict[str, int]) -> str:
+    """The executed FLOPs as one bar by phase."""
+    whole = sum(by_phase.values())
+    if not whole:
+        return ""
+    colours = colours_of(by_phase)
+    items = [
+        (colours[name], f"{name}, {format_rate(count, 'FLOP')}, {100 * count / whole:.1f} %")
+        for name, count in by_phase.items()
+    ]
+    return f"<figure>{bar(by_phase, whole, colours, 'executed FLOPs by phase')}{legend(items)}</figure>\n"
 
 
 def _elementwise(by_class: dict[str, int]) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +21,68 @@ from ._layout import add_row, indented, plain_table, spaced
 NUM_LARGEST = 5
 BAR_WIDTH = 32
 LEAST_SHARE = 0.0005  # what prints as 0.0 % is summed in one row
+
+
+MOST_ROWS = 6  # of the bar by category
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of a bar that is `BAR_WIDTH` wide, from one share of it to another; at least half a cell."""
+
+    begin: float
+    end: float
+    style: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Draw it, with half cells where the terminal has them."""
+        halves = 2 * BAR_WIDTH
+        begin = min(round(halves * self.begin), halves - 1)
+        end = max(round(halves * self.end), begin + 1)
+        if options.ascii_only:
+            text = " " * (begin // 2) + "-" * max(1, end // 2 - begin // 2)
+        else:
+            text = " " * (begin // 2) + "╺" * (begin % 2)
+            text += "━" * (end // 2 - (begin + 1) // 2) + "╸" * (end % 2)
+        yield Segment(text, Style.parse(self.style))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Ask for the whole bar's width, so that all rows have the same scale."""
+        return Measurement(BAR_WIDTH, BAR_WIDTH)
+
+
+def memory_bar(memory: MemoryLedger) -> RenderableType:
+    """Return one bar of a device's memory, each category a row that begins where the one above it ends.
+
+    Its whole is what a device gives, or what is needed where that is more or the former is not known.
+    """
+    needed = memory.reserved_bytes + memory.allowance_bytes
+    whole = max(memory.usable_bytes or 0, needed, 1)
+    shown = list(memory.by_category.items())
+    rows = [(spaced(name), size) for name, size in shown[:MOST_ROWS]]
+    if rest := shown[MOST_ROWS:]:
+        rows.append((f"{len(rest)} smaller ones", sum(size for _, size in rest)))
+    if memory.allowance_bytes:
+        rows.append(("beside the program", memory.allowance_bytes))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "right", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+
+    def row(name: str, begin: int, size: int, style: str) -> None:
+        bar = Span(begin=begin / whole, end=(begin + size) / whole, style=style)
+        share = f"{100 * size / (memory.usable_bytes or whole):.1f} %"
+        add_row(table, name, format_bytes(size), share, bar)
+
+    begin = 0
+    for name, size in rows:
+        beyond = memory.usable_bytes is not None and begin + size > memory.usable_bytes
+        row(name, begin, size, "red" if beyond else "cyan")
+        begin += size
+    if memory.usable_bytes is not None and memory.fits:
+        row("free", begin, memory.usable_bytes - begin, "dim")
+    elif memory.usable_bytes is not None:
+        row("= usable", 0, memory.usable_bytes, "dim")
+    return indented(table)
 
 
 def memory_table(memory: MemoryLedger) -> RenderableType:
@@ -54,9 +120,12 @@ def memory_table(memory: MemoryLedger) -> RenderableType:
         row("alive at the peak", memory.peak_bytes)
     if memory.host_bytes:
         add_row(table, "in host memory", format_bytes(memory.host_bytes), "", "")
+    if memory.on_chip_bytes:
+        add_row(table, "on the chip (VMEM)", format_bytes(memory.on_chip_bytes), "", "not reserved")
     for name, num_bytes in memory.host_needs.items():
         add_row(table, f"each host: {name}", format_bytes(num_bytes), "", "of its own memory", style="dim")
-    return indented(table)
+    notes = (indented(Text(f"{note[0].upper()}{note[1:]}.", style="dim")) for note in memory.notes)
+    return Group(indented(table), *notes)
 
 
 def _categories(memory: MemoryLedger) -> Iterator[tuple[str, int]]:

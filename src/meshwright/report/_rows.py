@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshwright.config import Ticks
+from meshwright.predict import Interval, RunTotal
 from meshwright.reconcile import Reconciliation, Row
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -21,9 +22,78 @@ def elementwise_words(by_class: dict[str, int]) -> str:
     return ", ".join(f"{name} {format_count(count)}" for name, count in by_class.items())
 
 
+HELP_COLUMNS = ("what", "saves", "of the step", "how certain")
 HELP_NOTE = (
-    "Upper bounds, by walking the same schedule again; they do not add up. `--explain` compiles real changes."
+    "By walking the same schedule again; savings do not add up. A bound names no change: `--explain` "
+    "compiles the changes that may reach it, and says what each really saves."
 )
+
+
+def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
+    """Return a step's interval with the reasons why it is wide or lacks an end: "between 1.0 s and 1.4 s"."""
+    if seconds.low is None:
+        ends = "no interval"
+    elif seconds.high is None:
+        ends = f"at least {format_seconds(seconds.low)}, no upper end"
+    else:
+        ends = f"between {format_seconds(seconds.low)} and {format_seconds(seconds.high)}"
+    return f"{ends}: {'; '.join(reasons)}" if reasons else ends
+
+
+def interval_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
+    """Return "62.3 s (between 49.6 s and 74.5 s)"; every page and screen prints the step's time by this."""
+    return f"{format_seconds(seconds.expected)} ({ends_words(seconds, reasons)})"
+
+
+LEAST_DEVICE_HOURS = 0.1  # with less, device-hours say nothing that the seconds do not
+
+
+def run_words(total: RunTotal) -> str:
+    """Return "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
+    return (
+        f"{format_count(total.tokens)} tokens in {total.steps:,} steps take {interval_words(total.seconds)}"
+    )
+
+
+def cost_words(total: RunTotal) -> str:
+    """Return "891 (709 to 1.07K): 495 device-hours (394 to 592) at 1.80", in the currency of the price.
+
+    Without a price there are the hours alone; "" where they are few.
+    """
+    hours = total.device_hours
+    if total.cost is None and hours.expected < LEAST_DEVICE_HOURS:
+        return ""
+    words = _spread(hours, _three_digits, " device-hours")
+    if total.cost is None or total.price_per_device_hour is None:
+        return words
+    return f"{_spread(total.cost, _money)}: {words} at {_money(total.price_per_device_hour)}"
+
+
+def _spread(amounts: Interval, shown: Callable[[float], str], unit: str = "") -> str:
+    words = f"{shown(amounts.expected)}{unit}"
+    if amounts.low is None:
+        return f"{words} (no interval)"
+    if amounts.high is None:
+        return f"{words} (at least {shown(amounts.low)})"
+    return f"{words} ({shown(amounts.low)} to {shown(amounts.high)})"
+
+
+def _three_digits(amount: float) -> str:
+    return format_count(amount) if amount >= 999.5 else f"{amount:.3g}"
+
+
+def _money(amount: float) -> str:
+    return f"{amount:.2f}" if 0.995 <= amount < 99.5 else _three_digits(amount)
+
+
+def kind_of_slice(name: str) -> str:
+    """Return the class of work that a slice of the step is, in words: "matrix products"."""
+    words = {
+        "matmul": "matrix products",
+        "memory-bound": "kernels bound by memory",
+        "launch": "gaps between kernels",
+    }
+    return words.get(name, name)
 
 
 def bubble_words(ticks: Ticks) -> str:
@@ -45,12 +115,17 @@ def kind_words(seconds_by_kind: Mapping[str, float]) -> str:
 
 
 def help_rows(
-    helps: Iterable[tuple[str, float, str]], step_seconds: float
+    helps: Iterable[tuple[str, float, str, str]], step_seconds: float
 ) -> list[tuple[str, str, str, str]]:
-    """What, seconds saved at most, their share of the step, and how; of what, seconds saved and how."""
+    """Return the cells of `HELP_COLUMNS`, from what, seconds saved, change ("" of a bound) and certainty."""
     return [
-        (what, format_seconds(saved), f"{100 * saved / step_seconds:.1f} %", how)
-        for what, saved, how in helps
+        (
+            change or what,
+            f"{'' if change else 'at most '}{format_seconds(saved)}",
+            f"{100 * saved / step_seconds:.1f} %",
+            certainty,
+        )
+        for what, saved, change, certainty in helps
     ]
 
 

@@ -58,7 +58,7 @@ def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
         notes.append(f"{path.name} is not there: what it would show is left out.")
     except InputError as error:
         notes.append(f"{path.name} cannot be read: {error.message}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read: {error}")
     return None
 
@@ -80,7 +80,7 @@ def _lines(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ...]
             entry = json.loads(line)
             entry["step"] = int(entry["step"])
             found.append(entry)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             broken.append(number)
     if broken:
         where = ", ".join(str(number) for number in broken[:5]) + (", ..." if len(broken) > 5 else "")

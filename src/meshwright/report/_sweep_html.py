@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
-from ._html_parts import paragraph, section, table
+from ._html_parts import page, paragraph, section, table, text
 from ._run_files import read_run
 from ._sweep import COLUMNS, Sweep, cells, number_of, sweep_title
 from ._sweep_plots import curves_svg, values_svg
@@ -20,17 +19,11 @@ def write_sweep(sweep: Sweep) -> Path:
 
 
 def _page(sweep: Sweep) -> str:
-    style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
-    title, best = escape(f"Sweep of {sweep.name}"), sweep.best
-    head = f"<header>\n<h1>{title}</h1>\n{paragraph(sweep_title(sweep), 'facts')}"
+    title, best = f"Sweep of {sweep.name}", sweep.best
+    head = f"<header>\n<h1>{escape(title)}</h1>\n{paragraph(sweep_title(sweep), 'facts')}"
     if best is not None:
         head += paragraph(f"Best: {best.label}, held-out loss {best.held_out_loss:.4f}", "verdict open")
-    sections = (head + "</header>\n", _runs(sweep), _pictures(sweep), _failures(sweep))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{title}: Meshwright</title>\n'
-        f"<style>\n{style}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
-    )
+    return page(title, head + "</header>\n", _runs(sweep), _pictures(sweep), _failures(sweep))
 
 
 def _runs(sweep: Sweep) -> str:
@@ -42,16 +35,17 @@ def _runs(sweep: Sweep) -> str:
 def _pictures(sweep: Sweep) -> str:
     if sweep.best is None:
         return ""
+    words = paragraph("A point has the colour of its run's curve below.", "facts")
     parts = [f"<figure>\n{values_svg(sweep, key)}</figure>\n" for key in sweep.keys]
     curves = [(run, read_run(run.folder).series("loss")) for run in sweep.ranked]
     curves = [(run, series) for run, series in curves if series[0]]
-    by_step = f"<figure>\n{curves_svg(curves)}</figure>\n"
-    return section("Held-out loss by value", *parts) + section("Training loss by step", by_step)
+    by_step = f"<figure>\n{curves_svg(sweep, curves)}</figure>\n"
+    return section("Held-out loss by value", words, *parts) + section("Training loss by step", by_step)
 
 
 def _failures(sweep: Sweep) -> str:
     failed = [run for run in sweep.runs if run.failed]
-    items = "".join(f"<li>{escape(f'{run.label}: {run.failed}')}</li>\n" for run in failed)
+    items = "".join(f"<li>{text(f'{run.label}: {run.failed}')}</li>\n" for run in failed)
     return (
         f'<section class="notes">\n<h2>Not finished</h2>\n<ul>\n{items}</ul>\n</section>\n' if items else ""
     )

@@ -1,29 +1,36 @@
-"""A sweep's pictures as inline SVG: held-out loss against a key's values, training loss by step."""
+"""A sweep's pictures as inline SVG: held-out loss against a key's values, training loss by step.
+
+A run has the same colour in all of them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ._plots import COLOURS, FAINT, svg_of, thinned
+from ._html_parts import COLOURS, FAINT, legend
+from ._plots import svg_of, thinned
 from ._sweep import Sweep, SweepRun
 
-MOST_CURVES = 7  # with more colours they cannot be told apart: the others are grey
-WIDE = 10  # largest over smallest value: from here on the axis is logarithmic
+CURVES = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c")  # the best run first
+SHAPES = {"o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc", "*": "\u2605"}
+REST = "."  # the shape of all further lines
+WIDE_RANGE = 10  # largest over smallest value: from here on the axis is logarithmic
 
-BESIDE: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8.5,
-    "loc": "upper left",
-    "bbox_to_anchor": (1.0, 1.0),
-}  # where a legend stands
+
+def colours_of_runs(sweep: Sweep) -> dict[Path, str]:
+    """Return each run's colour in every picture of the sweep; all but the best few are grey."""
+    places = enumerate(sweep.ranked)
+    return {run.folder: CURVES[place] if place < len(CURVES) else FAINT for place, run in places}
 
 
 def values_svg(sweep: Sweep, key: str) -> str:
     """Held-out loss by the value of `key`; a line joins runs that differ in it alone.
 
-    Runs that were not finished are crosses at the top. Values that are no numbers stand side by side.
+    A point has its run's colour, and the shape of its line. Runs that were not finished are crosses at the
+    top. Values that are no numbers stand side by side.
     """
     texts = list(dict.fromkeys(run.values[key] for run in sweep.runs))
     numbers = [_number(text) for text in texts]
@@ -34,24 +41,24 @@ def values_svg(sweep: Sweep, key: str) -> str:
     for run in sweep.runs:
         others = SweepRun.label_of({name: value for name, value in run.values.items() if name != key})
         lines.setdefault(others, []).append(run)
+    shapes = dict(zip(lines, SHAPES, strict=False))
+    crosses = [places[run.values[key]] for run in sweep.runs if run.held_out_loss is None]
+    colours = colours_of_runs(sweep)
 
     def draw(axes: Any) -> None:
-        for place, (others, runs) in enumerate(lines.items()):
-            points = sorted(
-                (places[r.values[key]], r.held_out_loss) for r in runs if r.held_out_loss is not None
-            )
-            colour = COLOURS[place] if place < MOST_CURVES else FAINT
-            label = {"label": others} if others and place < MOST_CURVES else {}
-            axes.plot(
-                *zip(*points, strict=True), color=colour, marker="o", markersize=4.5, **label
-            ) if points else None
-        crosses = [places[run.values[key]] for run in sweep.runs if run.held_out_loss is None]
+        for others, runs in lines.items():
+            finished = [run for run in runs if run.held_out_loss is not None]
+            finished.sort(key=lambda run: places[run.values[key]])
+            points = [(places[run.values[key]], run.held_out_loss) for run in finished]
+            if not points:
+                continue
+            axes.plot(*zip(*points, strict=True), color="#cbd2d9", linewidth=1, label=others, zorder=1)
+            dots = [colours[run.folder] for run in finished]
+            axes.scatter(*zip(*points, strict=True), c=dots, marker=shapes.get(others, REST), s=36, zorder=2)
         if crosses:
             top = axes.get_xaxis_transform()
-            axes.plot(
-                crosses, [0.97] * len(crosses), "x", color=COLOURS[4], transform=top, label="not finished"
-            )
-        if numeric and min(known) > 0 and max(known) >= WIDE * min(known):
+            axes.plot(crosses, [0.97] * len(crosses), "x", color=COLOURS["not finished"], transform=top)
+        if numeric and min(known) > 0 and max(known) >= WIDE_RANGE * min(known):
             axes.set_xscale("log")
             axes.minorticks_off()
         axes.set_xticks(list(places.values()), list(places))
@@ -59,39 +66,32 @@ def values_svg(sweep: Sweep, key: str) -> str:
         axes.set_xlabel(key)
         axes.set_ylabel("held-out loss, nats")
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(**BESIDE)
 
-    return svg_of(draw, 8.6, 3.2, f"held-out loss by {key}")
+    named = [(SHAPES[shape], others) for others, shape in shapes.items() if others]
+    if len(lines) > len(shapes):
+        named.append(("\u2022", f"{len(lines) - len(shapes)} more"))
+    if crosses:
+        named.append(("\u00d7", "not finished"))
+    return svg_of(draw, 3.0, f"held-out loss by {key}") + legend((), shapes=named)
 
 
-def curves_svg(curves: Sequence[tuple[SweepRun, tuple[Sequence[int], Sequence[float]]]]) -> str:
+def curves_svg(sweep: Sweep, curves: Sequence[tuple[SweepRun, tuple[Sequence[int], Sequence[float]]]]) -> str:
     """Training loss in nats by step of each run, the best ones in colour."""
+    colours = colours_of_runs(sweep)
 
     def draw(axes: Any) -> None:
-        for place, (run, series) in reversed(list(enumerate(curves))):  # the best on top
-            coloured = place < MOST_CURVES
-            axes.plot(
-                *thinned(*series),
-                color=COLOURS[place] if coloured else FAINT,
-                linewidth=1.2 if coloured else 0.8,
-                label=run.label if coloured else None,
-            )
+        for run, series in reversed(curves):  # the best on top
+            colour = colours[run.folder]
+            axes.plot(*thinned(*series), color=colour, linewidth=0.8 if colour == FAINT else 1.2)
         axes.set_xlabel("step")
         axes.set_ylabel("loss, nats")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(
-            handles[::-1],
-            labels[::-1],
-            frameon=False,
-            fontsize=8.5,
-            loc="upper left",
-            bbox_to_anchor=(1.0, 1.0),
-        )
 
-    return svg_of(draw, 8.6, 3.4, "training loss by step")
+    named = [(colours[run.folder], run.label) for run, _ in curves if colours[run.folder] != FAINT]
+    if others := len(curves) - len(named):
+        named.append((FAINT, f"{others} other{'s' if others > 1 else ''}"))
+    return svg_of(draw, 3.2, "training loss by step") + legend(named)
 
 
 def _number(text: str) -> float | None:

@@ -1,20 +1,16 @@
-"""A weighing as a person reads it on a terminal: verdict first, then memory, FLOPs, traffic, time.
+"""A weighing in full on a terminal: the head of the one screen, then memory, FLOPs, traffic, time.
 
 Nothing is computed here but sums, shares and differences of what the records state.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.compiler import Compiled
-from meshwright.config import Layout, RunConfig, TransformerModel, ticks_of
-from meshwright.hardware import Fleet
-from meshwright.ledger import Collective, Finding, Ledger, MemoryLedger
+from meshwright.config import ticks_of
+from meshwright.ledger import Collective, Finding
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -24,18 +20,20 @@ from ._layout import add_row, heading, indented, plain_table, spaced
 from ._memory_text import buffer_table, format_table, memory_table
 from ._rows import (
     FLOP_CONVENTION,
+    HELP_COLUMNS,
     HELP_NOTE,
     bubble_words,
     elementwise_words,
     help_rows,
+    interval_words,
     kind_words,
     link_words,
 )
+from ._screen import SIMULATED, Weighed, active_parameters, head_lines, source_line, unpriced
 from ._shrink import suggestions
 
 NUM_SLICES = 8
 NUM_MODULES = 6
-SIMULATED = "simulated on CPU"
 SIMULATED_NOTE = (
     "The CPU's compiler stood in for the target's. It makes no reduce-scatter and schedules for no memory "
     "limit: for a step of llama3-405b on 512xH100 it took 107.7 GB of temporaries per device, the H100's "
@@ -43,51 +41,13 @@ SIMULATED_NOTE = (
 )
 
 
-class Weighed(Protocol):
-    """What is read of a weighing; `meshwright.Weighing` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def config(self) -> RunConfig | None: ...
-    @property
-    def fleet(self) -> Fleet: ...
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def compiled(self) -> Compiled: ...
-    @property
-    def cached(self) -> bool: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def prediction(self) -> Prediction | None: ...
-    @property
-    def no_prediction(self) -> str: ...
-
-
-def verdict(memory: MemoryLedger, fleet: Fleet) -> str:
-    """One line: whether it fits, with the head-room or the lack."""
-    if memory.usable_bytes is None:
-        if fleet.chip.platform == "cpu":
-            return "NO VERDICT: a simulated CPU device has no memory of its own"
-        return f"NO VERDICT: the catalog does not know how much memory {fleet.chip.name} has"
-    needed = memory.reserved_bytes + memory.allowance_bytes
-    spare = memory.usable_bytes - needed
-    share = f"{100 * abs(spare) / memory.usable_bytes:.1f} %"
-    gives = f"{format_bytes(needed)} of {format_bytes(memory.usable_bytes)} per device"
-    if spare >= 0:
-        return f"FITS: {gives}, {format_bytes(spare)} ({share}) to spare"
-    return f"DOES NOT FIT: {gives}, {format_bytes(-spare)} ({share}) too much"
-
-
 def weighing_text(weighing: Weighed) -> RenderableType:
-    """The whole account of a weighing, for rich's consoles of 80 columns or more."""
+    """Return the whole account of a weighing, for rich's consoles of 80 columns or more."""
     ledger, compiled = weighing.ledger, weighing.compiled
-    parts: list[RenderableType] = [_title(weighing)]
+    parts: list[RenderableType] = [*head_lines(weighing)]
     if compiled.source == SIMULATED:
-        parts += [Text("SIMULATED ON CPU", style="bold yellow"), indented(Text(SIMULATED_NOTE))]
-    parts += [_verdict_text(ledger.memory, weighing.fleet), Text()]
+        parts += [indented(Text(SIMULATED_NOTE))]
+    parts += [Text()]
     if ledger.memory.fits is False:
         parts += [*_what_would_shrink_it(weighing), Text()]
     parts += [heading("Memory of one device"), memory_table(ledger.memory), Text()]
@@ -100,34 +60,10 @@ def weighing_text(weighing: Weighed) -> RenderableType:
     parts += [heading("FLOPs of one step, all devices"), *_flop_parts(weighing), Text()]
     parts += [heading("Traffic of one device and step"), _traffic_table(ledger.traffic), Text()]
     parts += [heading("Predicted time of one step"), *_prediction_parts(weighing), Text()]
-    parts += [*_finding_parts(ledger.findings), *_unpriced_parts(weighing), _source_line(weighing)]
+    parts += [*_finding_parts(ledger.findings), *_unpriced_parts(weighing)]
+    source = "SIMULATED ON CPU" if compiled.source == SIMULATED else compiled.source
+    parts.append(source_line(weighing).append(f" ({source})"))
     return Group(*parts)
-
-
-def _title(weighing: Weighed) -> Text:
-    compiled = weighing.compiled
-    title = Text.assemble((weighing.name, "bold"), " on ", (weighing.fleet.name, "bold"))
-    title.append(f", layout {weighing.layout}")
-    if compiled.num_parameters is not None:
-        title.append(f", {format_count(compiled.num_parameters)} parameters")
-    if (active := _active_parameters(weighing)) is not None:
-        title.append(f" ({format_count(active)} active)")
-    if compiled.tokens_per_step is not None:
-        title.append(f", {compiled.tokens_per_step:,} tokens per step")
-    return title
-
-
-def _active_parameters(weighing: Weighed) -> int | None:
-    """Those that one token uses; None where it uses all, or nothing is known of the model."""
-    model = None if weighing.config is None else weighing.config.model
-    if not isinstance(model, TransformerModel) or model.num_experts is None:
-        return None
-    return model.num_active_parameters
-
-
-def _verdict_text(memory: MemoryLedger, fleet: Fleet) -> Text:
-    style = {True: "bold green", False: "bold red", None: "bold"}[memory.fits]
-    return Text(verdict(memory, fleet), style=style)
 
 
 def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
@@ -206,7 +142,7 @@ def _rule_differences(weighing: Weighed) -> list[tuple[str, int, str]]:
     idle, attention = 6 * (parameters - used) * tokens, compiled.traced_flops.attention
     rest = flops.model - (flops.rule_6nd - idle + attention)
     nothing = "parameters that multiply nothing: embedding lookup, norms, biases"
-    nothing += "" if _active_parameters(weighing) is None else "; and experts that a token is not sent to"
+    nothing += "" if active_parameters(weighing) is None else "; and experts that a token is not sent to"
     steps = [
         ("-", idle, nothing),
         ("+", attention, "attention's own products"),
@@ -249,10 +185,7 @@ def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
     if prediction is None:
         return [indented(Text(f"none: {weighing.no_prediction}"))]
     seconds = prediction.step_seconds
-    line = Text.assemble(
-        (format_seconds(seconds.expected), "bold"),
-        f" (between {format_seconds(seconds.low)} and {format_seconds(seconds.high)})",
-    )
+    line = Text.assemble((interval_words(seconds, prediction.interval_reasons), "bold"))
     if prediction.tokens_per_second_per_device is not None:
         line.append(f", {format_count(prediction.tokens_per_second_per_device)} tokens/s per device")
     line.append(f", MFU {100 * prediction.mfu:.1f} %, HFU {100 * prediction.hfu:.1f} %")
@@ -278,9 +211,8 @@ def _help_parts(prediction: Prediction) -> list[RenderableType]:
     """What would make it faster, the largest first."""
     if not prediction.what_helps:
         return []
-    numbers = ("saves at most", "of the step")
-    table = plain_table("what", *numbers, "how", right=numbers)
-    helps = ((each.what, each.saving_seconds, each.how) for each in prediction.what_helps)
+    table = plain_table(*HELP_COLUMNS, right=HELP_COLUMNS[1:3])
+    helps = ((h.what, h.saving_seconds, h.change, h.certainty) for h in prediction.what_helps)
     for row in help_rows(helps, prediction.step_seconds.expected):
         add_row(table, *row)
     return [
@@ -296,13 +228,13 @@ def _or_zero(seconds: float) -> str:
 
 
 def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
-    """Each thing without a rule once (the prediction repeats the ledger's), and what is assumed."""
-    found = list(weighing.ledger.unpriced)
-    if weighing.prediction is not None:
-        found += [item for item in weighing.prediction.unpriced if item not in found]
-    taken = weighing.ledger.assumptions
+    """Return each thing without a rule, and each assumption of the counts."""
+    found = (
+        ("Unpriced: no rule counts these", unpriced(weighing)),
+        ("Taken for granted", weighing.ledger.assumptions),
+    )
     parts: list[RenderableType] = []
-    for title, lines in (("Unpriced: no rule counts these", found), ("Taken for granted", taken)):
+    for title, lines in found:
         if lines:
             parts += [Text(title, style="bold yellow"), indented(Text("\n".join(lines))), Text()]
     return parts
@@ -321,10 +253,3 @@ def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
         for found in findings
     ]
     return [Text("What could be mended", style="bold yellow"), *map(indented, lines), Text()]
-
-
-def _source_line(weighing: Weighed) -> Text:
-    compiled = weighing.compiled
-    how = "from the cache" if weighing.cached else f"in {format_seconds(compiled.compile_seconds)}"
-    source = "SIMULATED ON CPU" if compiled.source == SIMULATED else compiled.source
-    return Text(f"Compiled {how} by {compiled.compiler} ({source})", style="dim")

@@ -33,7 +33,7 @@ Tree = Any
 
 def schedule_of(config: RunConfig) -> optax.Schedule:
     """Learning rate by step, which counts from 0: a linear rise, then what the schedule's kind says."""
-    peak, schedule, steps = config.peak_learning_rate, config.schedule, config.steps
+    peak, schedule, steps = config.peak_learning_rate, config.schedule, config.horizon_steps
     warmup = schedule.warmup_steps
     left = max(steps - warmup, 1)
     after: optax.Schedule

@@ -6,11 +6,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from typing import Any
 
 import jax
 
+from ..children import own_python
 from ..config import Layout, near_divisors, or_list
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, memory_fraction
@@ -49,9 +49,7 @@ def local_fleet() -> Fleet:
 def _seen() -> tuple[str, str, int]:
     """Platform and kind of the first device that this process may see, and how many are of that kind."""
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", _LIST_DEVICES], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run(own_python("-c", _LIST_DEVICES), env=environment, capture_output=True, text=True)
     if done.returncode:
         words = done.stderr.strip().splitlines()[-LAST_LINES:]
         raise MeshwrightError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ..spread import Spread
@@ -13,13 +14,14 @@ NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The devices are there and the data is open; compilation begins."""
+    """The devices are there and the data is open; compilation begins. `folder` is the run's."""
 
     name: str
     num_parameters: int
     device_kind: str
     num_devices: int
     steps: int
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

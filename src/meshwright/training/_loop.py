@@ -91,14 +91,17 @@ class Loop:
 
     def go_to(self, found: Found) -> None:
         """Restore a checkpoint. The devices first free the state before: two would not fit."""
+        for array in jax.tree.leaves(self.state):
+            array.delete()
+        self.go_on(found, self._saving.restore(found, self.programs.built.state))
+
+    def go_on(self, found: Found, state: Tree) -> None:
+        """Take over the state that a checkpoint gave, and report the newer ones that are damaged."""
         for bad in found.rejected:
             words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
             hint = "look at the disk; what it held is trained again"
             self.recorder.notice(found.step, "checkpoint", words, hint)
-        for array in jax.tree.leaves(self.state):
-            array.delete()
-        self.state = self._saving.restore(found, self.programs.built.state)
-        self.step = found.step
+        self.state, self.step = state, found.step
         self.data_offset = max(self.data_offset, int(found.about["data_offset"]))
 
     def run(self) -> None:
@@ -205,7 +208,7 @@ class Loop:
         optimizer, faults = self._config.optimizer, self._config.faults
         rate, clips = optimizer.learning_rate, optimizer.clip_norm is not None
         hint = f"lower optimizer.learning_rate, which is {rate:g}, to {rate / 10:g}"
-        hint += "" if clips else ", or set optimizer.clip_norm = 1.0"
+        hint += "" if clips else ", or begin a new run with optimizer.clip_norm = 1.0"
         if faults.bad_step != "stop":
             return f"{self._bad_steps.in_row} steps in a row were bad; {hint}"
         return f"{hint}; or go on without that batch: --resume"

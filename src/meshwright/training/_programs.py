@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ..compiler import compiler_options, fingerprint_of
+from ..compiler import accepted_options, fingerprint_of, requested_options
 from ..config import RunConfig
 from ..step import TrainStep, build_step
 
@@ -36,7 +36,8 @@ class Programs:
 def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     """Compile the step as the compile worker does: the same builder, platform and options."""
     built = build_step(config, mesh)
-    options: Any = compiler_options(platform, mesh.size, config.deterministic) or None
+    requested = requested_options(platform, mesh.size, config.deterministic)
+    options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
     started = time.monotonic()
     lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
     step = lowered.compile(compiler_options=options)

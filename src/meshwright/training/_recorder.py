@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,6 @@ class Recorder:
         self._per_epoch = steps_per_epoch
         self._epoch: list[dict[str, float]] = []  # of the steps of the epoch that runs
         self._epoch_seconds = 0.0
-        self._full = False
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """What the lines of a resumed run's metrics.jsonl tell of the steps before."""
@@ -113,6 +112,7 @@ class Recorder:
             self.notice(step, "held-out", f"step {step}: the held-out loss is {values['loss']}", hint)
         more = {name: value for name, value in values.items() if name != "loss"}
         self._keep_held_out(step, values["loss"], more)
+        self._files.retry()
         self.tell(Evaluated(step=step, held_out_loss=values["loss"], metrics=more))
 
     def notice(self, step: int, kind: NoticeKind, message: str, hint: str = "") -> None:
@@ -120,15 +120,14 @@ class Recorder:
         self.tell(Noticed(step=step, kind=kind, message=message, hint=hint))
 
     def tell(self, event: Event) -> None:
-        """Pass an event on; a notice is written down first. A full disk is told once."""
+        """Pass an event on; a notice is written first. Files that cannot be written are reported once."""
         if isinstance(event, Noticed):
             self._files.notice(event.step, event.kind, event.message, event.hint)
         self._listener(event)
-        full, self._full = self._full, bool(self._files.trouble)
-        if self._full and not full:
-            words = f"the run's files cannot be written: {self._files.trouble}"
-            hint = "make room; lines wait in memory until there is some, and TensorBoard's are left out"
-            self._listener(Noticed(step=max(self.losses, default=0), kind="disk", message=words, hint=hint))
+        for why, names in self._files.untold().items():
+            notice = not_written(max(self.losses, default=0), why, names)
+            self._files.notice(notice.step, notice.kind, notice.message, notice.hint)
+            self._listener(notice)
 
     def _keep_held_out(self, step: int, loss: float, more: dict[str, float]) -> None:
         if math.isfinite(loss):
@@ -166,6 +165,13 @@ class Recorder:
         line |= {f"epoch_{name}": value for name, value in means.items()}
         self._files.write(step, "epoch", _finite(line))
         self.tell(done)
+
+
+def not_written(step: int, why: str, names: Sequence[str]) -> Noticed:
+    """Return the notice that files of the run's folder cannot be written."""
+    words = f"{', '.join(names)} cannot be written: {why}"
+    hint = "make room on that disk: the run goes on, and what waits in memory is written when there is some"
+    return Noticed(step=step, kind="disk", message=words, hint=hint)
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

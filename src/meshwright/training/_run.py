@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,26 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from ..checkpoint import Found
-from ..config import Layout, RunConfig
+from ..checkpoint import Found, check_match, unread_newest
+from ..config import Layout, RunConfig, trainable
 from ..data import Dataset, ImageFiles, TokenWindows, open_data
 from ..errors import InputError
 from ..hardware import Fleet
 from ..measure import ResidentGrowth
-from ..processes import processes_of_this_run
+from ..processes import Alone, processes_of_this_run
 from ..reconcile import Measurement
 from ..sharding import mesh_of
+from ..step import build_step
 from ._devices import devices_of
 from ._events import Compiled, Event, Finished, Sampled, Started
-from ._files import NoFiles, RunFiles, metrics_of, prepare_folder, write_document
+from ._files import NoFiles, RunFiles, metrics_of
 from ._loop import Loop
 from ._measured import measurement_of, memory_in_use
 from ._phases import Phases
-from ._programs import compile_programs
+from ._programs import Programs, compile_programs
 from ._recorder import Recorder, StepFlops
-from ._resume import about_of, changes_since
+from ._resume import about_complaint, about_of, changes_since, may_change_state
+from ._run_folder import RunFolder, last_recorded_step
 from ._sample import sample_tokens
 from ._saving import Saving
 from ._watchdog import Watchdog
@@ -40,12 +42,12 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `run_training` was asked for; its arguments say what each is."""
+    """The arguments of `run_training`, which says what each is."""
 
     config: RunConfig
     fleet: Fleet
     layout: Layout
-    folder: Path
+    folder: Path | RunFolder
     steps: int
     resume: bool = False
     work: StepFlops | None = None
@@ -54,11 +56,30 @@ class Asked:
     tell: Listener = lambda event: None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Everything that a run needs before it may write: nothing of it can be refused any more.
+
+    `found` and `state`: the checkpoint and its state, None where the run begins at step 0. `changes`: what
+    differs from the run that saved it. `recorded`: the last step in metrics.jsonl.
+    """
+
+    devices: Sequence[Any]
+    mesh: Mesh
+    dataset: Dataset
+    programs: Programs
+    growth: ResidentGrowth
+    found: Found | None
+    state: Any
+    changes: Sequence[str]
+    recorded: int
+
+
 def run_training(
     config: RunConfig,
     fleet: Fleet,
     layout: Layout,
-    folder: Path,
+    folder: Path | RunFolder,
     *,
     steps: int | None = None,
     resume: bool = False,
@@ -69,25 +90,28 @@ def run_training(
 ) -> Measurement:
     """Train `config` on the fleet's devices, which must be attached or simulated, and measure it.
 
-    Writes metrics.jsonl, notices.jsonl, TensorBoard's events and checkpoints to `folder`. Ctrl-C and SIGTERM
-    end it after the step that runs, with a checkpoint and what was measured until then.
+    Writes metrics.jsonl, notices.jsonl, TensorBoard's events and checkpoints to `folder`, once all is ready
+    for the first step: a run that is refused leaves the folder as it was. Ctrl-C and SIGTERM end it after
+    the step that runs, with a checkpoint and what was measured until then.
 
     Args:
         layout: resolved for the fleet, and checked against the config.
+        folder: a path, or a `RunFolder` that was made; then `resume` is that folder's.
         steps: of the whole run; the config's own unless told. The learning rate follows the config's.
-        resume: go on from the folder's newest good checkpoint; begin anew where there is none.
+        resume: go on from the folder's newest good checkpoint; begin at step 0 where there is none.
         work: FLOPs of a step and the fleet's peak, for MFU and HFU.
         about: JSON data that the checkpoints carry beside the config.
-        documents: texts to write into the folder by name, once it is known that nobody else writes there.
-        on_event: told what happens, in this thread.
+        documents: texts to write into the folder, by name.
+        on_event: called with what happens, in this thread.
 
     Raises:
         InputError: the fleet is not attached, the folder or the data cannot be used, or the checkpoint is of
             another config.
         MeshwrightError: a step's loss is not finite and the config says to stop, all checkpoints are
-            damaged, the run's files could not be written to the end, or jax was used before with other
-            devices.
+            damaged, or jax was used before with other devices.
     """
+    config = trainable(config, steps)
+    assert config.steps is not None, "a trainable run has steps"
     steps = config.steps if steps is None else steps
     if steps < 1:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
@@ -107,78 +131,116 @@ def run_training(
 
 
 def train(asked: Asked) -> tuple[Measurement, Any]:
-    """As `run_training`; also the final state."""
-    config, folder, phases = asked.config, asked.folder, Phases()
-    peers = processes_of_this_run()
-    peers.from_first("folder", lambda: prepare_folder(folder, resume=asked.resume))
-    about = {**asked.about, **about_of(config, asked.layout)}
-    # A bad folder is known before what takes long.
-    saving = Saving(folder, config.checkpoint, about, phases, peers)
-    try:
-        for name, text in asked.documents.items() if peers.is_first else ():
-            write_document(folder, name, text)
-        with Watchdog(folder, config.faults, phases, peers=peers).watching() as watchdog:
-            found = saving.newest() if asked.resume else None
-            changes = [] if found is None else changes_since(found, config, asked.layout)
-            keep_to = (-1 if found is None else found.step) if asked.resume else None
-            with RunFiles(folder, keep_to=keep_to) if peers.is_first else nullcontext(NoFiles()) as files:
-                return _trained(asked, files, saving, phases, watchdog, found, changes)
-    finally:
-        saving.close()
+    """Run as `run_training` does; return the measurement and the final state."""
+    config, phases, peers = asked.config, Phases(), processes_of_this_run()
+    with ExitStack() as stack:
+        folder = asked.folder
+        if isinstance(folder, Path):
+            folder = stack.enter_context(closing(RunFolder(folder, resume=asked.resume, peers=peers)))
+            folder.look(config)
+            folder.make()
+        about = {**asked.about, **about_of(config, asked.layout)}
+        saving = stack.enter_context(closing(Saving(folder.path, config.checkpoint, about, phases, peers)))
+        watchdog = Watchdog(folder.path, config.faults, phases, peers=peers)
+        stack.enter_context(watchdog.watching())
+        ready = _ready(asked, folder, saving, phases, peers)
+        files: RunFiles | NoFiles = NoFiles()
+        if peers.is_first:
+            keep_to = -1 if ready.found is None else ready.found.step
+            files = stack.enter_context(RunFiles(folder.path, folder.writes, keep_to=keep_to))
+            folder.writes.documents(asked.documents)
+        return _trained(asked, folder, files, saving, phases, watchdog, ready)
 
 
-def _trained(
-    asked: Asked,
-    files: RunFiles | NoFiles,
-    saving: Saving,
-    phases: Phases,
-    watchdog: Watchdog,
-    found: Found | None,
-    changes: list[str],
-) -> tuple[Measurement, Any]:
+def check_resumed_state(folder: Path, config: RunConfig, fleet: Fleet, layout: Layout) -> None:
+    """Refuse to resume a run whose newest checkpoint has other arrays than the state of `config`.
+
+    `run_training` refuses it as well, once it has compiled. Nothing is traced unless a setting has changed on
+    which the arrays may depend.
+
+    Raises:
+        InputError: an array is missing on either side, or its shape or format differs.
+    """
+    found = unread_newest(folder / "checkpoints", about_complaint)
+    if found is not None and may_change_state(found.about, config):
+        check_match(found, build_step(config, mesh_of(layout.axes, devices_of(fleet, layout))).state)
+
+
+def _ready(asked: Asked, folder: RunFolder, saving: Saving, phases: Phases, peers: Alone) -> _Ready:
+    """All that may be refused or fail before the first step; nothing is written."""
     config = asked.config
+    found = saving.newest() if folder.resume else None
+    changes = [] if found is None else changes_since(found, config, asked.layout)
     devices = devices_of(asked.fleet, asked.layout)
     random.seed(config.seed)
     np.random.seed(config.seed)
     dataset = open_data(config)
-    recorder = _recorder(asked, files, dataset, devices)
-    recorder.tell(
+    asked.tell(
         Started(
             name=config.name,
             num_parameters=config.model.num_parameters,
             device_kind=devices[0].device_kind,
             num_devices=len(devices),
             steps=asked.steps,
+            folder=folder.path,
         )
     )
     mesh = mesh_of(asked.layout.axes, devices)
-    platform = asked.fleet.chip.platform
     with phases.of("compile"):
-        programs = compile_programs(config, mesh, platform)
-    recorder.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
+        programs = compile_programs(config, mesh, asked.fleet.chip.platform)
+    asked.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
     growth = ResidentGrowth()
-    peers, waits = processes_of_this_run(), platform == "cpu"
-    loop = Loop(
-        config, programs, dataset, recorder, saving, phases, watchdog,
-        steps=asked.steps, waits=waits, peers=peers,
-    )  # fmt: skip
     peers.gathered("compiled", None)  # without a time limit, which a collective of the devices has
-    _begin(loop, found, changes, asked.steps)
+    return _Ready(
+        devices=devices,
+        mesh=mesh,
+        dataset=dataset,
+        programs=programs,
+        growth=growth,
+        found=found,
+        state=None if found is None else saving.restore(found, programs.built.state),
+        changes=changes,
+        recorded=last_recorded_step(folder.path),
+    )
+
+
+def _trained(
+    asked: Asked,
+    folder: RunFolder,
+    files: RunFiles | NoFiles,
+    saving: Saving,
+    phases: Phases,
+    watchdog: Watchdog,
+    ready: _Ready,
+) -> tuple[Measurement, Any]:
+    config, dataset, devices = asked.config, ready.dataset, ready.devices
+    recorder = _recorder(asked, folder.path, files, dataset, devices)
+    platform = asked.fleet.chip.platform
+    peers = processes_of_this_run()
+    loop = Loop(
+        config, ready.programs, dataset, recorder, saving, phases, watchdog,
+        steps=asked.steps, waits=platform == "cpu", peers=peers,
+    )  # fmt: skip
+    _begin(loop, ready, asked.steps)
     loop.run()
-    grown = growth.bytes() if peers.count == 1 else None
-    no_growth = growth.why_not if peers.count == 1 else "several processes hold the devices, and one looked"
+    grown = ready.growth.bytes() if peers.count == 1 else None
+    no_growth = (
+        ready.growth.why_not if peers.count == 1 else "several processes hold the devices, and one looked"
+    )
     phases.enter("end")
-    sample = _sample(config, mesh, loop, dataset)
+    sample = _sample(config, ready.mesh, loop, dataset)
     if sample is not None:
         recorder.tell(sample)
     measurement = measurement_of(
-        config, loop, dataset, devices, platform, phases.seconds(), grown, no_growth, found, sample
+        config, loop, dataset, devices, platform, phases.seconds(), grown, no_growth, ready.found, sample
     )
     recorder.tell(Finished(steps=measurement.steps, interrupted=measurement.interrupted))
     return measurement, loop.state
 
 
-def _recorder(asked: Asked, files: RunFiles | NoFiles, dataset: Dataset, devices: Sequence[Any]) -> Recorder:
+def _recorder(
+    asked: Asked, folder: Path, files: RunFiles | NoFiles, dataset: Dataset, devices: Sequence[Any]
+) -> Recorder:
     """It knows the steps of the run that is resumed, where this is the process that writes them."""
     recorder = Recorder(
         asked.config,
@@ -190,17 +252,21 @@ def _recorder(asked: Asked, files: RunFiles | NoFiles, dataset: Dataset, devices
         memory_in_use=lambda: memory_in_use(devices),
     )
     if isinstance(files, RunFiles):
-        recorder.remember(metrics_of(asked.folder))
+        recorder.remember(metrics_of(folder))
     return recorder
 
 
-def _begin(loop: Loop, found: Found | None, changes: list[str], steps: int) -> None:
-    """The state of the checkpoint, or that of the seed."""
+def _begin(loop: Loop, ready: _Ready, steps: int) -> None:
+    """Take the state of the checkpoint, or that of the seed."""
+    found, recorded = ready.found, ready.recorded
     if found is None:
         loop.begin()
+        if recorded:
+            again = f"no checkpoint is there; steps 1 to {recorded} are trained again"
+            loop.recorder.notice(0, "resumed", again)
         return
-    loop.go_to(found)
-    changed = f", with {'; '.join(changes)}" if changes else ""
+    loop.go_on(found, ready.state)
+    changed = f", with {'; '.join(ready.changes)}" if ready.changes else ""
     done = "nothing is left to do" if found.step >= steps else f"goes on to step {steps}"
     loop.recorder.notice(found.step, "resumed", f"from the checkpoint of step {found.step}, {done}{changed}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import ValidationError
 
 from ..checkpoint import Rejected, checkpoint_of, restore
 from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
@@ -19,6 +19,7 @@ from ..hardware import Fleet
 from ..sharding import mesh_of
 from ..step import build_step
 from ._devices import devices_of, local_fleet
+from ._run_folder import config_of
 from ._sample import sampler_of
 
 
@@ -61,10 +62,10 @@ def sample_run(
         MeshwrightError: all checkpoints are damaged.
     """
     config = config_of(run)
-    if num_tokens < 1 or temperature < 0:
+    if num_tokens < 1 or not 0 <= temperature < math.inf:
         raise InputError(
             f"{num_tokens} tokens at temperature {temperature:g}",
-            hint="use at least 1 token, and a temperature of 0 or more",
+            hint="use at least 1 token, and a finite temperature of 0 or more",
         )
     known, ids = _prompt(run, config, prompt, tokenizer)
     on_phase("verifying the checkpoint")
@@ -90,29 +91,6 @@ def sample_run(
         tokens=tuple(tokens.tolist()),
         rejected=found.rejected,
     )
-
-
-def config_of(run: Path) -> RunConfig:
-    """The config of a run's folder.
-
-    Raises:
-        InputError: the folder holds none, or one of another release.
-    """
-    path = run / "config.json"
-    try:
-        return RunConfig.model_validate_json(path.read_bytes())
-    except OSError as refused:
-        raise InputError(
-            f"{run} is no run: {path.name} cannot be read: {refused.strerror}",
-            hint="name the folder that `meshwright train` wrote",
-        ) from refused
-    except ValidationError as wrong:
-        first = wrong.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise InputError(
-            f"{path} is no config of this release: {where}: {first['msg']}",
-            hint="read the run with the release that wrote it",
-        ) from wrong
 
 
 def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tuple[Tokenizer, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A run's checkpoints: when one is due, what stands in it beside the state, what came of it."""
+"""A run's checkpoints: when one is due, the data saved beside the state, and how each save ended."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoints, Found, Saved, SaveFailed
+from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, steps_in
 from ..config import CheckpointConfig
 from ..processes import Alone
 from ._events import CheckpointSaved, Event, Noticed
 from ._phases import Phases
+from ._resume import about_complaint
 
 Tree = Any
 ALONE = Alone()
 
 
 class Saving:
-    """Saves and finds a run's checkpoints; without `every_steps` it does nothing.
+    """Saves and finds a run's checkpoints.
+
+    Without `every_steps` it saves nothing; checkpoints that are there are found and restored all the same.
 
     Args:
         about: JSON data that every checkpoint carries: what `changes_since` reads, at the least.
@@ -39,9 +42,15 @@ class Saving:
         self._about, self._phases, self._peers = about, phases, peers
         self._newest: int | None = None  # the step of the last save that was begun and has not failed
         self._checkpoints = None
-        if self._every is not None:
+        path = folder / "checkpoints"
+        there = peers.from_first("checkpoints there", lambda: path.is_dir() and bool(steps_in(path)))
+        if self._every is not None or there:
             self._checkpoints = Checkpoints(
-                folder / "checkpoints", keep_last=config.keep_last, keep_every=config.keep_every, peers=peers
+                path,
+                keep_last=config.keep_last,
+                keep_every=config.keep_every,
+                peers=peers,
+                complaint=about_complaint,
             )
 
     def newest(self) -> Found | None:
@@ -67,7 +76,7 @@ class Saving:
 
     def save(self, step: int, state: Tree, data_offset: int) -> None:
         """Begin a save, unless this step has one."""
-        if self._checkpoints is None:
+        if self._checkpoints is None or self._every is None:
             return
         # Whether an earlier save has failed is told whenever it is asked for: the first process knows it.
         if self._peers.from_first("saved", lambda: step == self._newest):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..checkpoint import open_own
 from ..config import FaultConfig
 from ..errors import EXIT_BROKE_OFF
 from ..processes import Alone
@@ -96,7 +97,10 @@ class Watchdog:
         # Without a file number (a captured stderr) or without room on the disk the other one still tells.
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        with contextlib.suppress(OSError), self._path.open("w") as file:
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(open_own(self._path, os.O_WRONLY | os.O_TRUNC), "w") as file,
+        ):
             file.write(words)
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)

@@ -1,0 +1,147 @@
+"""The compiler options that a step is compiled with, as the installed compiler accepts them.
+
+XLA renames and removes options between releases, and refuses a program that names one it does not have. So a
+request lists *purposes* (`requested_options`), and the process that compiles asks its compiler which spelling
+of each it accepts (`accepted_options`). A purpose that no spelling serves is left out of the options, and its
+consequence is reported with the figures that it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+OptionValue = bool | str
+
+
+class Lowered(Protocol):
+    """A program to compile with options, such as a `jax.stages.Lowered`. This module imports no jax."""
+
+    def compile(self, *, compiler_options: dict[str, Any]) -> Any:
+        """Compile the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """One name and value of a compiler option, and the jaxlib releases that were seen to accept it."""
+
+    name: str
+    value: OptionValue
+    releases: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerOption:
+    """An effect that is asked of the compiler, and every spelling that XLA has had for it.
+
+    `without` states which figure changes where the compiler has no spelling; empty where none does.
+    """
+
+    spellings: tuple[Spelling, ...]
+    without: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedOptions:
+    """Options as `compile` takes them, and the consequence of each purpose that the compiler lacks."""
+
+    options: dict[str, OptionValue]
+    without: tuple[str, ...]
+
+
+# Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1.
+OPTIONS = {
+    # Start collectives early and run them beside computation (docs/adr/0002).
+    "latency hiding": CompilerOption(
+        spellings=(
+            Spelling(name="xla_gpu_enable_latency_hiding_scheduler", value=True, releases="0.10 to 0.12"),
+        ),
+        without="collectives are scheduled where they stand, so more of their time is exposed",
+    ),
+    # Reduce a layer's gradients over `data` while the next layer is worked on. Pipelined gathers and
+    # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/adr/0002).
+    "pipelined all-reduces": CompilerOption(
+        spellings=(
+            Spelling(name="xla_gpu_enable_pipelined_all_reduce", value=True, releases="0.10"),
+            Spelling(
+                name="xla_gpu_pipeline_all_reduce",
+                value="COLLECTIVE_PIPELINING_MODE_ON",
+                releases="0.11 and 0.12",
+            ),
+        ),
+        without="all-reduces of gradients wait for the end of each layer, so more of their time is exposed",
+    ),
+    # XLA would make small all-reduces Triton kernels, and dies on a scalar over several hosts ("size mismatch
+    # when packing elements for LLVM struct"). Releases without the option use NCCL, as this asks for.
+    "all-reduces by NCCL": CompilerOption(
+        spellings=(
+            Spelling(name="xla_gpu_experimental_use_collective_kernels", value="", releases="0.11 and 0.12"),
+        ),
+        without="",
+    ),
+    # Make repeated runs on one machine bitwise equal: the compiler replaces or refuses scatters, reductions
+    # and library kernels that add in no fixed order, and chooses no kernel by timing it.
+    "no operation of undefined order": CompilerOption(
+        spellings=(
+            Spelling(name="xla_gpu_exclude_nondeterministic_ops", value=True, releases="0.10 to 0.12"),
+        ),
+        without="the compiler may choose operations whose results differ between runs",
+    ),
+    "deterministic operations": CompilerOption(
+        spellings=(Spelling(name="xla_gpu_deterministic_ops", value=True, releases="0.10 to 0.12"),),
+        without="the compiler may choose kernels whose results differ between runs",
+    ),
+}
+COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
+DETERMINISM = ("no operation of undefined order", "deterministic operations")
+REFUSALS = ("No such compile option", "While setting option")
+
+
+def requested_options(platform: str, num_devices: int, deterministic: bool = False) -> tuple[str, ...]:
+    """Return the purposes to ask of the compiler, weighed or run: keys of `OPTIONS`.
+
+    A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
+
+    >>> requested_options("cuda", 8)
+    ('latency hiding', 'pipelined all-reduces', 'all-reduces by NCCL')
+    >>> requested_options("cpu", 8)
+    ()
+    """
+    if platform != "cuda":
+        return ()
+    return (*(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
+
+
+def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOptions:
+    """Return the spelling of each purpose that the installed compiler accepts.
+
+    Args:
+        purposes: keys of `OPTIONS`.
+        identity: a program that is quick to compile, with which the compiler is asked:
+            `jax.jit(lambda x: x).lower(0.0)`. It takes some 10 ms an option.
+
+    Raises:
+        RuntimeError: the compiler failed for another reason than the option.
+    """
+    options: dict[str, OptionValue] = {}
+    without: list[str] = []
+    for purpose in purposes:
+        option = OPTIONS[purpose]
+        accepted = next((s for s in option.spellings if _accepts(identity, s)), None)
+        if accepted is not None:
+            options[accepted.name] = accepted.value
+        elif option.without:
+            names = " or ".join(spelling.name for spelling in option.spellings)
+            without.append(f"this release of XLA has no option {names}: {option.without}")
+    return AcceptedOptions(options=options, without=tuple(without))
+
+
+def _accepts(identity: Lowered, spelling: Spelling) -> bool:
+    try:
+        identity.compile(compiler_options={spelling.name: spelling.value})
+    except RuntimeError as refused:  # jax's JaxRuntimeError is one
+        if any(words in str(refused) for words in REFUSALS):
+            return False
+        raise
+    return True
