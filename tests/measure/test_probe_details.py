@@ -6,7 +6,7 @@ from meshwright.measure import _probe_attention, _probe_details
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(_probe_details, "SIZES", {"cpu": (16,)})
-    monkeypatch.setattr(_probe_details, "LENGTHS", (32,))
+    monkeypatch.setattr(_probe_details, "CPU_LENGTHS", (32,))
     monkeypatch.setattr(_probe_details, "COPIED_BYTES", 2**20)
 
 

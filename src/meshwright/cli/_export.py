@@ -12,7 +12,7 @@ import typer
 from ._console import JsonFlag, phases, print_json, show
 from ._sample import RunFolder, StepOption
 
-SCHEMA = 1
+EXPORT_SCHEMA = 1
 
 
 def export(
@@ -38,7 +38,7 @@ def export(
         listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
         rejected = [{"step": each.step, "why": each.why} for each in found.rejected]
         answer = {"file": str(to), "step": found.step, "arrays": listed, "rejected": rejected}
-        print_json({"schema": SCHEMA, **answer})
+        print_json({"schema": EXPORT_SCHEMA, **answer})
     else:
         num_parameters = sum(math.prod(array.shape) for array in arrays.values())
         show(f"{to}: {format_count(num_parameters)} parameters in {len(arrays)} arrays, step {found.step}")

@@ -12,7 +12,7 @@ from ._console import JsonFlag, print_json, row, show, table
 if TYPE_CHECKING:
     from meshwright.config import RunConfig
 
-SCHEMA = 1
+PRESETS_SCHEMA = 1
 
 
 def presets(
@@ -27,13 +27,13 @@ def presets(
     if name is not None:
         config = load_config(name)
         if as_json:
-            print_json({"schema": SCHEMA, **config.model_dump(mode="json")})
+            print_json({"schema": PRESETS_SCHEMA, **config.model_dump(mode="json")})
         else:
             print(commented_toml(config, about=f"{name}: {preset_about(name)}"), end="")
         return
     found = [_facts(load_config(each)) for each in preset_names()]
     if as_json:
-        print_json({"schema": SCHEMA, "presets": found})
+        print_json({"schema": PRESETS_SCHEMA, "presets": found})
         return
     from meshwright.units import format_count
 
@@ -87,7 +87,7 @@ def init(
         hint = "name a file in a folder that exists and can be written"
         raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
     if as_json:
-        print_json({"schema": SCHEMA, "file": str(path), "preset": preset})
+        print_json({"schema": PRESETS_SCHEMA, "file": str(path), "preset": preset})
     else:
         print(
             f"{path}, from {preset}. Next:\n  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"

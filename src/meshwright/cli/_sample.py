@@ -11,7 +11,7 @@ import typer
 
 from ._console import JsonFlag, phases, print_json
 
-SCHEMA = 1
+SAMPLE_SCHEMA = 1
 MOST_TOKENS = 10**6  # each runs the model once; a million take hours
 LARGEST_SEED = 2**32 - 1
 RunFolder = Annotated[
@@ -65,6 +65,6 @@ def sample(
     if as_json:
         rejected = [{"step": each.step, "why": each.why} for each in written.rejected]
         answer = {name: value for name, value in dataclasses.asdict(written).items() if name != "rejected"}
-        print_json({"schema": SCHEMA, **answer, "rejected": rejected})
+        print_json({"schema": SAMPLE_SCHEMA, **answer, "rejected": rejected})
     else:
         print(written.prompt + written.text)

@@ -27,7 +27,7 @@ def keep_executables() -> None:
     os.environ.setdefault(LEAST_SECONDS, WORTH_KEEPING_SECONDS)
     if os.path.isdir(folder):
         with writing_cache():
-            _prune(folder)
+            _prune_executables(folder)
 
 
 def _processor() -> str:
@@ -40,7 +40,7 @@ def _processor() -> str:
     return hashlib.sha256("\n".join(known[:2]).encode()).hexdigest()[:16]
 
 
-def _prune(folder: Path) -> None:
+def _prune_executables(folder: Path) -> None:
     """Remove the executables made longest ago until the rest is within the limit."""
     stats = [(path.stat(), path) for path in folder.iterdir()]
     found = [(stat.st_mtime, stat.st_size, path) for stat, path in stats]

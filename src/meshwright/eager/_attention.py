@@ -59,7 +59,7 @@ _KINDS = (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
 )  # fmt: skip
-RULES = {
+ATTENTION_RULES = {
     **{f"_scaled_dot_product_{kind}": _forward for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _backward for kind in _KINDS},
     # The kernels below those: [batch, sequence, heads, head_dim].

@@ -152,6 +152,6 @@ RULES: dict[str, Callable[[Call], Flops]] = {
     "_cudnn_rnn_backward": _recurrent_backward,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "_native_multi_head_attention": _self_attention_layer,
-    **_attention.RULES,
+    **_attention.ATTENTION_RULES,
 }
 RULES |= {f"{name}_": RULES[name] for name in ("addmm", "baddbmm", "addbmm", "addmv", "addr")}

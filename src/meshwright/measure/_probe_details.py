@@ -10,7 +10,7 @@ from ._probe_attention import measured
 
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 SIZES = {"cpu": (128, 512, 1024), "other": (512, 1024, 2048, 4096, 8192)}
-LENGTHS = (256, 1024)  # of a CPU; an accelerator's fused kernel is measured apart
+CPU_LENGTHS = (256, 1024)  # of a CPU; an accelerator's fused kernel is measured apart
 HEAD_SIZE = 64
 COPIED_BYTES = 2**26
 
@@ -26,7 +26,7 @@ def details() -> dict[str, float]:
             seconds = best_seconds(jnp.matmul, (square, square))
             found[f"matmul {name} {size}, FLOP/s"] = 2 * size**3 / seconds
     if platform == "cpu":
-        for length in LENGTHS:
+        for length in CPU_LENGTHS:
             found |= _attention(length)
     copied = jnp.zeros(COPIED_BYTES // 4)
     found[f"copy of {COPIED_BYTES // 2**20} MiB, bytes/s"] = (

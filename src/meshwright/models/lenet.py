@@ -54,7 +54,7 @@ class LeNet:
         x = batch["images"].astype(context.dtype)
         for name in ("convolution1", "convolution2"):
             with jax.named_scope(name):
-                x = _convolved(x, parameters[name], context)
+                x = _lenet_convolution(x, parameters[name], context)
         x = rearrange(x, "rows channels height width -> rows (channels height width)")
         with jax.named_scope("hidden"):
             x = jax.nn.relu(_mapped(x, parameters["hidden"], context, ("embed", "mlp"), "mlp"))
@@ -64,7 +64,7 @@ class LeNet:
         return loss, Outcome({}, metrics)
 
 
-def _convolved(
+def _lenet_convolution(
     x: Float[Array, "rows channels height width"], parameters: Tree, context: Context
 ) -> Float[Array, "rows channels_out half_height half_width"]:
     """Convolution without padding, bias, ReLU, means of 2 x 2; an odd last row or column is dropped."""

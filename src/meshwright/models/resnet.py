@@ -79,7 +79,7 @@ class ResNet:
         x = batch["images"].astype(context.dtype)
         with jax.named_scope("stem"):
             stem = parameters["stem"]
-            x = jax.nn.relu(norm(_convolved(x, stem["kernel"], context, 2), stem, "stem", "norm"))
+            x = jax.nn.relu(norm(_resnet_convolution(x, stem["kernel"], context, 2), stem, "stem", "norm"))
             x = _largest(x, context)
         for name, inputs, outputs in _blocks():
             with jax.named_scope(name):
@@ -110,14 +110,14 @@ class _Norm:
 
 
 def _block(x: Array, parameters: Tree, context: Context, norm: _Norm, name: str, stride: int) -> Array:
-    y = jax.nn.relu(norm(_convolved(x, parameters["kernel1"], context, stride), parameters, name, "norm1"))
-    y = norm(_convolved(y, parameters["kernel2"], context, 1), parameters, name, "norm2")
+    y = jax.nn.relu(norm(_resnet_convolution(x, parameters["kernel1"], context, stride), parameters, name, "norm1"))
+    y = norm(_resnet_convolution(y, parameters["kernel2"], context, 1), parameters, name, "norm2")
     if "shortcut" in parameters:
-        x = _convolved(x, parameters["shortcut"], context, stride)
+        x = _resnet_convolution(x, parameters["shortcut"], context, stride)
     return jax.nn.relu(x + y)
 
 
-def _convolved(x: Array, kernel: Array, context: Context, stride: int) -> Array:
+def _resnet_convolution(x: Array, kernel: Array, context: Context, stride: int) -> Array:
     """Padded by half the kernel, as PyTorch counts it: the same on every side."""
     pad = kernel.shape[-1] // 2
     used = context.gather(kernel, *KERNEL)

@@ -12,14 +12,14 @@ from typing import Any
 @cache
 def runs() -> Mapping[str, Any]:
     """runs.toml: what published runs and others' reports say, shared by all predictions."""
-    return _read("runs.toml")
+    return _read_toml("runs.toml")
 
 
 @cache
 def fitted() -> Mapping[str, Any]:
     """rates.toml: coefficients fitted to public tables of kernels."""
-    return _read("rates.toml")
+    return _read_toml("rates.toml")
 
 
-def _read(name: str) -> Mapping[str, Any]:
+def _read_toml(name: str) -> Mapping[str, Any]:
     return tomllib.loads(files("meshwright.predict").joinpath(name).read_text(encoding="utf-8"))
