@@ -15,10 +15,10 @@ import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import find_chip
-from meshwright.ledger.hlo import parse_program
+from meshwright.hlo import parse_program
 from meshwright.predict import Interval, predict
 from meshwright.predict._rates import sustained_share
-from meshwright.tables import aligned
+from meshwright.units import aligned
 
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save

@@ -1,4 +1,4 @@
-"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.models.fp8`.
+"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.models.transformer`.
 
 E4M3 forward, E5M2 for gradients, each tensor scaled by what it holds now. The product itself is
 `torch._scaled_mm`, on which torchao's `Float8Linear` is built too: it wants rows of the first operand and

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright import api
+from meshwright.api import _weigh as api
 from meshwright.config import TransformerModel, load_config
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright import _train
+from meshwright.api import _train
 from meshwright.config import load_config
 from meshwright.data import open_data
 from meshwright.training import Evaluated

@@ -10,10 +10,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import TracedFlops
-from meshwright.compiler._traced import count_traced
 from meshwright.config import RunConfig, load_config, preset_names
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
+from meshwright.worker._traced import count_traced
 
 ROOT = Path(__file__).parents[1]
 

@@ -93,7 +93,18 @@ except SystemExit as ended:
 heavy = {"jax", "jaxlib", "optax", "matplotlib", "tensorboardX", "torch"} & sys.modules.keys()
 sys.exit(f"imported {heavy}" if heavy else 0)
 """
-RECKONING = ("units", "formats", "errors", "hardware", "config", "ledger", "predict", "reconcile", "cli")
+RECKONING = (
+    "units",
+    "formats",
+    "errors",
+    "hardware",
+    "config",
+    "hlo",
+    "ledger",
+    "predict",
+    "reconcile",
+    "cli",
+)
 
 
 def run_python(code: str) -> tuple[subprocess.CompletedProcess[str], float]:

@@ -1,4 +1,4 @@
-from meshwright.spread import Spread
+from meshwright.reconcile import Spread
 
 
 def test_a_spread_keeps_its_seconds_and_how_many_they_are_of():

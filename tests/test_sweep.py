@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
-from meshwright import _sweep
+from meshwright.api import _sweep
 from meshwright.errors import InputError, MeshwrightError
 
 RATES = "optimizer.learning_rate=0.1,1e30,0.3"

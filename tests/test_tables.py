@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.tables import aligned
+from meshwright.units import aligned
 
 
 def test_columns_stand_below_each_other_and_numbers_end_together():

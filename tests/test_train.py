@@ -73,7 +73,7 @@ def test_a_deterministic_program_is_weighed_as_it_is_run():
 
 
 def test_the_report_grows_while_the_run_goes_on(tmp_path, monkeypatch):
-    from meshwright import _train
+    from meshwright.api import _train
 
     monkeypatch.setattr(_train, "REPORT_SECONDS", 0.0)
     sizes: list[int] = []
@@ -122,7 +122,7 @@ def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):
 @pytest.mark.parametrize("when", ["while it runs", "at its end"])
 def test_what_the_disk_refuses_ends_no_run_and_is_told_once(tmp_path, monkeypatch, when):
     """The page that is due each minute, and all that is written when the run is over."""
-    from meshwright import _train
+    from meshwright.api import _train
 
     folder: Path = tmp_path / "run"
     refused = (

@@ -7,15 +7,14 @@ that `meshwright --help` loads nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._explain import Change as Change
-    from ._explain import explain as explain
-    from ._sweep import sweep as sweep
-    from ._train import Run as Run
-    from ._train import train as train
-    from .api import Weighing as Weighing
-    from .api import weigh as weigh
+    from .api._explain import Change as Change
+    from .api._explain import explain as explain
+    from .api._sweep import sweep as sweep
+    from .api._train import Run as Run
+    from .api._train import train as train
+    from .api._weigh import Weighing as Weighing
+    from .api._weigh import weigh as weigh
     from .config import RunConfig as RunConfig
-    from .eager import account_torch as account_torch
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError
     from .errors import MeshwrightError as MeshwrightError
@@ -32,17 +31,18 @@ if TYPE_CHECKING:
     from .report import Sweep as Sweep
     from .report import SweepRun as SweepRun
     from .sharding import sharding_errors as sharding_errors
+    from .torch_account import account_torch as account_torch
 
 _HOMES = {
-    "Change": "_explain",
-    "explain": "_explain",
-    "sweep": "_sweep",
-    "Run": "_train",
-    "train": "_train",
-    "Weighing": "api",
-    "weigh": "api",
+    "Change": "api._explain",
+    "explain": "api._explain",
+    "sweep": "api._sweep",
+    "Run": "api._train",
+    "train": "api._train",
+    "Weighing": "api._weigh",
+    "weigh": "api._weigh",
     "RunConfig": "config",
-    "account_torch": "eager",
+    "account_torch": "torch_account",
     "CompileError": "errors",
     "InputError": "errors",
     "MeshwrightError": "errors",

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from meshwright.cli import main
+
 try:
     # `python -m` looks there first: a file `secrets.py` would run in place of the standard library's.
     if not sys.flags.safe_path and sys.path[0] == os.getcwd():
@@ -10,6 +12,5 @@ try:
 except FileNotFoundError:  # the working directory has gone, and nothing can be in it
     sys.path[:] = [folder for folder in sys.path if folder]
 
-from meshwright.cli import main
 
 main()

@@ -1,9 +1,15 @@
-"""Print quantities shortly, with three digits that count, and read the counts people write."""
+"""Print and parse quantities, and lay out plain-text tables of them.
+
+Print quantities shortly, with three digits that count, and read the counts people write.
+
+Aligned columns of plain text: what `str` of a record shows.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Sequence
 
 from meshwright.errors import InputError
 
@@ -92,3 +98,27 @@ def parse_count(text: str) -> int:
             f"{text!r} is {digits}e{power}, which is no whole number", hint=f"use {digits // 10**-power}"
         )
     return digits * 10**power if power >= 0 else digits // 10**-power
+
+
+GAP = "  "
+
+
+def aligned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
+) -> str:
+    """Lines whose columns stand below each other; the columns named in `right` end at the same place.
+
+    Args:
+        header: the columns' names; each row has as many cells.
+        indent: before each line.
+    """
+    widths = [max(len(line[place]) for line in (header, *rows)) for place in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, cells, widths, strict=True)
+        )
+        return (indent + GAP.join(padded)).rstrip()
+
+    return "\n".join(line(cells) for cells in (header, *rows))

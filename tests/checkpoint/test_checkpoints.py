@@ -25,9 +25,9 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoint import Checkpoints, Rejected, Saved, SaveFailed, _checkpoints
-from meshwright.checkpoint._newest import found_at
+from meshwright.checkpoint._folder import found_at
 from meshwright.errors import MeshwrightError
-from meshwright.processes import Peers
+from meshwright.launch import Peers
 
 SAVING = Path(__file__).with_name("saving.py")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoint import host_copy_bytes
-from meshwright.checkpoint._copy import box_of, copy_off, leaves_by_path
+from meshwright.checkpoint._restore import box_of, copy_off, leaves_by_path
 
 # By hand: 8 x 16 x 4 + 3 x 8 x 2 + 16 x 1 + 8 x 8 x 5 x 4 + 4 + 2 x 4 + 4
 STATE_BYTES = 512 + 48 + 16 + 1280 + 4 + 8 + 4

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.checkpoint._folder import CheckpointFolder, steps_in
+from meshwright.checkpoint import steps_in
+from meshwright.checkpoint._folder import CheckpointFolder
 from meshwright.errors import InputError
 
 HOLD = """

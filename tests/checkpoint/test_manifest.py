@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.checkpoint._copy import HostArray
 from meshwright.checkpoint._manifest import MANIFEST, MANIFEST_HASH, Damaged, hash_line, verified
+from meshwright.checkpoint._restore import HostArray
 from meshwright.checkpoint._write import write_manifest, write_part
 
 DATA = "arrays-0-00000.bin"

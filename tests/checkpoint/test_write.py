@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.checkpoint import _write
-from meshwright.checkpoint._copy import HostArray
 from meshwright.checkpoint._manifest import verified
-from meshwright.checkpoint._restore import whole_array
+from meshwright.checkpoint._restore import HostArray, whole_array
 from meshwright.checkpoint._write import leave_part, take_part, write_manifest, write_part
 
 

@@ -144,7 +144,7 @@ def test_an_error_is_two_lines_without_a_traceback(meshwright):
 
 
 def test_a_failure_that_is_not_the_users_exits_with_1(meshwright, monkeypatch):
-    from meshwright import api
+    from meshwright.api import _weigh as api
     from meshwright.errors import CompileError
 
     def fail(*_: object, **__: object) -> None:
@@ -156,7 +156,7 @@ def test_a_failure_that_is_not_the_users_exits_with_1(meshwright, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback_and_exits_with_4(meshwright, monkeypatch):
-    from meshwright import api
+    from meshwright.api import _weigh as api
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a bug")

@@ -275,9 +275,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compile, no measurement, no process: an error of the documented kind in place of each."""
     import meshwright.training  # noqa: F401  takes seconds once, which no case is to be charged with
-    from meshwright import api, measure
-    from meshwright.cli import _account, _doctor, _processes, _restarts
-    from meshwright.eager import account_function
+    from meshwright import measure
+    from meshwright.api import _weigh as api
+    from meshwright.cli import _doctor
+    from meshwright.cli import _launch as _processes
+    from meshwright.cli import _launch as _restarts
+    from meshwright.cli import _weigh as _account
+    from meshwright.torch_account import account_function
 
     def stop(*_: Any, **__: Any) -> Any:
         raise CompileError("stopped before it starts", hint="this is a test")

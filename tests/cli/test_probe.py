@@ -1,7 +1,7 @@
 import json
 
 from meshwright import measure
-from meshwright.predict import Calibration
+from meshwright.hardware import Calibration
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from meshwright.cli import _processes
-from meshwright.cli._processes import run_processes
+from meshwright.cli import _launch as _processes
+from meshwright.cli._launch import run_processes
 from meshwright.cli._train import train
 from meshwright.errors import InputError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.cli import _restarts
+from meshwright.cli import _launch as _restarts
 
 CHILD = """
 import os, sys, time, signal

@@ -170,7 +170,7 @@ def test_without_a_home_the_cache_asks_for_a_place(meshwright, monkeypatch):
 
 
 def test_a_file_that_the_system_refuses_is_no_traceback(meshwright, monkeypatch):
-    from meshwright import api
+    from meshwright.api import _weigh as api
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device", "/full/place")
@@ -184,7 +184,7 @@ def test_a_file_that_the_system_refuses_is_no_traceback(meshwright, monkeypatch)
 
 
 def test_escape_sequences_of_a_user_do_not_reach_the_terminal(meshwright, monkeypatch):
-    from meshwright import api
+    from meshwright.api import _weigh as api
 
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("\x1b[31mred\x07")

@@ -77,7 +77,7 @@ def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
 
 
 def test_a_stopped_sweep_exits_with_130(meshwright, monkeypatch):
-    from meshwright import _sweep as engine
+    from meshwright.api import _sweep as engine
 
     made = SimpleNamespace(to_dict=lambda: {"runs": []}, stopped=True, best=None)
     monkeypatch.setattr(engine, "sweep", lambda *_, **__: made)

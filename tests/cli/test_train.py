@@ -8,15 +8,7 @@ import pytest
 
 from meshwright.cli._progress import LogEvery, RunLog, bar_state, resuming
 from meshwright.errors import InputError
-from meshwright.training import (
-    CheckpointSaved,
-    Compiled,
-    EpochDone,
-    Evaluated,
-    Finished,
-    Started,
-    StepDone,
-)
+from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Finished, Started, StepDone
 
 
 def test_a_run_prints_its_account_and_leaves_its_files(meshwright, tmp_path: Path, monkeypatch):
@@ -80,7 +72,8 @@ def started(**fields: object) -> Started:
 def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
     meshwright, monkeypatch, tmp_path, name: str, status: int
 ):
-    from meshwright import _train, report
+    from meshwright import report
+    from meshwright.api import _train
 
     folder = tmp_path / "r"
     (folder / "checkpoints/7").mkdir(parents=True)
@@ -104,7 +97,8 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
 
 
 def test_files_that_could_not_be_written_are_named_after_the_account(meshwright, monkeypatch):
-    from meshwright import _train, report
+    from meshwright import report
+    from meshwright.api import _train
 
     left = {"report.html": "No space left on device"}
     measured = SimpleNamespace(signal="")

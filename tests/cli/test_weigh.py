@@ -88,7 +88,7 @@ def test_tokens_and_a_price_give_hours_and_cost(meshwright):
 def test_a_run_that_cannot_be_is_refused_in_words_before_anything_is_compiled(
     meshwright, monkeypatch, arguments: tuple[str, ...], words: str
 ):
-    monkeypatch.setattr("meshwright.api.compile_program", None)
+    monkeypatch.setattr("meshwright.api._weigh.compile_program", None)
     done = meshwright("weigh", *arguments, "--on", "2xCPU")
     assert (done.status, words in done.talk) == (2, True), done.talk
     assert "\nhint: " in done.talk
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_worker(tmp_path: Path):
 
 def test_weighing_loads_no_jax():
     code = (
-        "import sys; from meshwright import api; api.weigh('cruncher', on='2xCPU'); "
+        "import sys; from meshwright import weigh; weigh('cruncher', on='2xCPU'); "
         "print(sorted({'jax', 'jaxlib', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from meshwright.children import ABANDONED_SECONDS
-from meshwright.compiler import CorruptFolder, _cache, cache_root
-from meshwright.compiler._record import TEXTS, Compiled
+from meshwright.compiler import TEXTS, Compiled, CorruptFolder, _cache, cache_root
 from meshwright.errors import InputError
 
 NUM_WRITERS = 4

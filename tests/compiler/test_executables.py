@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api import _request
-from meshwright.compiler import _executables, compile_program, keep_executables
+from meshwright.api._weigh import _request
+from meshwright.compiler import _cache as _executables
+from meshwright.compiler import compile_program, keep_executables
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 

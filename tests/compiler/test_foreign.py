@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from meshwright.compiler import compile_program
-from meshwright.compiler._foreign import argument_paths, foreign_program, lower_foreign
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
+from meshwright.worker._foreign import argument_paths, foreign_program, lower_foreign
 
 FLEETS = ["8xH100", pytest.param("1xCPU", marks=pytest.mark.long)]
 

@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 
-from meshwright.compiler import module_of, shares_of
+from meshwright.hlo import module_of, shares_of
 
 
 @pytest.mark.parametrize(

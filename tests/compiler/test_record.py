@@ -3,8 +3,7 @@ import json
 
 import pytest
 
-from meshwright.compiler import Compiled, CorruptFolder, read_text
-from meshwright.compiler._record import SCHEMA, TEXTS
+from meshwright.compiler import SCHEMA, TEXTS, Compiled, CorruptFolder, read_text
 
 PROGRAMS = {name: f"the {name} of \N{GREEK SMALL LETTER ALPHA}\n" for name in TEXTS}
 

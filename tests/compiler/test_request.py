@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.compiler import Request, _request, fingerprint_of, installed_versions
+from meshwright.compiler import Request, fingerprint_of, installed_versions
+from meshwright.compiler import _record as _request
 
 
 @pytest.fixture

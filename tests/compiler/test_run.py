@@ -30,9 +30,7 @@ def worker_runs(request_for, tmp_path, monkeypatch):
 
 def workers():
     """Compile workers among this process's descendants; other tests may have left helpers of their own."""
-    return [
-        p for p in psutil.Process().children(recursive=True) if "meshwright.compiler._worker" in p.cmdline()
-    ]
+    return [p for p in psutil.Process().children(recursive=True) if "meshwright.worker._main" in p.cmdline()]
 
 
 def unfinished():

@@ -7,9 +7,9 @@ import textwrap
 import jax
 import pytest
 
-from meshwright.compiler._foreign import foreign_program, lower_foreign
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
+from meshwright.worker._foreign import foreign_program, lower_foreign
 
 LAYOUT = (("data", 4), ("tensor", 2))
 HEAD = """

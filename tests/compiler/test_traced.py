@@ -16,11 +16,10 @@ from jax.experimental import pallas, sparse
 from jax.extend import core
 from jax.sharding import PartitionSpec
 
-from meshwright.compiler._primitives import FREE, RULES, WALKED
-from meshwright.compiler._traced import count_traced
 from meshwright.config import load_config
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
+from meshwright.worker._traced import FREE, RULES, WALKED, count_traced
 
 ONE = (("data", 1),)
 EIGHT = (("data", 2), ("fsdp", 2), ("tensor", 2))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from meshwright.compiler import accepted_options, compile_program, requested_options
-from meshwright.compiler._worker import _coordinates
 from meshwright.errors import CompileError
+from meshwright.worker._main import _coordinates
 
 OVERRIDES = (
     "precision=bf16",

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.config import AXES, Layout, layout_reading, load_config
-from meshwright.config._layout import near_divisors
+from meshwright.config import AXES, Layout, layout_reading, load_config, near_divisors
 from meshwright.errors import InputError
 
 sizes = st.integers(1, 64)

@@ -17,8 +17,7 @@ from meshwright.config import (
     reference_page,
     trainable,
 )
-from meshwright.config._problems import known_keys, variants
-from meshwright.config._synonyms import KEYS_ELSEWHERE, VALUES_ELSEWHERE
+from meshwright.config._problems import KEYS_ELSEWHERE, VALUES_ELSEWHERE, known_keys, variants
 from meshwright.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"

@@ -1,6 +1,6 @@
 import numpy as np
 
-from meshwright.data._documents import segments_of
+from meshwright.data._tokens import segments_of
 
 
 def test_a_document_ends_with_its_end():

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.data import TokenFileFacts, open_data, read_facts
-from meshwright.data._facts import facts_path
+from meshwright.data._token_files import facts_path
 from meshwright.errors import InputError
 
 FACTS = TokenFileFacts(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from meshwright.data import write_images
-from meshwright.data._idx import NAMES, idx_parts, read_idx, write_idx
+from meshwright.data._images import NAMES, idx_parts, read_idx, write_idx
 from meshwright.errors import InputError
 
 FOUR = [name for names in NAMES.values() for name in names]

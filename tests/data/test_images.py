@@ -3,8 +3,7 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.data import ImageFiles, LabelledImages, open_data
-from meshwright.data._idx import IdxPart
-from meshwright.data._images import resized
+from meshwright.data._images import IdxPart, resized
 
 
 def test_images_and_labels_have_the_shapes_of_pytorch():

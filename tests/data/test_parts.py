@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.data._parts import (
+from meshwright.data import open_tokenizer
+from meshwright.data._texts import pieces_of
+from meshwright.data._tokenize import (
     Part,
     Settings,
     as_dtype,
@@ -15,8 +17,6 @@ from meshwright.data._parts import (
     sha256_of,
     write_whole,
 )
-from meshwright.data._texts import pieces_of
-from meshwright.data._tokenizers import open_tokenizer
 from meshwright.errors import InputError, MeshwrightError
 
 SETTINGS = Settings(

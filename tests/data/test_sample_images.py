@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from meshwright.data import write_sample_images
-from meshwright.data._idx import idx_parts
+from meshwright.data._images import idx_parts
 from meshwright.errors import InputError
 
 

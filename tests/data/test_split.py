@@ -1,4 +1,4 @@
-from meshwright.data._split import generator
+from meshwright.data._order import generator
 
 
 def test_randomness_depends_on_seed_step_and_split_and_on_nothing_else():

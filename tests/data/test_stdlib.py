@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.data import TokenWindows, open_data
-from meshwright.data._stdlib import stdlib_parts
+from meshwright.data._token_files import stdlib_parts
 from meshwright.errors import InputError
 
 

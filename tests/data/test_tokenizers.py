@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.data._tokenizers import open_tokenizer
+from meshwright.data import open_tokenizer
 from meshwright.errors import InputError
 
 WORDS = {"<end>": 0, "[CLS]": 1, "a": 2, "b": 3, "[UNK]": 4, "far": 9}

@@ -255,7 +255,7 @@ def test_a_file_is_told_from_another_by_size_and_content(tmp_path: Path, monkeyp
     assert "2000 bytes are as many as before, and not the same" in identity_difference(
         known, identity(tokens + 1)
     )
-    monkeypatch.setattr("meshwright.data._files.BLOCK_BYTES", 8)  # the first and last among 64 blocks
+    monkeypatch.setattr("meshwright.data._token_files.BLOCK_BYTES", 8)  # the first and last among 64 blocks
     sampled = identity(tokens)
     assert sampled["hashed"] == "64 blocks of 8 bytes"
     for place in (0, -1):

@@ -7,8 +7,8 @@ import pytest
 
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
+from meshwright.hlo import Program, parse_program
 from meshwright.ledger import Ledger, ledger_of
-from meshwright.ledger.hlo import Program, parse_program
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

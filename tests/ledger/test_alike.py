@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._alike import Alike, axes_of_sharding
+from meshwright.ledger._replication import Alike, axes_of_sharding
 
 MESH = (("data", 4), ("tensor", 2))
 BATCH = "%x = f32[8]{0} parameter(0), sharding={devices=[4,2]<=[8] last_tile_dim_replicate}"

@@ -2,7 +2,8 @@ import pytest
 
 from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger._allowance import allowance, host_needs, usable_bytes
+from meshwright.ledger import allowance
+from meshwright.ledger._memory import host_needs, usable_bytes
 
 MIB = 2**20
 

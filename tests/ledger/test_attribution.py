@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._assignment import LiveRange, Value
-from meshwright.ledger._attribution import Owners
+from meshwright.ledger._attribution import LiveRange, Owners, Value
 
 WEIGHTS = 2 * 2048 * 512 + 4 * (4 * 512 * 512 + 2 * 512 * 1024)  # of the sample Transformer
 

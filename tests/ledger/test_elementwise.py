@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from meshwright.ledger._elementwise import CLASSES
+from meshwright.hlo import parse_program
 from meshwright.ledger._flops import executed_flops
-from meshwright.ledger.hlo import parse_program
+from meshwright.ledger._rules import CLASSES
 
 ROWS, COLUMNS = 64, 128
 WHOLE = ROWS * COLUMNS

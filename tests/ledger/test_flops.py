@@ -5,7 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from meshwright.ledger._flops import executed_flops, instruction_work
+from meshwright.ledger import instruction_work
+from meshwright.ledger._flops import executed_flops
 
 # fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
 L, B, S, E, M, V = 4, 16, 256, 512, 1024, 2048

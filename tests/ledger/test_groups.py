@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.ledger._groups import axes_of, axes_of_pairs, leaves_the_domain, parse_groups
+from meshwright.hlo import axes_of, axes_of_pairs, leaves_the_domain, parse_groups
 
 MESH = (("data", 2), ("fsdp", 4), ("tensor", 3))
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from meshwright.ledger.hlo import Operand, parse_program
+from meshwright.hlo import Operand, parse_program
 
 HEADER = "HloModule jit_step, is_scheduled=true, num_partitions=8\n\n"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.ledger._loops import trips_of
+from meshwright.hlo import trips_of
 
 COUNTED = """%test (p: (s32[], f32[])) -> pred[] {{
   %p = (s32[], f32[]) parameter(0)
@@ -50,7 +50,7 @@ def test_a_counted_loop_runs_as_often_as_pythons_range(module, start, limit, ste
     ],
 )
 def test_any_other_loop_has_no_known_count(module, change, monkeypatch):
-    monkeypatch.setattr("meshwright.ledger._loops.MOST_ROUNDS", 1000)
+    monkeypatch.setattr("meshwright.hlo._loops.MOST_ROUNDS", 1000)
     assert loop(module, **change) is None
 
 

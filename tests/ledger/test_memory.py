@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.hardware import Fleet
-from meshwright.ledger._assignment import Allocation, LiveRange, Value
+from meshwright.ledger._attribution import Allocation, LiveRange, Value
 from meshwright.ledger._memory import _live_bytes, memory_of
 
 GPU = [

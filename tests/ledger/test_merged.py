@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from meshwright.ledger._flops import executed_flops
-from meshwright.ledger._merged import first_runs, shared_out
+from meshwright.ledger._flops import executed_flops, first_runs, shared_out
 
 QUERY, KEY, VALUE = ("layers/attention/" + name for name in ("query", "key", "value"))
 FORWARD = "forward"

@@ -1,4 +1,4 @@
-from meshwright.ledger._origins import Origins
+from meshwright.hlo import Origins
 
 LOOP = """%fused (stack: f32[4,2], new: f32[2], i: s32[]) -> f32[4,2] {
   %stack = f32[4,2]{1,0} parameter(0)

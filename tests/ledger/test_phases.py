@@ -1,6 +1,7 @@
 import pytest
 
-from meshwright.ledger._phases import PHASES, Phases, has_path
+from meshwright.hlo import Phases, has_path
+from meshwright.hlo._scopes import PHASES
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.ledger import Work, register_call
-from meshwright.ledger import _registry as registry
+from meshwright.ledger import _rules as registry
 from meshwright.ledger._flops import executed_flops
 
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.ledger._shapes import Array, leaves_of, parse_shape, split_text
+from meshwright.hlo import Array, leaves_of, parse_shape
+from meshwright.hlo._text import split_text
 
 NUMPY = {
     "pred": "bool", "s8": "int8", "u16": "uint16", "s32": "int32", "f16": "float16", "f32": "float32",

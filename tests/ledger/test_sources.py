@@ -1,4 +1,4 @@
-from meshwright.ledger._sources import Sources
+from meshwright.hlo import Sources
 
 
 def source(program, name, index=(), computation=None):

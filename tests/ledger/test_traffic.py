@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 
 from meshwright.hardware import Fleet
-from meshwright.ledger._groups import dimensions_of
-from meshwright.ledger._traffic import is_overlapped, message_of, traffic_of
+from meshwright.hlo import dimensions_of
+from meshwright.ledger import is_overlapped, message_of
+from meshwright.ledger._traffic import traffic_of
 
 MESH = (("fsdp", 4), ("tensor", 2))
 HOST = Fleet.parse("8xH100")

@@ -3,7 +3,7 @@ import time
 import jax.numpy as jnp
 import pytest
 
-from meshwright.measure import _best
+from meshwright.measure import _probe_kernels as _best
 
 
 def test_the_best_of_several_runs_is_taken(monkeypatch):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright import _train
+from meshwright.api import _train
 from meshwright.errors import MeshwrightError
-from meshwright.hardware import Fleet
+from meshwright.hardware import Calibration, Fleet
 from meshwright.measure import (
     _calibration,
     calibration_of_chip,
@@ -19,7 +19,6 @@ from meshwright.measure import (
     doubt_calibration,
     probe,
 )
-from meshwright.predict import Calibration
 from meshwright.reconcile import Reconciliation, Row
 
 MADE = Calibration(

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.measure import _device_memory
+from meshwright.measure import _memory as _device_memory
 
 
 def test_two_new_arrays_of_32_by_32_are_8192_bytes_more():

@@ -1,6 +1,7 @@
 import os
 
-from meshwright.measure import _host, describe_host
+from meshwright.measure import _calibration as _host
+from meshwright.measure import describe_host
 
 
 def test_a_host_is_its_processor_cores_and_system():

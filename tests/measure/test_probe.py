@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
+from meshwright.hardware import Calibration
 from meshwright.measure import _probe
-from meshwright.predict import Calibration
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

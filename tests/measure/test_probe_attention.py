@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from meshwright.measure import _probe_attention
+from meshwright.measure import _probe_kernels as _probe_attention
 
 
 def test_the_backward_kernel_is_what_the_gradient_takes_more(monkeypatch):

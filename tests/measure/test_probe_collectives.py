@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from meshwright.measure import _best, _probe_collectives
-from meshwright.predict._calibration import COLLECTIVE_KINDS
+from meshwright.hardware import COLLECTIVE_KINDS
+from meshwright.measure import _probe_kernels as _best
+from meshwright.measure import _probe_kernels as _probe_collectives
 
 
 @pytest.fixture(autouse=True)

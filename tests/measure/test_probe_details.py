@@ -1,6 +1,7 @@
 import pytest
 
-from meshwright.measure import _probe_attention, _probe_details
+from meshwright.measure import _probe_kernels as _probe_attention
+from meshwright.measure import _probe_kernels as _probe_details
 
 
 @pytest.fixture(autouse=True)

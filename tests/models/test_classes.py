@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.classes import judged
+from meshwright.models.vision import judged
 
 LOGITS = np.array([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 5.0]], "float32")
 LABELS = np.array([0, 0, 0, 2], "int32")  # right, wrong, right (the first of equals), right

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.config import CruncherModel
-from meshwright.models.cruncher import Cruncher
+from meshwright.models.linear import Cruncher
 
 
 def test_loss_and_gradients_are_those_of_a_chain_of_matrices(context):

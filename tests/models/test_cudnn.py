@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.models import cudnn
+from meshwright.models import attention_blocks as cudnn
 
 BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH = 2, 32, 64, 4, 2, 16
 

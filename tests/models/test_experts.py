@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.compiler._traced import count_traced
 from meshwright.config import TransformerModel
 from meshwright.models import Parameter
 from meshwright.models.experts import expert_mlp, expert_parameters, places_of, route
 from meshwright.models.transformer import Transformer
+from meshwright.worker._traced import count_traced
 
 EMBED, EXPERTS = 16, 8
 BASE = TransformerModel(

@@ -10,7 +10,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.compiler import read_text
-from meshwright.models.fp8 import fp8_product, quantised
+from meshwright.models.transformer import fp8_product, quantised
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.config import LeNetModel
 from meshwright.models import Parameter, initial_parameters
-from meshwright.models.lenet import LeNet
+from meshwright.models.vision import LeNet
 
 ARGUMENTS = {
     "convolution1": ((20, 1, 3, 3), (20,)),

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models import parts
-from meshwright.models.parts import Blocks, Cudnn, Part, merged
+from meshwright.models import attention_blocks as parts
+from meshwright.models.attention_blocks import Blocks, Cudnn, Part, merged
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 # Queries and keys of one part: one block; blocks of 8; of 4, for 20 has no larger divisor up to 8 but 5.
@@ -121,7 +121,7 @@ PROGRAM = """
     from functools import partial
 
     import jax, jax.numpy as jnp, numpy as np
-    from meshwright.models.parts import Blocks, Cudnn, Part, merged
+    from meshwright.models.attention_blocks import Blocks, Cudnn, Part, merged
 
     random = np.random.default_rng(0)
     shapes = ((2, 256, 8, 64), *((2, 256, 2, 64),) * 4, (2, 256, 8, 64))

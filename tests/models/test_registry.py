@@ -2,11 +2,9 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.models import model_of
-from meshwright.models.cruncher import Cruncher
-from meshwright.models.lenet import LeNet
-from meshwright.models.linear import Linear
-from meshwright.models.resnet import ResNet
+from meshwright.models.linear import Cruncher, Linear
 from meshwright.models.transformer import Transformer
+from meshwright.models.vision import LeNet, ResNet
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from meshwright.models.remat import BLOCK_INPUT, rematerialised
+from meshwright.models.transformer import BLOCK_INPUT, rematerialised
 
 
 def block(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:

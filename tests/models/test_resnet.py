@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.config import ResNetModel
 from meshwright.models import initial_parameters
-from meshwright.models.resnet import BLOCKS, STAGES, ResNet
+from meshwright.models.vision import BLOCKS, STAGES, ResNet
 
 ROWS, SIDE = 8, 32
 MODEL = ResNet(ResNetModel(kind="resnet18", image_size=SIDE))

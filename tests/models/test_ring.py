@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from meshwright.compiler._traced import count_traced
 from meshwright.config import TransformerModel
-from meshwright.models import attention, initial_parameters, parts
-from meshwright.models.ring import in_ring_order, ring_attention, ring_positions
+from meshwright.models import attention, initial_parameters
+from meshwright.models import attention_blocks as parts
+from meshwright.models.attention import in_ring_order, ring_attention, ring_positions
 from meshwright.models.transformer import Transformer
+from meshwright.worker._traced import count_traced
 
 LLAMA = TransformerModel(
     kind="transformer", num_layers=2, embed_dim=16, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=20,

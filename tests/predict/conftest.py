@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Compiled, TracedFlops
-from meshwright.hardware import Fleet
+from meshwright.hardware import Calibration, Fleet
+from meshwright.hlo import parse_program
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.ledger.hlo import parse_program
-from meshwright.predict import Calibration
 from meshwright.predict._machine import machine_of
 from meshwright.predict._walk import walk
 

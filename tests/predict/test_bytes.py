@@ -1,7 +1,7 @@
 import pytest
 
-from meshwright.ledger.hlo import parse_program
-from meshwright.predict._bytes import bytes_of
+from meshwright.hlo import parse_program
+from meshwright.predict._kernels import bytes_of
 
 STACK = 32 * 1024 * 4  # f32[32,1024]
 ROW = 1024 * 4

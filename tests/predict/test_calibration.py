@@ -3,7 +3,7 @@ import json
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.predict import Calibration
+from meshwright.hardware import Calibration
 
 FIELDS = {
     "launch_seconds_among": {2: 3e-6},

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.predict import _constants
+from meshwright.predict import _rates as _constants
 
 FOLDER = Path(_constants.__file__).parent
 # Numbers that are no property of a machine: counts, halves, the identity, percents, microseconds, the size of

@@ -3,8 +3,7 @@ import dataclasses
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.hardware import CATALOG, Fleet
-from meshwright.predict import Calibration
+from meshwright.hardware import CATALOG, Calibration, Fleet
 from meshwright.predict._machine import machine_of
 
 CALIBRATION = Calibration(

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from meshwright.hardware import Fleet
-from meshwright.predict import Calibration, MeasuredAttention, MeasuredCollective, predict
-from meshwright.predict._machine import machine_of
-from meshwright.predict._measured import measured_attention
-from meshwright.predict._models import AttentionRate
+from meshwright.hardware import Calibration, Fleet, MeasuredAttention, MeasuredCollective
+from meshwright.predict import predict
+from meshwright.predict._machine import machine_of, measured_attention
+from meshwright.predict._rates import AttentionRate
 
 CALIBRATION = Calibration(
     matmul_flops_per_second={"bf16": 400e12},

@@ -5,14 +5,14 @@ import statistics
 import pytest
 
 from meshwright.hardware import find_chip
-from meshwright.predict._models import (
+from meshwright.predict._rates import (
     CollectiveRate,
     GemmRate,
     attention_seconds,
     collective_seconds,
     gemm_seconds,
+    rates_of,
 )
-from meshwright.predict._rates import rates_of
 
 # chip, m, n, k of a bf16 product; milliseconds measured
 GEMMS = [

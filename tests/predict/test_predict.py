@@ -6,8 +6,8 @@ import math
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet
-from meshwright.predict import Calibration, Interval, predict, predicted_trace
+from meshwright.hardware import Calibration, Fleet
+from meshwright.predict import Interval, predict, predicted_trace
 from meshwright.predict._rates import widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.

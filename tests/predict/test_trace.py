@@ -1,7 +1,6 @@
 import json
 
-from meshwright.predict._trace import trace_of
-from meshwright.predict._walk import Event
+from meshwright.predict._walk import Event, trace_of
 
 
 def event(**changes):

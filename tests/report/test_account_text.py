@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from meshwright.eager import Account, FlopCount, MemoryCount, ModuleCount
 from meshwright.report import account_text
+from meshwright.torch_account import Account, FlopCount, MemoryCount, ModuleCount
 
 ACCOUNT = Account(
     name="Net",

@@ -1,4 +1,4 @@
-from meshwright.predict import Calibration, MeasuredAttention, MeasuredCollective
+from meshwright.hardware import Calibration, MeasuredAttention, MeasuredCollective
 from meshwright.report import calibration_text
 
 

@@ -2,8 +2,8 @@ import dataclasses
 
 import pytest
 
-from meshwright.report._html_counts import findings_section, flops_section, traffic_section
-from meshwright.report._rows import FLOP_CONVENTION
+from meshwright.report._html_sections import findings_section, flops_section, traffic_section
+from meshwright.report._wording import FLOP_CONVENTION
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-from meshwright.report._html_run import happened_section, metrics_figures, seconds_section
+from meshwright.report._html_sections import happened_section, metrics_figures, seconds_section
 from meshwright.report._run_files import RunFiles
 
 

@@ -1,6 +1,6 @@
 import dataclasses
 
-from meshwright.report._html_time import time_section
+from meshwright.report._html_sections import time_section
 
 
 def weighed(prediction):

@@ -1,7 +1,7 @@
 from rich.console import Group
 from rich.text import Text
 
-from meshwright.report._layout import add_row, heading, indented, plain_table, spaced
+from meshwright.report._terminal_parts import add_row, heading, indented, plain_table, spaced
 
 
 def test_a_table_stands_below_its_heading_with_numbers_at_the_right(plain):

@@ -1,6 +1,6 @@
 import dataclasses
 
-from meshwright.report._memory_text import buffer_table, format_table, memory_table
+from meshwright.report._terminal_parts import buffer_table, format_table, memory_table
 
 GIB = 2**30
 

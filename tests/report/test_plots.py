@@ -5,8 +5,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshwright.report._html_parts import colours_of
-from meshwright.report._plots import MOST_LAYERS, MOST_POINTS, loss_svg, metric_svg, thinned, timeline_svg
+from meshwright.report._html_parts import (
+    MOST_LAYERS,
+    MOST_POINTS,
+    colours_of,
+    loss_svg,
+    metric_svg,
+    thinned,
+    timeline_svg,
+)
 
 GIB = 2**30
 

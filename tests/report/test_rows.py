@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.predict import Interval
 from meshwright.reconcile import Reconciliation, Row
-from meshwright.report._rows import (
+from meshwright.report._wording import (
     comparison_rows,
     elementwise_words,
     ends_words,

@@ -5,8 +5,9 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from meshwright.report import Sweep, SweepRun, _sweep_plots
-from meshwright.report._sweep_plots import curves_svg, values_svg
+from meshwright.report import Sweep, SweepRun
+from meshwright.report import _sweep as _sweep_plots
+from meshwright.report._sweep import curves_svg, values_svg
 
 
 def a_run(loss, **values):

@@ -11,8 +11,8 @@ from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Finding
 from meshwright.report import verdict, weighing_text
-from meshwright.report._rows import FLOP_CONVENTION
 from meshwright.report._terminal import _rule_differences
+from meshwright.report._wording import FLOP_CONVENTION
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.config import load_config, preset_names
 from meshwright.models import Parameter, model_of
-from meshwright.step._matrices import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, muon_dims
+from meshwright.step._state import by_matrix, is_hidden_matrix, is_matrix, matrix_dims, muon_dims
 
 
 def declared(preset, *overrides):

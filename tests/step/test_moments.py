@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from meshwright.config import load_config
 from meshwright.models import initial_parameters, model_of
 from meshwright.step import optimizer_of
-from meshwright.step._moments import moment_shardings
+from meshwright.step._state import moment_shardings
 
 KINDS = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lion", "adafactor", "muon")
 SMALL = ("model.num_layers=2", "model.embed_dim=256", "model.mlp_dim=512", "model.vocab_size=1024")
@@ -90,7 +90,7 @@ def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(me
 
 
 def test_dims_made_one_are_split_only_as_the_first_of_them():
-    from meshwright.step._moments import _of_side
+    from meshwright.step._state import _of_side
 
     assert _of_side((0, 1), PartitionSpec("tensor", None)) == "tensor"
     assert _of_side((0, 1), PartitionSpec(None, "tensor")) is None

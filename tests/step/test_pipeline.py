@@ -14,8 +14,8 @@ from meshwright.models import Context, initial_parameters, model_of
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._gradients import gradients_of
-from meshwright.step._matrices import is_parameter
 from meshwright.step._pipeline import Pipeline
+from meshwright.step._state import is_parameter
 
 TINY = ("data.source=synthetic", "model.num_layers=4", "model.num_kv_heads=4", "model.embed_dim=16")
 TINY += ("model.mlp_dim=32", "model.vocab_size=64", "batch.sequence_length=16", "model.loss_chunk=16")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from meshwright.step._positions import AXIS, collected, own, spread
+from meshwright.step._pipeline import AXIS, collected, own, spread
 
 ROWS, LENGTH, WIDTH = 2, 16, 4
 

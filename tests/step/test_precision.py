@@ -10,7 +10,7 @@ import pytest
 from meshwright.config import load_config
 from meshwright.data import open_data
 from meshwright.step import build_step
-from meshwright.step._precision import FIRST_SCALE, GOOD_STEPS, LEAST_SCALE, MOST_SCALE, next_scale
+from meshwright.step._gradients import FIRST_SCALE, GOOD_STEPS, LEAST_SCALE, MOST_SCALE, next_scale
 
 NUM_STEPS = 60
 FARTHEST = {"bf16": 0.03, "fp16": 0.03, "fp8": 0.06}  # nats of held-out loss from fp32, as in the document

@@ -10,7 +10,7 @@ from meshwright.checkpoint import Checkpoints
 from meshwright.config import load_config
 from meshwright.models import Parameter, initial_parameters
 from meshwright.step import build_step
-from meshwright.step._zero1 import whole_over_replicas
+from meshwright.step._state import whole_over_replicas
 
 P = PartitionSpec
 DECLARED = {

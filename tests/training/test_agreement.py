@@ -1,5 +1,5 @@
-from meshwright.processes import Alone
-from meshwright.training._agreement import Agreement
+from meshwright.launch import Alone
+from meshwright.training._loop import Agreement
 
 
 class Several(Alone):

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from meshwright.training._ahead import batches_ahead
+from meshwright.training._loop import batches_ahead
 
 
 def test_batches_come_in_order():

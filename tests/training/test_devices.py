@@ -6,9 +6,8 @@ import pytest
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
-from meshwright.processes import Alone
-from meshwright.training import _devices, local_fleet
-from meshwright.training._devices import devices_of
+from meshwright.launch import Alone
+from meshwright.training import _devices, devices_of, local_fleet
 
 H100 = "NVIDIA H100 80GB HBM3"
 

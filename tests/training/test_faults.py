@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import FaultConfig
-from meshwright.training._faults import BadSteps, Spikes, first_bad_tensor, what_is_bad
+from meshwright.training._recorder import BadSteps, Spikes, first_bad_tensor, what_is_bad
 
 GOOD = {"loss": 1.0, "gradient_norm": 1.0, "applied": 1.0}
 

@@ -5,7 +5,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.config import load_config
 from meshwright.data import open_data
-from meshwright.training._feed import Feed, put, rows_held
+from meshwright.training._loop import Feed, put, rows_held
 
 
 def abstract(mesh, *shape: int) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,7 @@ from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format th
 
 from meshwright.errors import InputError
 from meshwright.training._files import NoFiles, RunFiles, metrics_of
-from meshwright.training._writes import Writes
+from meshwright.training._run_folder import Writes
 
 
 def opened(folder: Path, *, keep_to: int = -1) -> RunFiles:

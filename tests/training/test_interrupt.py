@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from meshwright.training._interrupt import noting_signals
+from meshwright.training._loop import noting_signals
 
 
 def test_one_ctrl_c_is_noted_and_the_second_stops_at_once():

@@ -12,16 +12,14 @@ from meshwright.data import ALL, RegressionRows, open_data
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.sharding import mesh_of
 from meshwright.training import CheckpointSaved, Noticed, StepDone
-from meshwright.training._feed import Feed
+from meshwright.training._events import Phases
 from meshwright.training._files import RunFiles, metrics_of
-from meshwright.training._loop import Loop
-from meshwright.training._phases import Phases
-from meshwright.training._programs import compile_programs
+from meshwright.training._loop import Feed, Loop, compile_programs
 from meshwright.training._recorder import Recorder
 from meshwright.training._resume import about_of
+from meshwright.training._run_folder import Writes
 from meshwright.training._saving import Saving
 from meshwright.training._watchdog import Watchdog
-from meshwright.training._writes import Writes
 
 DATA = Layout.parse("data=1")
 LINEAR = load_config(

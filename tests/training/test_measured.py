@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from meshwright.training._measured import memory_in_use
+from meshwright.training._run import memory_in_use
 
 
 def device(**stats):

@@ -1,4 +1,4 @@
-from meshwright.training._phases import Phases
+from meshwright.training._events import Phases
 
 
 def test_a_phase_within_another_interrupts_it_and_all_add_up():

@@ -7,7 +7,7 @@ from meshwright.config import load_config
 from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, StepDone
 from meshwright.training._files import RunFiles, metrics_of
 from meshwright.training._recorder import Recorder
-from meshwright.training._writes import Writes
+from meshwright.training._run_folder import Writes
 
 CONFIG = load_config("linear")
 VALUES = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.1, "applied": 1.0}

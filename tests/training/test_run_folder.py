@@ -11,7 +11,7 @@ import pytest
 from meshwright.checkpoint import Checkpoints
 from meshwright.config import RunConfig, load_config
 from meshwright.errors import InputError
-from meshwright.processes import Alone
+from meshwright.launch import Alone
 from meshwright.training import RunFolder, config_of
 from meshwright.training._run_folder import check_shared, last_recorded_step
 

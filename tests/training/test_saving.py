@@ -4,7 +4,7 @@ import pytest
 from meshwright.config import CheckpointConfig
 from meshwright.errors import InputError
 from meshwright.training import CheckpointSaved
-from meshwright.training._phases import Phases
+from meshwright.training._events import Phases
 from meshwright.training._saving import Saving
 
 STATE = {"parameters": {"w": jnp.arange(4.0)}}

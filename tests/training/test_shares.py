@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.training._shares import fleet_of_hosts, share_of
+from meshwright.training._devices import fleet_of_hosts, share_of
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 

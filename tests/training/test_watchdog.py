@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from meshwright.config import FaultConfig
-from meshwright.processes import Alone
-from meshwright.training._phases import Phases
+from meshwright.launch import Alone
+from meshwright.training._events import Phases
 from meshwright.training._watchdog import Watchdog
 
 
@@ -67,7 +67,7 @@ def test_a_thread_that_holds_on_to_a_lock_cannot_keep_the_process(tmp_path):
 import threading
 from pathlib import Path
 from meshwright.config import FaultConfig
-from meshwright.training._phases import Phases
+from meshwright.training._events import Phases
 from meshwright.training._watchdog import Watchdog
 lock = threading.Lock()
 lock.acquire()

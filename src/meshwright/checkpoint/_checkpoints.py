@@ -13,14 +13,12 @@ from typing import Any
 
 import jax
 
-from ..processes import Alone
+from ..launch import Alone
 from ..units import format_bytes
-from ._copy import HostArray, Tree, copy_off
-from ._folder import CheckpointFolder, partial_folder, steps_in
+from ._folder import CheckpointFolder, Complaint, found_at, newest_checkpoint, partial_folder, steps_in
 from ._manifest import Damaged, Manifest
-from ._newest import Complaint, found_at, newest_checkpoint
 from ._records import Found, Saved, SaveFailed
-from ._restore import restore
+from ._restore import HostArray, Tree, copy_off, restore
 from ._write import leave_part, take_part, write_manifest, write_part
 
 Outcome = Saved | SaveFailed

@@ -1,8 +1,20 @@
-"""A checkpoint's arrays, put where a mesh wants them, whatever mesh they came from."""
+"""Copy arrays between devices and checkpoint files: snapshot, restore, and export to safetensors.
+
+The state, copied off the devices: the one part of a save that a step waits for.
+
+A checkpoint's arrays, put where a mesh wants them, whatever mesh they came from.
+
+Parameters as a safetensors file: https://huggingface.co/docs/safetensors, "Format".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +24,89 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import InputError
-from ._copy import Box, box_of, leaves_by_path
 from ._manifest import Piece, StoredArray
 from ._records import Found
+from ._write import bytes_of
 
 Tree = Any
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the array, and its shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostArray:
+    """An array of the state in host memory: its path, whole shape, and pieces of it, each in C order."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    starts: tuple[tuple[int, ...], ...]
+    pieces: tuple[np.ndarray, ...]
+
+
+def leaves_by_path(tree: Tree) -> dict[str, Any]:
+    """The leaves of a tree by path: "parameters/blocks/norm", "optimizer/0/mu/head"."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    assert len(named) == len(leaves), "two leaves of the state have one path"
+    return named
+
+
+def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """A shard's index in an array of `shape`, as start and extent by dim."""
+    ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    return tuple(start for start, _, _ in ranges), tuple(stop - start for start, stop, _ in ranges)
+
+
+def host_copy_bytes(state: Tree) -> int:
+    """Host memory that a save takes on top of the run's own: one copy of what this process writes.
+
+    `state` may be abstract, with shardings. Each element counts once, however many devices hold it. Not
+    counted: what a file's buffer and the manifest take, below 10 MB.
+    """
+    total = 0
+    for leaf in jax.tree.leaves(state):
+        index_map = leaf.sharding.addressable_devices_indices_map(leaf.shape)
+        boxes = {box_of(index, leaf.shape) for index in index_map.values()}
+        total += sum(math.prod(extent) for _, extent in boxes) * leaf.dtype.itemsize
+    return total
+
+
+def copy_off(state: Tree) -> list[HostArray]:
+    """A copy of the state in host memory, which its donation or deletion does not touch.
+
+    Of each shard that several devices hold, one process copies one.
+    """
+    arrays = leaves_by_path(state)
+    shards = {path: _own_shards(array) for path, array in arrays.items()}
+    every = [shard.data for own in shards.values() for shard in own]
+    for data in every:
+        data.copy_to_host_async()  # all copies under way at once
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        copies = iter(list(pool.map(_copied, every)))
+    return [
+        HostArray(
+            path=path,
+            shape=array.shape,
+            dtype=array.dtype.name,
+            starts=tuple(box_of(shard.index, array.shape)[0] for shard in shards[path]),
+            pieces=tuple(next(copies) for _ in shards[path]),
+        )
+        for path, array in arrays.items()
+    ]
+
+
+def _own_shards(array: jax.Array) -> list[Any]:
+    return [shard for shard in array.addressable_shards if shard.replica_id == 0]
+
+
+def _copied(data: jax.Array) -> np.ndarray:
+    """A shard as numpy. Where its memory is the host's, numpy would look into the array's own buffer, which
+    could then not be donated; elsewhere the transfer has made a copy that is taken as it is."""
+    device = next(iter(data.devices()))
+    in_host_memory = device.platform == "cpu" or "host" in str(data.sharding.memory_kind)
+    return np.array(data, order="C") if in_host_memory else np.asarray(data, order="C")
+
+
 VECTOR_BYTES = 64  # jax's CPU devices take over host memory that begins at a multiple of this
 
 
@@ -128,3 +218,87 @@ def _fill(values: np.ndarray, start: tuple[int, ...], folder: Path, piece: Piece
 def _slices(lows: list[int], highs: list[int], start: tuple[int, ...]) -> tuple[slice | Any, ...]:
     """The box in coordinates that begin at `start`; an ellipsis keeps a scalar an array."""
     return (*(slice(low - at, high - at) for low, high, at in zip(lows, highs, start, strict=True)), ...)
+
+
+PART = "parameters"
+FORMATS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "uint64": "U64",
+    "int32": "I32",
+    "uint32": "U32",
+    "int16": "I16",
+    "uint16": "U16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+ALIGNMENT = 8  # of the arrays, as the format asks
+
+
+def export_parameters(found: Found, path: Path) -> dict[str, StoredArray]:
+    """Write a checkpoint's parameters to a safetensors file; what it holds, by name.
+
+    Names are the parameters' paths with dots: "blocks.attention.query". Values are as trained; stacked
+    layers stay one array. Host memory: the largest array. The file appears when it is whole.
+
+    Raises:
+        InputError: the file cannot be written, or has no name for a parameter's format.
+    """
+    arrays = {
+        array.path.removeprefix(f"{PART}/").replace("/", "."): array
+        for array in sorted(found.manifest.arrays, key=lambda array: array.path)
+        if array.path.startswith(f"{PART}/")
+    }
+    for name, array in arrays.items():
+        if array.dtype not in FORMATS:
+            raise InputError(
+                f"{name} is of {array.dtype}, which a safetensors file cannot hold",
+                hint=f"train with parameters of one of {', '.join(FORMATS)}",
+            )
+    if not path.name:
+        raise InputError(f"{str(path)!r} names no file", hint="name a file, as in parameters.safetensors")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        try:
+            _write(partial, found, arrays)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as refused:
+        raise InputError(
+            f"cannot write {path}: {refused.strerror}",
+            hint="name a file in a folder that exists and has room",
+        ) from refused
+    return arrays
+
+
+def _write(path: Path, found: Found, arrays: dict[str, StoredArray]) -> None:
+    with path.open("wb") as file:
+        file.write(_header(found, arrays))
+        for array in arrays.values():
+            file.write(bytes_of(whole_array(found.folder, array)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(found: Found, arrays: dict[str, StoredArray]) -> bytes:
+    """Its length in eight bytes, then JSON: name, format, shape, and where the bytes begin and end."""
+    entries: dict[str, object] = {"__metadata__": {"producer": "meshwright", "step": str(found.step)}}
+    begin = 0
+    for name, array in arrays.items():
+        end = begin + int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
+        entries[name] = {
+            "dtype": FORMATS[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

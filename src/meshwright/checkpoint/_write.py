@@ -25,7 +25,7 @@ from ._manifest import (
 )
 
 if TYPE_CHECKING:
-    from ._copy import HostArray
+    from ._restore import HostArray
 
 PART = "part-{}.json"  # what one process has written, until the first has read it
 FILE_BYTES = 1 << 27  # of a file, about: several are hashed, written and synced at once

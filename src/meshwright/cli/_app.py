@@ -18,20 +18,15 @@ from typing import Annotated
 import typer
 
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
-from meshwright.processes import leave
+from meshwright.launch import leave
 
-from ._account import account
-from ._catalog import fleets, formats
+from ._catalog import fleets, formats, init, presets
 from ._console import Command, print_error, quiet_jax_plugins, standard_streams
-from ._data import data
-from ._doctor import doctor
-from ._export import export
-from ._presets import init, presets
-from ._probe import probe
-from ._sample import sample
+from ._data import data, export, sample
+from ._doctor import doctor, probe
 from ._sweep import sweep
 from ._train import EXIT_INTERRUPTED, train
-from ._weigh import weigh
+from ._weigh import account, weigh
 
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG, errno.ENOSPC,

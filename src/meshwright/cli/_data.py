@@ -1,8 +1,16 @@
-"""`meshwright data`: token files from text, and a small set of images."""
+"""Define `meshwright data`, and the commands that read a run: `sample` and `export`.
+
+`meshwright data`: token files from text, and a small set of images.
+
+`meshwright sample`.
+
+`meshwright export`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +20,7 @@ from typing import Annotated
 
 import typer
 
-from ._console import Command, JsonFlag, console, print_json, show
+from ._console import Command, JsonFlag, console, phases, print_json, show
 
 data = typer.Typer(help="Make token files from text, or a small set of images.", no_args_is_help=True)
 
@@ -97,3 +105,94 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+SAMPLE_SCHEMA = 1
+MOST_TOKENS = 10**6  # each runs the model once; a million take hours
+LARGEST_SEED = 2**32 - 1
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder that `train` wrote.", show_default=False)
+]
+StepOption = Annotated[
+    int | None,
+    typer.Option("--step", min=0, help="Of this step's checkpoint.", show_default="the newest whole one"),
+]
+
+
+def sample(
+    run: RunFolder,
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="Text to go on from.", show_default="a new line")
+    ] = "\n",
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="How many tokens to write.")
+    ] = 160,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="Below 1 likelier tokens are preferred; 0: always.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the draw.")] = 0,
+    step: StepOption = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="bytes, or a tokenizer.json.",
+            show_default="bytes, where the run's tokens are",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Text that a trained model writes: the parameters of a run's checkpoint, on one device."""
+    from meshwright.training import sample_run
+
+    with phases(f"sampling from {run}") as on_phase:
+        written = sample_run(
+            run,
+            prompt=prompt,
+            num_tokens=tokens,
+            temperature=temperature,
+            seed=seed,
+            step=step,
+            tokenizer=tokenizer,
+            on_phase=on_phase,
+        )
+    for each in written.rejected:
+        print(f"warning: the checkpoint of step {each.step} is damaged: {each.why}", file=sys.stderr)
+    if as_json:
+        rejected = [{"step": each.step, "why": each.why} for each in written.rejected]
+        answer = {name: value for name, value in dataclasses.asdict(written).items() if name != "rejected"}
+        print_json({"schema": SAMPLE_SCHEMA, **answer, "rejected": rejected})
+    else:
+        print(written.prompt + written.text)
+
+
+EXPORT_SCHEMA = 1
+
+
+def export(
+    run: RunFolder,
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FILE", help="The safetensors file to make.", show_default=False)
+    ],
+    step: StepOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Parameters of a run's checkpoint as a safetensors file, each array under its path."""
+    from meshwright.checkpoint import checkpoint_of, export_parameters
+    from meshwright.units import format_count
+
+    with phases(f"exporting {run}") as on_phase:
+        on_phase("verifying the checkpoint")
+        found = checkpoint_of(run, step)
+        on_phase("writing")
+        arrays = export_parameters(found, to)
+    for each in found.rejected:
+        print(f"warning: the checkpoint of step {each.step} is damaged: {each.why}", file=sys.stderr)
+    if as_json:
+        listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
+        rejected = [{"step": each.step, "why": each.why} for each in found.rejected]
+        answer = {"file": str(to), "step": found.step, "arrays": listed, "rejected": rejected}
+        print_json({"schema": EXPORT_SCHEMA, **answer})
+    else:
+        num_parameters = sum(math.prod(array.shape) for array in arrays.values())
+        show(f"{to}: {format_count(num_parameters)} parameters in {len(arrays)} arrays, step {found.step}")

@@ -1,11 +1,16 @@
-"""`meshwright doctor`: what this machine can compile for and run on, and how to get what is missing.
+"""Define `meshwright doctor` and `meshwright probe`: what this machine has and does.
+
+`meshwright doctor`: what this machine can compile for and run on, and how to get what is missing.
 
 Each compile target is tried, not only looked up: the smallest preset is weighed for one of its chips with
 an empty cache, and the CPU multiplies a matrix. jax is loaded only in processes of their own.
+
+`meshwright probe`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -228,3 +233,18 @@ def _show(answer: dict[str, Any], checks: list[TargetCheck]) -> None:
             show("", Text(f"{check.platform}: {check.install}"))
         if check.compiles is False:
             show("", Text(f"{check.platform} failed on {check.fleet}:\n{check.words}"))
+
+
+def probe(as_json: JsonFlag = False) -> None:
+    """Measure what the attached device really does, and keep it: predictions use it from then on."""
+    from meshwright import measure
+
+    with phases("measuring this machine, best done while nothing else runs") as on_phase:
+        on_phase("products, attention, memory, messages")
+        calibration = measure.probe()
+    if as_json:
+        print_json(dataclasses.asdict(calibration))
+        return
+    from meshwright.report import calibration_text
+
+    show(calibration_text(calibration))

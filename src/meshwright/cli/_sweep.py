@@ -51,7 +51,7 @@ def sweep(
     as_json: JsonFlag = False,
 ) -> None:
     """Train with every combination of some values; a table and a picture, the best held-out loss first."""
-    from meshwright._sweep import sweep as run_sweep
+    from meshwright import sweep as run_sweep
 
     say_readings(config, on, layout)
     with _progress(config) as (on_run, on_phase, on_event):

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.processes import join, over, place_in
+from meshwright.launch import join, over, place_in
 
 from ._console import JsonFlag, complete_config, print_json, say_readings, show
-from ._processes import run_processes
+from ._launch import run_processes, run_with_restarts
 from ._progress import LogEvery, Told, how_to_go_on, progress
-from ._restarts import run_with_restarts
 from ._weigh import LayoutOption, SetOption
 
 if TYPE_CHECKING:
-    from meshwright._train import Run
+    from meshwright import Run
     from meshwright.training import Event
 
 SCHEMA = 2
@@ -107,7 +106,7 @@ def train(
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
         raise typer.Exit(run_processes(processes, on))
-    from meshwright._train import train as run_train
+    from meshwright import train as run_train
     from meshwright.compiler import keep_executables
 
     keep_executables()

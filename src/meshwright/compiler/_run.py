@@ -19,8 +19,7 @@ import psutil
 from ..children import end_session, own_python, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
-from ._record import Compiled
-from ._request import Request
+from ._record import Compiled, Request
 
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05

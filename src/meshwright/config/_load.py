@@ -17,9 +17,8 @@ from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import is_table
 from ._models import TransformerModel
-from ._problems import input_error, known_keys, problems_of, variants
+from ._problems import input_error, keys_meant, known_keys, problems_of, value_meant, variants
 from ._run import RunConfig
-from ._synonyms import keys_meant, value_meant
 
 _PRESETS = Path(__file__).parent / "presets"
 _PATHS = {"path", "folder"}  # of the section `data`

@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from ._base import LARGEST, Section, is_table
-from ._problems import known_keys, variants
+from ._problems import KEYS_ELSEWHERE, known_keys, variants
 from ._run import RunConfig
-from ._synonyms import KEYS_ELSEWHERE
 
 _LABELS = ("Effect", "Unit", "Default")
 _WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}

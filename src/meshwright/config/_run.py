@@ -20,17 +20,9 @@ from ._base import (
     raise_problems,
 )
 from ._data import Data, IdxData, LineData
-from ._layout import Layout, near_divisors
+from ._layout import Layout, PipelineSchedule, near_divisors
 from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
-from ._optimizers import (
-    ConstantSchedule,
-    Optimizer,
-    Schedule,
-    SGDOptimizer,
-    least_steps,
-    schedule_problems,
-)
-from ._pipeline import PipelineSchedule
+from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
 
 
 class BatchConfig(Section):

@@ -16,12 +16,10 @@ from meshwright.config import (
     TokenFileData,
 )
 
-from ._facts import check_facts, read_facts
-from ._idx import idx_parts
-from ._images import ImageFiles, LabelledImages
-from ._rows import LineRows, RegressionRows
-from ._stdlib import stdlib_parts
-from ._tokenizers import BYTES
+from ._images import ImageFiles, LabelledImages, idx_parts
+from ._order import LineRows, RegressionRows
+from ._texts import BYTES
+from ._token_files import check_facts, read_facts, stdlib_parts
 from ._tokens import RandomTokens, TokenWindows, token_file_parts
 
 Dataset = RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows

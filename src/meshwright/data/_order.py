@@ -1,19 +1,44 @@
-"""The order of windows in an epoch: a permutation that is computed, not stored.
+"""Split data into training and held-out parts, and compute the order in which rows are read.
+
+The two parts of any data, and the generator of one step of one part.
+
+The order of windows in an epoch: a permutation that is computed, not stored.
 
 A balanced Feistel network of six rounds permutes [0, 4^k); what falls outside [0, size) is permuted
 again until it falls inside ("cycle-walking"), which leaves a permutation of [0, size) (Black and Rogaway
 2002, https://doi.org/10.1007/3-540-45760-7_9). 4^k is below 4 x size, so fewer than four walks are expected
 for an index. Rounds mix with SplitMix64's finaliser (Steele et al. 2014): integer arithmetic of our own,
 so that the order outlives NumPy's generators. No cryptography.
+
+Rows for regression, made from the seed.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from ._split import STREAMS, Split
+Split = Literal["train", "held-out"]
+STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
+_FIXED = 2
+Rows = slice | np.ndarray
+"""Which rows of a batch are asked for: all of it, or their numbers, ascending. They are what they would be in
+the whole, whoever else makes the others."""
+ALL = slice(None)
+
+
+def generator(seed: int, step: int, split: Split) -> np.random.Generator:
+    """Randomness that depends on these three alone, so that any step can be made again at any time."""
+    return np.random.default_rng([seed, STREAMS[split], step])
+
+
+def fixed_generator(seed: int) -> np.random.Generator:
+    """Randomness of the seed alone: for what is the same in every step of both parts."""
+    return np.random.default_rng([seed, _FIXED])
+
 
 _ROUNDS = 6
 _AT_ONCE = 4096  # NumPy's cost per call is spread over this many places
@@ -73,3 +98,45 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
     return x ^ (x >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionRows:
+    """Standard normal inputs; targets are inputs . [0, 1, ..., D-1] without noise, or normal as well.
+
+    `has_answer`: whether the targets follow from the inputs.
+    """
+
+    seed: int
+    rows: int
+    dim: int
+    has_answer: bool
+
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """`inputs` float32 [rows, dim] and `targets` float32 [rows]."""
+        random = generator(self.seed, step, split)
+        inputs = random.standard_normal((self.rows, self.dim), dtype=np.float32)
+        if self.has_answer:
+            targets = inputs @ np.arange(self.dim, dtype=np.float32)
+        else:
+            targets = random.standard_normal(self.rows, dtype=np.float32)
+        return {"inputs": inputs[rows], "targets": targets[rows]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRows:
+    """Points about a line: slope x + intercept + noise x a standard normal number, x standard normal."""
+
+    seed: int
+    rows: int
+    slope: float
+    intercept: float
+    noise: float
+
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """`inputs` float32 [rows, 1] and `targets` float32 [rows]."""
+        random = generator(self.seed, step, split)
+        inputs = random.standard_normal((self.rows, 1), dtype=np.float32)
+        off = random.standard_normal(self.rows, dtype=np.float32)
+        targets = np.float32(self.slope) * inputs[:, 0] + np.float32(self.intercept)
+        return {"inputs": inputs[rows], "targets": (targets + np.float32(self.noise) * off)[rows]}

@@ -1,4 +1,7 @@
-"""Windows of tokens: from an array that exists, in one of two orders, or random throughout."""
+"""Which document each token of a window belongs to.
+
+Windows of tokens: from an array that exists, in one of two orders, or random throughout.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,22 @@ from numpy.lib.stride_tricks import sliding_window_view
 from meshwright.config import Order, TokenFileData
 from meshwright.errors import InputError
 
-from ._documents import segments_of
-from ._files import TokenFile
-from ._order import windows_at
-from ._split import ALL, Rows, Split, generator
-from ._tokenizers import ByteTokenizer
+from ._order import ALL, Rows, Split, generator, windows_at
+from ._texts import ByteTokenizer
+from ._token_files import TokenFile
+
+
+def segments_of(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
+    """The number of each token's document within its window, from 0; int32, shaped as `tokens`.
+
+    Args:
+        tokens: [windows, positions]. An id `end_of_document` is its document's last token; a window
+            may begin and end inside a document.
+    """
+    segments = np.zeros(tokens.shape, np.int32)
+    np.cumsum(tokens[:, :-1] == end_of_document, axis=1, dtype=np.int32, out=segments[:, 1:])
+    return segments
+
 
 _TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
 

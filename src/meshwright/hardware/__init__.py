@@ -4,6 +4,10 @@ Imports: `errors`, `formats`; no jax. Used by: everything that weighs, predicts,
 Every figure stands in catalog.toml with its source; nothing is matched by substring.
 """
 
+from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS
+from ._calibration import Calibration as Calibration
+from ._calibration import MeasuredAttention as MeasuredAttention
+from ._calibration import MeasuredCollective as MeasuredCollective
 from ._chip import CATALOG as CATALOG
 from ._chip import Chip as Chip
 from ._chip import Link as Link

@@ -4,9 +4,9 @@ Imports: `compiler` (its record only), `hardware`, `errors`. No jax, no clock.
 Used by: `predict`, which walks the same `hlo.Program`, `reconcile`, `report`, `api`.
 """
 
-from ._allowance import allowance as allowance
 from ._flops import instruction_work as instruction_work
 from ._ledger import ledger_of as ledger_of
+from ._memory import allowance as allowance
 from ._records import UNUSED as UNUSED
 from ._records import Buffer as Buffer
 from ._records import Collective as Collective
@@ -15,9 +15,9 @@ from ._records import FlopLedger as FlopLedger
 from ._records import Ledger as Ledger
 from ._records import MemoryLedger as MemoryLedger
 from ._records import Timeline as Timeline
-from ._registry import Call as Call
-from ._registry import Work as Work
-from ._registry import register_call as register_call
+from ._rules import Call as Call
+from ._rules import Work as Work
+from ._rules import register_call as register_call
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
 from ._traffic import message_of as message_of

@@ -9,13 +9,12 @@ from pathlib import Path
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
 
-from ._flops import ExecutedFlops, executed_flops
+from ..hlo import parse_program
+from ._flops import ExecutedFlops, executed_flops, first_runs, shared_out
 from ._lint import findings_of
 from ._memory import memory_of
-from ._merged import first_runs, shared_out
 from ._records import FlopLedger, Ledger
 from ._traffic import traffic_of
-from .hlo import parse_program
 
 
 def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:

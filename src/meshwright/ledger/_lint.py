@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.compiler import Argument, Compiled, module_of
+from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
+from meshwright.hlo import module_of
 from meshwright.units import format_bytes, format_rate
 
-from ._alike import Alike
+from ..hlo import Computation, Instruction, Program, trips_of
 from ._flops import RUNNING
-from ._loops import trips_of
 from ._records import Buffer, Collective, Finding, FlopLedger, MemoryLedger
+from ._replication import Alike
 from ._rules import work_of
 from ._traffic import Message, message_of
-from .hlo import Computation, Instruction, Program
 
 SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")

@@ -1,4 +1,8 @@
-"""FLOPs of one instruction on one device, executed once, from its shapes and attributes alone.
+"""Count the arithmetic of one HLO instruction: products, elementwise work, and users' custom calls.
+
+Rules of users for custom calls of their own: what a kernel that XLA cannot look into does.
+
+FLOPs of one instruction on one device, executed once, from its shapes and attributes alone.
 
 Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's GPU backend
 replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two,
@@ -6,6 +10,15 @@ of complex numbers eight (four products, four sums). A convolution's taps on pad
 XLA's own cost analysis; model FLOPs count them.
 Not counted here: elementwise work and reductions (see `_elementwise`). What could do arithmetic and has no
 rule is named by `unpriced_work`; sorts and Fourier transforms are.
+
+Operations of one instruction that are no multiply-adds of a product: elementwise work, by class.
+
+Counted as XLA's own cost analysis does (xla/service/hlo_cost_analysis.cc): one for each element of the
+result, a division like an addition. A reduction counts what it combines: for each element that disappears,
+each operation of its computation. Beside XLA's rule: `arithmetic` is of floating numbers alone, and integer
+and logical operations (addresses, masks, random bits) have a class of their own, for they are no FLOPs.
+Not counted: what a library call does inside (the softmax of a fused attention, a product's epilogue), the
+sums of a collective, random bits. Sorts and Fourier transforms have no rule: `unpriced_work` names them.
 """
 
 from __future__ import annotations
@@ -14,11 +27,70 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from ._phases import has_path
-from ._registry import Call, Work, registered
-from .hlo import Array, Computation, Instruction, leaves_of
+from meshwright.errors import InputError
+
+from ..hlo import Array, Computation, Instruction, Program, has_path, leaves_of
+
+Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Multiply-adds of one kind in one instruction; `format` is that of the first operand.
+
+    `recompute_flops`: the part of `flops` that repeats work of the forward pass.
+    """
+
+    kind: str  # matmul | convolution | attention
+    flops: int
+    format: str
+    recompute_flops: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A custom call as the compiled program has it, on one device; tuples are flattened."""
+
+    target: str
+    operands: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    backend_config: str
+
+
+Rule = Callable[[Call], Work]
+_RULES: dict[str, Rule] = {}
+
+
+def register_call(target: str, rule: Rule) -> None:
+    """Count the custom calls whose target begins with `target` by a rule of your own, from now on.
+
+    It goes before the rules that are built in. The ledger's executed FLOPs are counted by it, and time
+    predicted from them; the traced program's model FLOPs still list the call as unpriced.
+
+    Args:
+        target: the beginning of `custom_call_target`, as the ledger's `unpriced` names it.
+        rule: from the call's shapes to its `Work` on one device.
+
+    Raises:
+        InputError: the target is empty, or `rule` is no function.
+    """
+    if not target:
+        raise InputError("a rule for a custom call without a name", hint="name the beginning of its target")
+    if not callable(rule):
+        raise InputError(
+            f"the rule for {target!r} is no function: {rule!r}", hint="give a function of a Call"
+        )
+    _RULES[target] = rule
+
+
+def registered(target: str) -> Rule | None:
+    """The user's rule for a target: that of the longest beginning."""
+    found = [beginning for beginning in _RULES if target.startswith(beginning)]
+    return _RULES[max(found, key=len)] if found else None
+
 
 FORMATS = {
     "f64": "fp64", "f32": "fp32", "f16": "fp16", "f8e4m3fn": "fp8-e4m3", "f8e4m3": "fp8-e4m3",
@@ -251,3 +323,91 @@ _TARGET_RULES: tuple[tuple[str, _Rule], ...] = (
     ("__cudnn$conv", _cudnn_convolution),
     ("__cudnn$fmha", _attention),
 )
+
+
+CLASSES = ("arithmetic", "transcendental", "comparison", "reduction", "conversion", "integer")
+TRANSCENDENTAL = frozenset((
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt", "rsqrt",
+    "cbrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos", "acosh", "asin", "asinh", "atanh",
+    "cosh", "sinh",
+))  # fmt: skip
+COMPARISON = frozenset(("compare", "select", "clamp", "is-finite"))
+CONVERSION = frozenset(("convert", "reduce-precision", "stochastic-convert"))
+ARITHMETIC = frozenset((
+    "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "abs", "sign", "remainder",
+    "floor", "ceil", "round-nearest-afz", "round-nearest-even", "and", "or", "xor", "not", "shift-left",
+    "shift-right-arithmetic", "shift-right-logical", "popcnt", "count-leading-zeros", "complex", "real",
+    "imag",
+))  # fmt: skip
+_FLOATING = ("f", "b", "c")  # f32, bf16, c64; not pred, s32, u8
+
+
+def elementwise_of(
+    program: Program, computation: Computation, instruction: Instruction
+) -> tuple[str, int] | None:
+    """The class and count of an instruction run once on one device; None where it does no such work.
+
+    What `work_of` counts as a product is left to it: whoever calls asks there first.
+    """
+    opcode = instruction.opcode
+    if opcode in _COMBINING:
+        return "reduction", _combined(program, computation, instruction)
+    if opcode == "map":
+        return "arithmetic", instruction.shapes[0].num_elements * _operations(
+            program, instruction, "to_apply"
+        )
+    if opcode in TRANSCENDENTAL:
+        name = "transcendental"
+    elif opcode in COMPARISON:
+        name = "comparison"
+    elif opcode in CONVERSION:
+        name = "conversion"
+    elif opcode in ARITHMETIC:
+        name = "arithmetic" if instruction.shapes[0].dtype.startswith(_FLOATING) else "integer"
+    else:
+        return None
+    return name, instruction.shapes[0].num_elements
+
+
+def _combined(program: Program, computation: Computation, instruction: Instruction) -> int:
+    """Operations with which a reduction, a window or a scatter combines elements."""
+    shapes = [leaves_of(shape)[0] for shape in computation.operand_shapes(instruction)]
+    result, opcode = instruction.shapes[0], instruction.opcode
+    if opcode == "reduce":
+        # A sum over the products of a dot is counted with them: a multiply-add is two.
+        if instruction.op_name.endswith("dot_general"):
+            return 0
+        return max(0, shapes[0].num_elements - result.num_elements) * _operations(
+            program, instruction, "to_apply"
+        )
+    if opcode == "reduce-window":
+        pairs = result.num_elements * (_window_size(instruction) - 1)
+        return pairs * _operations(program, instruction, "to_apply")
+    if opcode == "select-and-scatter":
+        source = shapes[1].num_elements
+        selected = source * (_window_size(instruction) - 1) * _operations(program, instruction, "select")
+        return selected + source * _operations(program, instruction, "scatter")
+    return _updates(shapes) * _operations(program, instruction, "to_apply")
+
+
+def _updates(shapes: list[Array]) -> int:
+    """Of a scatter's operands (targets, indices, updates): the elements of one update."""
+    return shapes[-1].num_elements
+
+
+def _operations(program: Program, instruction: Instruction, role: str) -> int:
+    """How many operations a combining computation does: one for a sum, several for an argmax."""
+    found = 0
+    for name in instruction.called[role]:
+        inner = program.computations[name]
+        counts = (elementwise_of(program, inner, each) for each in inner.instructions)
+        found += sum(count[1] for count in counts if count is not None)
+    return found
+
+
+def _window_size(instruction: Instruction) -> int:
+    fields = dict(part.split("=") for part in instruction.attributes["window"].strip("{}").split())
+    return math.prod(int(size) for size in fields["size"].split("x"))
+
+
+_COMBINING = frozenset(("reduce", "reduce-window", "select-and-scatter", "scatter"))

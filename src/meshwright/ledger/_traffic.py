@@ -15,19 +15,23 @@ from dataclasses import dataclass
 
 from meshwright.hardware import Fleet
 
-from ._flops import RUNNING
-from ._groups import (
+from ..hlo import (
+    Array,
     Axes,
+    Computation,
     Coordinates,
+    Instruction,
+    Program,
     axes_of,
     axes_of_pairs,
     dimensions_of,
+    leaves_of,
     leaves_the_domain,
     parse_groups,
+    trips_of,
 )
-from ._loops import trips_of
+from ._flops import RUNNING
 from ._records import Collective
-from .hlo import Array, Computation, Instruction, Program, leaves_of
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 KINDS_WITHOUT_RULE = ("send", "collective-broadcast", "ragged-all-to-all")

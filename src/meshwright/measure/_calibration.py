@@ -1,4 +1,9 @@
-"""This machine's calibration: measured by a process of its own, and kept until it is in doubt."""
+"""Keep this machine's calibration, and describe the machine in words.
+
+Which machine this is, in words.
+
+This machine's calibration: measured by a process of its own, and kept until it is in doubt.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,49 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+import psutil
+
 from ..children import own_python, working_folder
 from ..compiler import cache_root, installed_versions, writing_cache
 from ..errors import InputError, MeshwrightError
-from ..predict import Calibration
-from ._host import busy_share, describe_host
+from ..hardware import Calibration
+
+LOOKED_SECONDS, PERCENT = 0.3, 100
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def busy_share() -> float:
+    """Return the share of the machine's cores that is busy while this process waits for a moment."""
+    return psutil.cpu_percent(interval=LOOKED_SECONDS) / PERCENT
+
+
+def cpu_model() -> str:
+    """The processor's own name where the system tells it, else its architecture."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_host() -> str:
+    """Processor, usable cores and system: "AMD EPYC 7B13, 2 cores, Linux"."""
+    return f"{cpu_model()}, {usable_cores()} cores, {platform.system()}"
+
 
 PROBE = "meshwright.measure._probe"
 TIME_LIMIT_SECONDS = 120

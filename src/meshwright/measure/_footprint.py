@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
-from ..tables import aligned
-from ..units import format_bytes
+from ..units import aligned, format_bytes
 from ._storages import Facts, Storage, facts_of
 
 MOST_ROWS = 60  # of a larger tree, `str` shows its largest arrays

@@ -12,8 +12,7 @@ from inspect import CO_OPTIMIZED
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from ..tables import aligned
-from ..units import format_bytes
+from ..units import aligned, format_bytes
 from ._storages import buffers_of, format_name
 
 UNKNOWN, NOT_SOUGHT = "unknown", "not sought"

@@ -10,9 +10,9 @@ from typing import Any
 
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
-from ..spread import Spread
+from ..reconcile import Spread
 from ..units import format_rate, format_seconds
-from ._host import cpu_model, usable_cores
+from ._calibration import cpu_model, usable_cores
 from ._timing import clock
 
 CPU_SIZE, ACCELERATOR_SIZE = 1024, 8192

@@ -1,15 +1,188 @@
-"""Bytes that a run takes: live arrays by the runtime, and what the process grows by."""
+"""Measure the memory of devices and of a run.
+
+Memory of each device: what is allocated now, the most that was, and what a block of code adds.
+
+Bytes that a run takes: live arrays by the runtime, and what the process grows by.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
+
+from ..errors import InputError
+from ..units import aligned, format_bytes
+from ._storages import buffers_of
+
+LIVE_ARRAYS = "live jax arrays: this device's runtime keeps no statistics"
+NO_PEAK = "this device's runtime keeps no peak"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """One device. `peak_bytes` is since the process began; None where `why_no_peak` says why."""
+
+    device: str
+    allocated_bytes: int
+    peak_bytes: int | None
+    limit_bytes: int | None
+    source: str
+    why_no_peak: str
+
+
+class Memory:
+    """Memory when it was made; in a `with`, also before and after the block.
+
+    `devices`: when it was made. After a block: `before`, `after`, and `grown_bytes` by device.
+    """
+
+    def __init__(self) -> None:
+        self.devices = _devices()
+        self._before: tuple[DeviceMemory, ...] | None = None
+        self._after: tuple[DeviceMemory, ...] | None = None
+
+    def __enter__(self) -> Memory:
+        self._before, self._after = _devices(), None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._after = _devices()
+
+    @property
+    def before(self) -> tuple[DeviceMemory, ...]:
+        """Each device when the block began.
+
+        Raises:
+            InputError: there was no block.
+        """
+        return self._of_the_block(self._before)
+
+    @property
+    def after(self) -> tuple[DeviceMemory, ...]:
+        """Each device when the block had ended.
+
+        Raises:
+            InputError: there was no block, or it has not ended.
+        """
+        return self._of_the_block(self._after)
+
+    @property
+    def grown_bytes(self) -> dict[str, int]:
+        """By device, what is allocated after the block beyond what was before it; may be negative.
+
+        Raises:
+            InputError: there was no block, or it has not ended.
+        """
+        before = {found.device: found.allocated_bytes for found in self.before}
+        return {found.device: found.allocated_bytes - before.get(found.device, 0) for found in self.after}
+
+    def _of_the_block(self, found: tuple[DeviceMemory, ...] | None) -> tuple[DeviceMemory, ...]:
+        if found is None:
+            raise InputError(
+                "no block of code has ended under this measurement",
+                hint="use it as `with mw.memory() as used: ...`, and ask after the block",
+            )
+        return found
+
+    def __str__(self) -> str:
+        grown = {} if self._after is None else self.grown_bytes
+        rows = [
+            (
+                found.device,
+                format_bytes(found.allocated_bytes),
+                *([format_bytes(grown[found.device])] if grown else []),
+                "not kept" if found.peak_bytes is None else format_bytes(found.peak_bytes),
+                "not told" if found.limit_bytes is None else format_bytes(found.limit_bytes),
+                found.source,
+            )
+            for found in (self._after or self.devices)
+        ]
+        header = ("device", "allocated", *(["grown"] if grown else []), "peak", "limit", "by")
+        return aligned(header, rows, right={"allocated", "grown", "peak", "limit"})
+
+
+def memory() -> Memory:
+    """Memory of every device of this process: jax's, and CUDA's of torch where torch has started it.
+
+    Where a runtime keeps statistics they are its allocator's; on a CPU the bytes of the jax arrays alive.
+    Not counted: numpy's and torch's arrays on the host (`footprint` counts those of a tree).
+    """
+    return Memory()
+
+
+def _devices() -> tuple[DeviceMemory, ...]:
+    import jax
+
+    devices = jax.local_devices()
+    kept = {device: device.memory_stats() for device in devices}
+    live = _live_bytes() if any(not stats for stats in kept.values()) else Counter()
+    found = [_of_jax(device, stats, live) for device, stats in kept.items()]
+    return (*found, *_of_torch())
+
+
+def _of_jax(device: Any, stats: dict[str, int] | None, live: Counter[Any]) -> DeviceMemory:
+    name = f"{device.platform}:{device.id}"
+    if not stats:
+        return DeviceMemory(
+            device=name,
+            allocated_bytes=live[device],
+            peak_bytes=None,
+            limit_bytes=None,
+            source=LIVE_ARRAYS,
+            why_no_peak=NO_PEAK,
+        )
+    peak = stats.get("peak_bytes_in_use")
+    return DeviceMemory(
+        device=name,
+        allocated_bytes=stats["bytes_in_use"],
+        peak_bytes=peak,
+        limit_bytes=stats.get("bytes_limit"),
+        source="the runtime's allocator",
+        why_no_peak="" if peak is not None else NO_PEAK,
+    )
+
+
+def _live_bytes() -> Counter[Any]:
+    """Bytes of the jax arrays alive by device; what shares a buffer counts once."""
+    import jax
+
+    seen: dict[tuple[Any, int], int] = {}
+    for array in jax.live_arrays():
+        for device, address, num_bytes in buffers_of(array):
+            seen[device, address] = num_bytes
+    totals: Counter[Any] = Counter()
+    for (device, _), num_bytes in seen.items():
+        totals[device] += num_bytes
+    return totals
+
+
+def _of_torch() -> list[DeviceMemory]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return []
+    return [
+        DeviceMemory(
+            device=f"torch cuda:{number}",
+            allocated_bytes=torch.cuda.memory_allocated(number),
+            peak_bytes=torch.cuda.max_memory_allocated(number),
+            limit_bytes=torch.cuda.get_device_properties(number).total_memory,
+            source="torch's caching allocator",
+            why_no_peak="",
+        )
+        for number in range(torch.cuda.device_count())
+    ]
+
 
 _CLEAR_PEAK = Path("/proc/self/clear_refs")  # writing 5 resets the peak (man 5 proc)
 _STATUS = Path("/proc/self/status")

@@ -29,13 +29,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..compiler import installed_versions
-from ..hardware import chip_of_device_kind
-from ..predict import Calibration
-from ._best import best_seconds, steady
-from ._host import busy_share, describe_host
-from ._probe_attention import attention_rates
-from ._probe_collectives import collective_rates
-from ._probe_details import details
+from ..hardware import Calibration, chip_of_device_kind
+from ._calibration import busy_share, describe_host
+from ._probe_kernels import attention_rates, best_seconds, collective_rates, details, steady
 
 SQUARE = 1536
 ACCELERATOR_SQUARE = 8192

@@ -1,4 +1,8 @@
-"""How long a function takes: until its call returns, and until its results are there.
+"""Time functions and training steps.
+
+Seconds of each step, and what they come to.
+
+How long a function takes: until its call returns, and until its results are there.
 
 JAX and CUDA work asynchronously: a call hands work to a device and returns. Timing the call times the
 dispatch, not the work.
@@ -8,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +23,52 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..spread import Spread
-from ..tables import aligned
-from ..units import format_seconds
-from ._storages import is_fake
-from ._traced import explaining_leaks, refuse_traced
+from ..reconcile import Spread
+from ..units import aligned, format_seconds
+from ._storages import explaining_leaks, is_fake, refuse_traced
+
+WARM_UP_STEPS = 2
+"""Left out of the spread: the first steps fill allocators and caches."""
+
+
+class StepClock:
+    """A clock that is read when a step is done; `start` again leaves out what lay between two steps.
+
+    Args:
+        now: the clock in seconds; it never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._last = now()
+        self.seconds: list[float] = []
+
+    def start(self) -> None:
+        """The next step begins now."""
+        self._last = self._now()
+
+    def leave_out(self, seconds: float) -> None:
+        """Of the step that runs, these are not its own."""
+        self._last += seconds
+
+    def tick(self) -> float:
+        """A step is done: its seconds, since `start` or the `tick` before."""
+        now = self._now()
+        self.seconds.append(now - self._last)
+        self._last = now
+        return self.seconds[-1]
+
+    def usual_seconds(self) -> float:
+        """The median so far; the first steps count while there are no others."""
+        return statistics.median(self.seconds[WARM_UP_STEPS:] or self.seconds)
+
+    def spread(self) -> Spread | None:
+        """Of all steps but the first two; None where there were no more."""
+        timed = self.seconds[WARM_UP_STEPS:]
+        if not timed:
+            return None
+        low, high = np.quantile(timed, [0.05, 0.95])
+        return Spread(median=statistics.median(timed), low=float(low), high=float(high), num_steps=len(timed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ..config import CruncherModel, LeNetModel, LinearModel, ResNetModel, TransformerModel
 from ._base import Model
-from .cruncher import Cruncher
-from .lenet import LeNet
-from .linear import Linear
-from .resnet import ResNet
+from .linear import Cruncher, Linear
 from .transformer import Transformer
+from .vision import LeNet, ResNet
 
 
 def model_of(config: LinearModel | CruncherModel | LeNetModel | ResNetModel | TransformerModel) -> Model:

@@ -1,4 +1,20 @@
-"""Causal attention: cuDNN's flash kernel on NVIDIA targets, blocks of queries elsewhere.
+"""Compute causal attention: on one device's sequence, or in a ring over the mesh axis `context`.
+
+Causal attention with the sequence split over the mesh axis `context`: keys and values go round a ring.
+
+Of N devices, device i holds the pieces i and 2N-1-i of 2N equal pieces of the sequence (zigzag), so that each
+has as much to do: its own positions among themselves, and then, whichever device's keys are here, as many
+pairs again as two pieces make. Its second piece sees the first piece of every other device; beyond that, if
+the keys are of an earlier device, its first piece sees their first, else its second piece sees their second.
+
+While one device's keys are attended to, the next's are under way. In the backward pass the gradients of keys
+and values, in float32, follow them round the ring, and come home in the computation's format with one hop
+more. Kept from forward to backward are output and log-sum-exp over all hops, nothing of each. Where windows
+hold several documents their segments travel with the keys, and plain blocks do the work on every target.
+
+Source: the ring, Liu et al. 2023 (arXiv 2310.01889); its balance, Brandon et al. 2023 (arXiv 2311.09431).
+
+Causal attention: cuDNN's flash kernel on NVIDIA targets, blocks of queries elsewhere.
 
 Both hold no [queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n
 compute (2i+2)/(2i+1) times what causality needs; the scope `needed_..._of_...` carries that ratio
@@ -16,18 +32,237 @@ be compiled for a target that is not there.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from einops import rearrange
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import axis_size
+from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from ._base import Context
-from .parts import MAX_BLOCKS, MIN_BLOCK
-from .ring import NAME, in_ring_order, ring_attention
+from .attention_blocks import MAX_BLOCKS, MIN_BLOCK, Blocks, Cudnn, Gradients, Kernel, Part, Seen, merged
+
+Tree = Any
+AXIS = "context"
+NAME = "attention_output"  # what the policy `dots-attention` saves
+HEADS = ("batch", "sequence", "heads", "head_dim")
+KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
+Saved = tuple[Array, Array, Array, Array | None, Seen]
+
+
+def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
+    """[batch, sequence], its positions in the order in which a ring holds them; `x` where none is split."""
+    size = axis_size(mesh, AXIS)
+    if size == 1:
+        return x
+
+    def local(x: Array) -> Array:
+        num, device = x.shape[1] // (2 * size), jax.lax.axis_index(AXIS)
+        pieces = (device, 2 * size - 1 - device)
+        return jnp.concatenate([jax.lax.dynamic_slice_in_dim(x, p * num, num, 1) for p in pieces], axis=1)
+
+    whole, split = activation_spec(("batch",), mesh), activation_spec(("batch", "sequence"), mesh)
+    return on_each_device(local, mesh, (whole,), split)(x)
+
+
+def ring_positions(length: int, mesh: AnyMesh) -> Int[Array, " sequence"]:
+    """The place in its window of each token of a sequence in ring order; where none is split 0, 1, 2, ..."""
+    size = axis_size(mesh, AXIS)
+    if size == 1:
+        return jnp.arange(length)
+    slot, num = jnp.arange(length), length // (2 * size)  # of each two pieces of a device, `num` slots each
+    device, second, place = slot // (2 * num), slot // num % 2, slot % num
+    piece = jnp.where(second == 1, 2 * size - 1 - device, device)
+    return pin(piece * num + place, mesh, "sequence")
+
+
+def ring_attention(
+    query: Float[Array, "batch sequence heads head_dim"],
+    key: Float[Array, "batch sequence kv_heads head_dim"],
+    value: Float[Array, "batch sequence kv_heads head_dim"],
+    segments: Int[Array, "batch sequence"] | None,
+    mesh: AnyMesh,
+    *,
+    cudnn: bool,
+) -> Float[Array, "batch sequence heads head_dim"]:
+    """Each position, in ring order, sees itself and those before it, of its segment if there are segments."""
+    assert not (cudnn and segments is not None), "cuDNN attends to whole windows"
+    return _attend(mesh, cudnn, query, key, value, segments)
+
+
+def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
+    """Of query, key, value and segments; and of what is seen."""
+    heads, kv_heads = activation_spec(HEADS, mesh), activation_spec(KV_HEADS, mesh)
+    tokens = activation_spec(("batch", "sequence"), mesh)
+    both: tuple[Any, Any] = heads, activation_spec(("batch", "heads", "sequence"), mesh)
+    return (heads, kv_heads, kv_heads, tokens), Seen(*both)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    mesh: AnyMesh, cudnn: bool, query: Array, key: Array, value: Array, segments: Array | None
+) -> Array:
+    return _forward(mesh, cudnn, query, key, value, segments)[0]
+
+
+def _forward(
+    mesh: AnyMesh, cudnn: bool, query: Array, key: Array, value: Array, segments: Array | None
+) -> tuple[Array, Saved]:
+    arguments, seen_spec = _specs(mesh)
+    local = partial(_round, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
+    seen = on_each_device(local, mesh, arguments, seen_spec)(query, key, value, segments)
+    seen = Seen(*(checkpoint_name(x, NAME) for x in seen))
+    return seen.out, (query, key, value, segments, seen)
+
+
+def _backward(mesh: AnyMesh, cudnn: bool, saved: Saved, d_out: Array) -> tuple[Array, Array, Array, None]:
+    arguments, seen_spec = _specs(mesh)
+    local = partial(_round_back, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
+    each = on_each_device(local, mesh, (*arguments, seen_spec, seen_spec.out), arguments[:3])
+    return *each(*saved, d_out), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+class _Keys(NamedTuple):
+    """Those of one device, or of one of its pieces; they go round the ring.
+
+    Key above value in one array [2 x batch, sequence, kv_heads, head_dim], and so one message: XLA has one
+    permutation under way at a time, and would hide only one of two behind the work.
+    """
+
+    both: Array
+    segments: Array | None
+
+    @classmethod
+    def of(cls, key: Array, value: Array, segments: Array | None) -> _Keys:
+        return cls(jnp.concatenate([key, value]), segments)
+
+
+class _Mine(NamedTuple):
+    """This device's queries, or those of one piece; in the backward pass also what belongs to each."""
+
+    query: Array
+    segments: Array | None
+    out: Array | None = None
+    log_sum_exp: Float[Array, "batch sequence heads"] | None = None
+    d_out: Array | None = None
+
+
+def _part(mine: _Mine, keys: _Keys) -> Part:
+    segments = None if mine.segments is None or keys.segments is None else (mine.segments, keys.segments)
+    key, value = jnp.split(keys.both, 2)
+    return Part(mine.query, key, value, segments)
+
+
+def _halves(tree: Tree) -> tuple[Tree, Tree]:
+    """What belongs to a device's first piece, and to its second: all arrays are [batch, sequence, ...]."""
+    half = jax.tree.leaves(tree)[0].shape[1] // 2
+    return jax.tree.map(lambda x: x[:, :half], tree), jax.tree.map(lambda x: x[:, half:], tree)
+
+
+def _either(condition: Array, yes: Tree, no: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+
+
+def _onward(tree: Tree, size: int) -> Tree:
+    """To the next device round the ring."""
+    pairs = [(i, (i + 1) % size) for i in range(size)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, pairs), tree)
+
+
+def _round(kernel: Kernel, size: int, query: Array, key: Array, value: Array, segments: Array | None) -> Seen:
+    """On each device, of its part of the sequence: what its queries see of all keys."""
+    device = jax.lax.axis_index(AXIS)
+    mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
+    own = kernel.forward(_part(mine, keys), True)
+    half = query.shape[1] // 2
+    seen = (
+        Seen(own.out[:, :half], own.log_sum_exp[:, :, :half]),
+        Seen(own.out[:, half:], own.log_sum_exp[:, :, half:]),
+    )
+    first, second = _halves(mine)
+
+    def hop(number: Array | int, seen: tuple[Seen, Seen], keys: _Keys) -> tuple[Seen, Seen]:
+        earlier = number <= device  # the keys are those of device - number, round the ring
+        low, high = _halves(keys)
+        late = kernel.forward(_part(second, low), False)
+        part = _part(_either(earlier, first, second), _either(earlier, low, high))
+        out, log_sum_exp = kernel.forward(part, False)
+        to_first = Seen(out, jnp.where(earlier, log_sum_exp, -jnp.inf))
+        to_second = Seen(out, jnp.where(earlier, -jnp.inf, log_sum_exp))
+        return merged(seen[0], to_first), merged(merged(seen[1], late), to_second)
+
+    def one(carry: tuple[tuple[Seen, Seen], _Keys], number: Array) -> tuple[Any, None]:
+        seen, keys = carry
+        following = _onward(keys, size)  # beside the work on those that are here
+        return (hop(number, seen, keys), following), None
+
+    keys = _onward(keys, size)
+    if size > 2:
+        (seen, keys), _ = jax.lax.scan(one, (seen, keys), jnp.arange(1, size - 1))
+    seen = hop(size - 1, seen, keys)
+    out = jnp.concatenate([x.out for x in seen], axis=1).astype(query.dtype)
+    return Seen(out, jnp.concatenate([x.log_sum_exp for x in seen], axis=2))
+
+
+def _round_back(
+    kernel: Kernel,
+    size: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Array | None,
+    seen: Seen,
+    d_out: Array,
+) -> Gradients:
+    """On each device: the gradients of its queries, and of its keys and values from all queries."""
+    device = jax.lax.axis_index(AXIS)
+    mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
+    d_query, *d_own = kernel.backward(_part(mine, keys), True, seen, d_out)
+    d_keys = jnp.concatenate(d_own)  # one array, and so one message, as with the keys
+    log_sum_exp = rearrange(seen.log_sum_exp, "b h s -> b s h")
+    first, second = _halves(mine._replace(out=seen.out, log_sum_exp=log_sum_exp, d_out=d_out))
+
+    def back(mine: _Mine, keys: _Keys) -> tuple[Array, Array]:
+        assert mine.out is not None, "queries of the forward pass"
+        assert mine.log_sum_exp is not None, "queries of the forward pass"
+        assert mine.d_out is not None, "queries of the forward pass"
+        seen = Seen(mine.out, rearrange(mine.log_sum_exp, "b s h -> b h s"))
+        d_query, d_key, d_value = kernel.backward(_part(mine, keys), False, seen, mine.d_out)
+        return d_query, jnp.concatenate([d_key, d_value])
+
+    def hop(number: Array | int, keys: _Keys) -> tuple[Array, Array]:
+        earlier = number <= device
+        low, high = _halves(keys)
+        late = back(second, low)
+        other = back(_either(earlier, first, second), _either(earlier, low, high))
+        to_first = [jnp.where(earlier, x, 0) for x in other]
+        to_second = [jnp.where(earlier, 0, x) for x in other]
+        return (
+            jnp.concatenate([to_first[0], late[0] + to_second[0]], axis=1),
+            jnp.concatenate([late[1] + to_first[1], to_second[1]], axis=1),
+        )
+
+    def one(carry: tuple[Array, Array, _Keys], number: Array) -> tuple[Any, None]:
+        d_query, d_keys, keys = carry
+        following, d_keys = _onward(keys, size), _onward(d_keys, size)
+        more_query, more_keys = hop(number, keys)
+        return (d_query + more_query, d_keys + more_keys, following), None
+
+    keys = _onward(keys, size)
+    if size > 2:
+        carry = (d_query, d_keys, keys)
+        (d_query, d_keys, keys), _ = jax.lax.scan(one, carry, jnp.arange(1, size - 1))
+    more_query, more_keys = hop(size - 1, keys)
+    d_keys = _onward((_onward(d_keys, size) + more_keys).astype(key.dtype), size)  # the last hop is home
+    d_key, d_value = jnp.split(d_keys, 2)
+    return (d_query + more_query).astype(query.dtype), d_key, d_value
+
 
 CUDNN_MAX_HEAD_DIM = 128  # its gradient takes no more on every generation
 # What JAX itself makes of a mask for cuDNN, which subtracts two very negative numbers wrongly.

@@ -1,11 +1,20 @@
-"""A linear model with one output: prediction = inputs . weight (+ bias); mean squared error."""
+"""Define the linear model and the deep linear model, the smallest programs to weigh.
+
+A linear model with one output: prediction = inputs . weight (+ bias); mean squared error.
+
+A deep linear model: `num_layers` square matrices and a head with one output; no biases.
+
+FLOPs by hand, batch B, width D, P parameters: forward 2BP; backward 4BP less 2BD^2, the gradient
+of the input, which nobody asks for.
+"""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..config import LinearModel
+from ..config import CruncherModel, LinearModel
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 
 
@@ -37,3 +46,36 @@ class Linear:
             prediction = prediction + parameters["bias"]
         prediction = context.pin(prediction, "batch")
         return jnp.mean(jnp.square(prediction - batch["targets"])), STATELESS
+
+
+class Cruncher:
+    """See the module."""
+
+    def __init__(self, config: CruncherModel) -> None:
+        self.config = config
+
+    def parameters(self) -> Tree:
+        """`layers`: a list of [width, width]; `head`: [width, 1]."""
+        width = self.config.width
+        layer = Parameter(shape=(width, width), dims=("embed", "mlp"), fan_in=width)
+        return {
+            "layers": [layer] * self.config.num_layers,
+            "head": Parameter(shape=(width, 1), dims=("embed", "one"), fan_in=width),
+        }
+
+    def state(self) -> Tree:
+        """Nothing."""
+        return {}
+
+    def loss(
+        self, parameters: Tree, state: Tree, batch: Batch, context: Context
+    ) -> tuple[Float[Array, ""], Outcome]:
+        """Mean squared error over the rows; batch: inputs [rows, width], targets [rows]."""
+        x = batch["inputs"].astype(context.dtype)
+        for index, layer in enumerate(parameters["layers"]):
+            with jax.named_scope(f"layer{index}"):
+                x = context.pin(x @ context.gather(layer, "embed", "mlp"), "batch", "mlp")
+                x = context.pin(x, "batch", "embed")
+        with jax.named_scope("head"):
+            prediction = context.pin(x @ context.gather(parameters["head"], "embed", "one"), "batch", "embed")
+        return jnp.mean(jnp.square(prediction[:, 0].astype(jnp.float32) - batch["targets"])), STATELESS

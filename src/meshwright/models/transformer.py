@@ -1,4 +1,15 @@
-"""A decoder-only Transformer: GPT-2 to Llama 3 by configuration.
+"""Define the decoder-only Transformer: GPT-2 to Llama 3 by configuration.
+
+Products in eight bits: E4M3 forward, E5M2 for gradients, each tensor scaled by what it holds now.
+
+A tensor is divided by (its greatest magnitude / the format's largest number), rounded to the format, and
+multiplied; the product is summed in float32 and multiplied by both scales there. This is "current scaling"
+(https://docs.nvidia.com/deeplearning/transformer-engine): no history is kept. The formats: Micikevicius et
+al. 2022, https://arxiv.org/abs/2209.05433. Kept for the backward pass are the eight-bit tensors.
+
+What a block of layers keeps for the backward pass, and what is computed again there.
+
+A decoder-only Transformer: GPT-2 to Llama 3 by configuration.
 
 Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; `unroll`
 keeps them apart, which is faster on a CPU. Between blocks the residual is split by position over
@@ -19,12 +30,119 @@ from jaxtyping import Array, Float, Int
 from ..config import TransformerModel
 from ..sharding import axis_size, look_up, num_shards, rows_here
 from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
-from .attention import Documents, causal_attention, documents_of
+from .attention import NAME as ATTENTION_NAME
+from .attention import Documents, causal_attention, documents_of, in_ring_order, ring_positions
+from .experts import NAME as EXPERT_NAME
 from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters, figures_of
-from .fp8 import fp8_product
 from .loss import LEFT_OUT, mean_cross_entropy
-from .remat import BLOCK_INPUT, rematerialised
-from .ring import in_ring_order, ring_positions
+
+FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
+Quantised = tuple[Array, Array]  # values in eight bits, and their scale: float32, no dimensions
+
+
+def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
+    """`x` in eight bits, and what to multiply it by; a tensor of zeros has scale 1.
+
+    A number that is not finite makes the scale so, and with it the whole product.
+    """
+    most = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    scale = jnp.where(most == 0, 1.0, most / float(jnp.finfo(dtype).max))
+    return (x.astype(jnp.float32) / scale).astype(dtype), scale
+
+
+def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
+    (x8, x_scale), (y8, y_scale) = x, y
+    if on_cpu:  # has no such products: the same numbers, multiplied in float32
+        x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
+    exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
+    return (exact * (x_scale * y_scale)).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def fp8_product(x: Array, weight: Array, num_contracted: int, on_cpu: bool = False) -> Array:
+    """The last `num_contracted` dimensions of `x` against the first of `weight`, in eight bits.
+
+    Args:
+        x: in the format of the result and of the gradients.
+        on_cpu: multiply the rounded numbers in float32.
+    """
+    return _forward(x, weight, num_contracted, on_cpu)[0]
+
+
+def _forward(
+    x: Array, weight: Array, num_contracted: int, on_cpu: bool
+) -> tuple[Array, tuple[Quantised, Quantised]]:
+    saved = quantised(x, FORWARD), quantised(weight, FORWARD)
+    contracted = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(num_contracted)))
+    return _product(*saved, contracted, x.dtype, on_cpu), saved
+
+
+def _backward(
+    num_contracted: int, on_cpu: bool, saved: tuple[Quantised, Quantised], gradient: Array
+) -> tuple[Array, Array]:
+    x, weight = saved
+    narrow = quantised(gradient, BACKWARD)
+    num_rows = x[0].ndim - num_contracted
+    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(num_contracted, weight[0].ndim))
+    rows = (tuple(range(num_rows)),) * 2
+    return (
+        _product(narrow, weight, outputs, gradient.dtype, on_cpu),
+        _product(x, narrow, rows, gradient.dtype, on_cpu),
+    )
+
+
+fp8_product.defvjp(_forward, _backward)
+
+
+SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
+BLOCK_INPUT = "block_input"  # all that `full` saves; it may wait in host memory
+
+
+def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    # cuDNN's forward call: its output and log-sum-exp; a second run would be all of attention again
+    return primitive.name == "dot_product_attention_fwd_wrapper"
+
+
+def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
+    # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
+    # no arithmetic; every matmul is kept.
+    if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
+        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
+    if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
+        return False  # blocks of attention have a checkpoint of their own, which jax asks this policy about
+    return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
+
+
+def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
+    """`block` under the run's rematerialisation policy."""
+    if context.remat == "none" and num_shards(context.mesh) == 1:
+        return block
+    policies = jax.checkpoint_policies
+    if context.offloads:
+        assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
+        offloaded = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
+    dots = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(EXPERT_NAME)
+    )
+    policy = {
+        "none": _saves_all_but_gathered,
+        "dots": dots,
+        "dots-attention": policies.save_from_both_policies(
+            dots,
+            policies.save_from_both_policies(
+                policies.save_only_these_names(ATTENTION_NAME), _saves_attention
+            ),
+        ),
+        "full": policies.nothing_saveable,
+    }[context.remat]
+    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
+
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 

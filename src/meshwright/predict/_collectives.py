@@ -13,11 +13,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from meshwright.errors import InputError
+from meshwright.hlo import iota_of, parse_groups
 from meshwright.ledger import Message
-from meshwright.ledger._groups import iota_of, parse_groups
 
 from ._machine import Machine
-from ._models import collective_seconds
+from ._rates import collective_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,163 @@
-"""`predict`: the walk's times, set against the fleet's peaks, with an interval and its reason."""
+"""Predict the time of a step, with the interval it is expected to lie in and the reasons for its width.
+
+The interval of a predicted step: its ends, their source, and the reasons why it is wide or has no end.
+
+A width holds for what it was found on: products in 16 bits or fp8 on a chip whose published runs, or kernel
+tables, are known. Every width in `runs.toml` names its source. Where no source says how far a prediction may
+be wrong, an end is None; the reason stands beside it.
+
+`predict`: the walk's times, set against the fleet's peaks, with an interval and its reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
+from meshwright.formats import FORMATS
 from meshwright.hardware import Fleet
+from meshwright.hlo import Program
 from meshwright.ledger import Ledger
-from meshwright.ledger.hlo import Program
+from meshwright.units import format_seconds
 
-from ._calibration import Calibration
-from ._interval import interval_of
-from ._machine import Machine, machine_of
-from ._rates import CUDNN
-from ._records import Prediction, Slice
-from ._trace import trace_of
-from ._walk import LAUNCH, Prices, Walked, walk
-from ._what_helps import what_helps
+from ..hardware import Calibration
+from ._machine import Machine, machine_of, words_of
+from ._rates import CUDNN, provenance, widths
+from ._records import Interval, Prediction, Slice
+from ._speedups import what_helps
+from ._walk import LAUNCH, Prices, Walked, trace_of, walk
+
+MOST_NAMED = 2
+ROOFLINE_RUNS = "two of MaxText's on v5e-256 (16B and 32B) took 0.61 and 0.60 of what was predicted for them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founded:
+    """The interval of a step, where its rates and its width come from in words, and why it is no narrower."""
+
+    seconds: Interval
+    basis: str
+    reasons: tuple[str, ...]
+
+
+def interval_of(
+    machine: Machine,
+    walked: Walked,
+    calibration: Calibration | None,
+    unpriced: Sequence[str],
+    cautions: Iterable[str] = (),
+) -> Founded:
+    """Return the interval of a walked step.
+
+    Each width that applies widens it; unpriced work takes its upper end, unknown rates take both.
+
+    Args:
+        unpriced: work that has no rule.
+        cautions: what is doubtful about `calibration`.
+    """
+    formats = _unpublished_formats(machine, walked)
+    names = _widths(machine, walked, calibration)
+    if calibration is None or machine.basis == "calibration":
+        reasons = [widths()[name].reason for name in names if widths()[name].reason]
+    else:
+        reasons = ["rates that were measured here: no run was set beside such a prediction"]
+    refused = [*_without_source(machine, walked, formats)]
+    low = min((widths()[name].low for name in names), default=1.0)
+    high = max((widths()[name].high for name in names), default=1.0)
+    if calibration is not None and calibration.spread:
+        worst = max(calibration.spread.values())
+        low, high = low / (1 + worst), high * (1 + worst)
+        if worst > machine.shared.steady_spread:
+            reasons.append(
+                f"the measured rates differ by up to {100 * worst:.0f} % from one round to the next"
+            )
+    reasons += cautions
+    words = "; ".join([_rates(machine, calibration, names), *(widths()[name].words for name in names)])
+    seconds = walked.seconds
+    if refused:
+        found = Interval(low=None, expected=seconds, high=None)
+        return Founded(seconds=found, basis=_sentences(words, "No interval."), reasons=(*refused, *reasons))
+    if unpriced:
+        more = len(unpriced) - MOST_NAMED
+        named = ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        found = Interval(low=seconds * low, expected=seconds, high=None)
+        least = f"Interval from {100 * low - 100:+.0f} %, without an upper end."
+        return Founded(
+            seconds=found, basis=_sentences(words, least), reasons=(f"not priced: {named}", *reasons)
+        )
+    found = Interval(low=seconds * low, expected=seconds, high=seconds * high)
+    ends = f"Interval {100 * low - 100:+.0f} to {100 * high - 100:+.0f} %."
+    return Founded(seconds=found, basis=_sentences(words, ends), reasons=tuple(reasons))
+
+
+def _sentences(words: str, interval: str) -> str:
+    return f"Estimate. {words[0].upper()}{words[1:]}. {interval}"
+
+
+def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
+    """Return the names of the widths in `runs.toml` that apply; none for a chip of which nothing is known."""
+    if machine.basis == "calibration":
+        return ("calibration",)
+    if machine.basis == "roofline":
+        return ()
+    fp8 = any(name.startswith("fp8") for name in walked.flops)
+    published = machine.sustained_share is not None and calibration is None
+    basis = "sustained" if published else machine.basis
+    if fp8 and published:
+        return ("fp8",)
+    return (basis, "fp8") if fp8 else (basis,)
+
+
+def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) -> Iterable[str]:
+    """Return the reasons for which nothing says how far the prediction may be wrong."""
+    if machine.basis == "calibration":
+        if walked.total.get("convolution", 0.0) > machine.shared.unpublished_share * walked.seconds:
+            yield "a CPU's convolutions were measured at four to eight times the predicted time"
+        return
+    if machine.basis == "roofline":
+        yield f"no table of kernels and too few published runs for {machine.name}: {ROOFLINE_RUNS}"
+    if formats:
+        yield f"products in {', '.join(formats)}: no published run and no table of kernels has them"
+    gaps = walked.total.get(LAUNCH, 0.0)
+    if gaps > machine.shared.launch_bound_share * walked.seconds:
+        share = 100 * gaps / walked.seconds
+        yield (
+            f"{share:.0f} % of the step are gaps between kernels ({format_seconds(gaps)}), "
+            "which no published run resolves"
+        )
+
+
+def _unpublished_formats(machine: Machine, walked: Walked) -> list[str]:
+    """Return the formats of products of which no run and no table says anything, if they matter."""
+    at_peak = {name: flops / machine.peak_flops_per_second[name] for name, flops in walked.flops.items()}
+    known = {n for n in at_peak if n.startswith("fp8") or FORMATS[n].bits == FORMATS["bf16"].bits}
+    unknown = sorted(set(at_peak) - known)
+    share = sum(at_peak[name] for name in unknown) / walked.seconds
+    return unknown if share > machine.shared.unpublished_share else []
+
+
+def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[str]) -> str:
+    """Return in words where the rates come from."""
+    scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
+    tables = f"{machine.name} tables ({provenance()})"
+    if calibration is not None:
+        simulated = machine.basis == "calibration"
+        return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
+    if names == ("fp8",):
+        return tables
+    if machine.sustained_share is not None:
+        return (
+            f"{tables}, products at most at the {100 * machine.sustained_share:.0f} % of peak "
+            "that published bf16 runs sustain"
+        )
+    if machine.basis == "tables":
+        return f"{tables}, {scaled}"
+    if machine.basis == "default":
+        return f"no table for {machine.name}: medians over nine GPUs ({provenance()}), {scaled}"
+    return f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs, {scaled}"
 
 
 def predict(

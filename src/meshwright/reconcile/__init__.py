@@ -3,7 +3,8 @@ Imports: `ledger`, `predict`. No jax, no clock. Imported by: `training` (for `Me
 """
 
 from ._measurement import Measurement as Measurement
+from ._measurement import Spread as Spread
+from ._reconcile import Reconciliation as Reconciliation
+from ._reconcile import Row as Row
 from ._reconcile import first_steps as first_steps
 from ._reconcile import reconcile as reconcile
-from ._records import Reconciliation as Reconciliation
-from ._records import Row as Row

@@ -1,4 +1,7 @@
-"""`Measurement`: what one run really did."""
+"""Seconds of repeated measurements: what the clocks give and the reconciliation reads.
+
+`Measurement`: what one run really did.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.spread import Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Seconds: the median, and the 5th and 95th percentile of `num_steps` steps."""
+
+    median: float
+    low: float
+    high: float
+    num_steps: int
+
 
 SCHEMA = 2
 

@@ -3,16 +3,11 @@ Imports: `eager`, `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units
 No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 """
 
-from ._account_text import account_text as account_text
-from ._calibration_text import calibration_text as calibration_text
-from ._changes import changes_text as changes_text
 from ._hand_sum import HandRow as HandRow
 from ._hand_sum import HandSum as HandSum
 from ._hand_sum import hand_sum as hand_sum
 from ._html import write_report as write_report
 from ._html import write_weighing as write_weighing
-from ._rows import row_cells as row_cells
-from ._run_text import run_text as run_text
 from ._screen import Weighed as Weighed
 from ._screen import screen_text as screen_text
 from ._screen import verdict as verdict
@@ -21,5 +16,10 @@ from ._shrink import suggestions as suggestions
 from ._sweep import Sweep as Sweep
 from ._sweep import SweepRun as SweepRun
 from ._sweep import sweep_text as sweep_text
-from ._sweep_html import write_sweep as write_sweep
+from ._sweep import write_sweep as write_sweep
 from ._terminal import weighing_text as weighing_text
+from ._texts import account_text as account_text
+from ._texts import calibration_text as calibration_text
+from ._texts import changes_text as changes_text
+from ._texts import run_text as run_text
+from ._wording import row_cells as row_cells

@@ -1,9 +1,13 @@
-"""The sum that people make by hand, 4 x (parameters + activations + gradients + optimizer state), beside what
+"""Compare the rule-of-thumb memory of a training step with the compiled program's.
+
+The sum that people make by hand, 4 x (parameters + activations + gradients + optimizer state), beside what
 the compiler allocates, with the reason for each difference.
 
 The rule is that of Stanford's CS336, lecture 2: everything in float32, one activation for each output of a
 layer (batch x width x layers), as many gradients as parameters. Not counted by it: the batch, logits and
 loss, gathered copies, what layers keep beside their outputs, communication buffers.
+
+The hand sum beside the compiled program's bytes, on a terminal.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.console import RenderableType
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
@@ -34,6 +40,8 @@ from meshwright.config import (
 )
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
+
+from ._terminal_parts import add_row, indented, plain_table
 
 BYTES = 4
 NONE_ALIVE = "none is alive at the peak"
@@ -262,3 +270,23 @@ def _num_elements(buffer: Buffer) -> int:
     """Elements of "f32[64,64]"."""
     inside = buffer.shape.partition("[")[2].partition("]")[0]
     return math.prod(int(size) for size in inside.split(",") if size)
+
+
+def hand_sum_table(found: HandSum) -> RenderableType:
+    """One row for each quantity: by hand on the whole fleet, on one device, and compiled."""
+    table = plain_table(
+        "quantity", "by hand", "/ devices", "compiled", "why", right=("by hand", "/ devices", "compiled")
+    )
+    for row in found.rows:
+        add_row(
+            table,
+            f"{'= ' * (row.quantity == 'total')}{row.quantity}",
+            format_bytes(row.whole_bytes),
+            format_bytes(row.device_bytes),
+            format_bytes(row.compiled_bytes),
+            row.why,
+            style="bold" if row.quantity == "total" else "",
+        )
+    for column in table.columns[:4]:
+        column.no_wrap = True
+    return indented(table)

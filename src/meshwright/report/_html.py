@@ -14,12 +14,19 @@ from meshwright.reconcile import Reconciliation
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_seconds
 
-from ._html_counts import findings_section, flops_section, traffic_section
 from ._html_parts import BESIDE, INK, SMALLER, bar, colours_of, legend, page, paragraph, section, table, text
-from ._html_run import happened_section, metrics_figures, seconds_section
-from ._html_time import time_figures, time_section
-from ._rows import comparison_rows, program_line
+from ._html_sections import (
+    findings_section,
+    flops_section,
+    happened_section,
+    metrics_figures,
+    seconds_section,
+    time_figures,
+    time_section,
+    traffic_section,
+)
 from ._run_files import RunFiles, read_run
+from ._wording import comparison_rows, program_line
 
 NUM_BUFFERS = 12
 LEAST_SHARE = 0.002  # of the memory bar: what is thinner cannot be seen, and is summed
@@ -156,7 +163,7 @@ def _figures(run: RunFiles) -> str:
 
 
 def _loss(run: RunFiles) -> str:
-    from ._plots import loss_svg
+    from ._html_parts import loss_svg
 
     training, held_out = run.series("loss"), run.series("held_out_loss")
     if not training[0]:
@@ -264,7 +271,7 @@ def _formats(memory: dict[str, Any]) -> str:
 
 def _timeline(run: RunFiles) -> str:
     """Memory through the step, which stands with the step's time."""
-    from ._plots import timeline_svg
+    from ._html_parts import timeline_svg
 
     if run.weighing is None:
         return ""

@@ -19,10 +19,9 @@ from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.predict import Prediction, RunTotal
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._layout import add_row, heading, indented, spaced
-from ._memory_text import memory_bar
-from ._rows import cost_words, interval_words, kind_of_slice, run_words
 from ._shrink import suggestions
+from ._terminal_parts import add_row, heading, indented, memory_bar, spaced
+from ._wording import cost_words, interval_words, kind_of_slice, run_words
 
 MOST_MATTERS = 3
 LEAST_SHARE = 0.02  # of the step: less does not limit it

@@ -14,11 +14,20 @@ from meshwright.ledger import Collective, Finding
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._hand_sum import hand_sum
-from ._hand_sum_text import hand_sum_table
-from ._layout import add_row, heading, indented, plain_table, spaced
-from ._memory_text import buffer_table, format_table, memory_table
-from ._rows import (
+from ._hand_sum import hand_sum, hand_sum_table
+from ._screen import SIMULATED, Weighed, active_parameters, head_lines, source_line, unpriced
+from ._shrink import suggestions
+from ._terminal_parts import (
+    add_row,
+    buffer_table,
+    format_table,
+    heading,
+    indented,
+    memory_table,
+    plain_table,
+    spaced,
+)
+from ._wording import (
     FLOP_CONVENTION,
     HELP_COLUMNS,
     HELP_NOTE,
@@ -29,8 +38,6 @@ from ._rows import (
     kind_words,
     link_words,
 )
-from ._screen import SIMULATED, Weighed, active_parameters, head_lines, source_line, unpriced
-from ._shrink import suggestions
 
 NUM_SLICES = 8
 NUM_MODULES = 6

@@ -3,8 +3,12 @@ Imports: `config` (axis names), `compiler` (the words of errors), jax. Imported 
 `training`, the compile worker.
 """
 
-from ._mesh import mesh_of as mesh_of
-from ._own_loop import sharding_errors as sharding_errors
+from ._errors import Surroundings as Surroundings
+from ._errors import axes_of as axes_of
+from ._errors import does_not_divide as does_not_divide
+from ._errors import indivisible as indivisible
+from ._errors import sharding_error as sharding_error
+from ._errors import sharding_errors as sharding_errors
 from ._rules import ACTIVATION_RULES as ACTIVATION_RULES
 from ._rules import PARAMETER_RULES as PARAMETER_RULES
 from ._rules import AnyMesh as AnyMesh
@@ -15,6 +19,7 @@ from ._rules import gather as gather
 from ._rules import look_up as look_up
 from ._rules import mean_over_manual as mean_over_manual
 from ._rules import mesh_here as mesh_here
+from ._rules import mesh_of as mesh_of
 from ._rules import num_shards as num_shards
 from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec

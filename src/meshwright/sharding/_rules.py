@@ -1,8 +1,12 @@
-"""Which mesh axes split which named dimension.
+"""Map named dimensions to the mesh axes that split them, and build the mesh of a layout.
+
+Which mesh axes split which named dimension.
 
 A parameter declares the names of its dimensions, an activation is pinned by the names of its
 dimensions, and these two tables say the rest. Every matmul output must be pinned: without it the
 partitioner gathers whole activations or weights and says nothing (docs/how-weighing-works.md).
+
+A layout laid over devices.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from ..config import BATCH_AXES
@@ -233,3 +238,15 @@ def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, g
         total = jax.lax.psum_scatter(total, "data", scatter_dimension=1, tiled=True)
         others = tuple(axis for axis in others if axis != "data")
     return jax.lax.psum(total, others) if others else total
+
+
+def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Mesh:
+    """The mesh of `axes` (name, size; outermost first) over `devices` in their order.
+
+    Axes are automatic: the compiler places what no rule pins. The product of the sizes must be the
+    number of devices; `Layout.resolve` has told the user before this is reached.
+    """
+    names = tuple(name for name, _ in axes)
+    sizes = tuple(size for _, size in axes)
+    assert int(np.prod(sizes)) == len(devices), f"axes {dict(axes)} do not cover {len(devices)} devices"
+    return Mesh(np.array(devices).reshape(sizes), names, axis_types=(AxisType.Auto,) * len(names))

@@ -4,5 +4,5 @@ Imports: `models`, `sharding`, `config`, optax. Imported by: `training`, and by 
 
 from ._build import TrainStep as TrainStep
 from ._build import build_step as build_step
+from ._gradients import FORMATS as FORMATS
 from ._optimizer import optimizer_of as optimizer_of
-from ._precision import FORMATS as FORMATS

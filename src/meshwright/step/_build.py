@@ -20,13 +20,18 @@ from jaxtyping import Array, Key
 from ..config import RunConfig
 from ..models import Context, Model, Outcome, initial_parameters, model_of
 from ..sharding import mesh_here
-from ._gradients import gradients_by_replica, gradients_of
-from ._offload import to_device, to_host
+from ._gradients import (
+    FORMATS,
+    gradients_by_replica,
+    gradients_of,
+    initial_scale,
+    next_scale,
+    scale_metrics,
+    scaled_gradients,
+)
 from ._optimizer import optimizer_of, schedule_of
 from ._pipeline import Pipeline, Staged
-from ._precision import FORMATS, initial_scale, next_scale, scale_metrics, scaled_gradients
-from ._state import abstract_batch, abstract_state
-from ._zero1 import whole_over_replicas
+from ._state import abstract_batch, abstract_state, to_device, to_host, whole_over_replicas
 
 Tree = Any
 _Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # of the state and a batch

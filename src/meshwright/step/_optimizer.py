@@ -26,7 +26,7 @@ from ..config import (
     StableSchedule,
 )
 from ..models import Parameter
-from ._matrices import by_matrix, is_hidden_matrix, is_matrix, is_parameter, matrix_dims, muon_dims
+from ._state import by_matrix, is_hidden_matrix, is_matrix, is_parameter, matrix_dims, muon_dims
 
 Tree = Any
 

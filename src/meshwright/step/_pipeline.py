@@ -1,4 +1,12 @@
-"""Loss and gradients of a whole batch with the layers split over `stage`: a pipeline in the one program.
+"""Compute loss and gradients with the layers split over the mesh axis `stage`.
+
+Positions of a microbatch split over the stages of a pipeline, for what comes after the layers.
+
+The last stage alone has what the layers gave. Were it alone to judge it, all would wait for its head: the
+head of Llama 3 8B has as many parameters as two and a half of its 32 layers. Each stage is sent its share of
+every device's positions, and sends their gradients back: two messages of a residual for each microbatch.
+
+Loss and gradients of a whole batch with the layers split over `stage`: a pipeline in the one program.
 
 Stage s of S holds layers [s L/S, (s+1) L/S). All stages run the same loops of ticks (`Ticks` says which
 microbatch is where); between ticks what a stage made goes to its neighbour. A forward pass keeps what its
@@ -25,8 +33,48 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from ..config import PipelineSchedule, Ticks
 from ..models import Context, Outcome
+from ..sharding import AnyMesh, activation_spec, on_each_device, pin
 from ._gradients import REPLICAS, mean_over_replicas, without_axes
-from ._positions import AXIS, collected, own, spread
+
+AXIS = "stage"
+RESIDUAL = ("batch", "residual_sequence", "embed")
+
+
+def spread(y: Array, mesh: AnyMesh) -> Array:
+    """This stage's positions of what the last stage holds, [batch, sequence / stages, embed], a residual.
+
+    Args:
+        y: [batch, sequence, embed] on each stage; only the last one's counts.
+        mesh: as it is inside a `shard_map` over the stages.
+    """
+    num_stages = mesh.shape[AXIS]
+
+    def local(y: Array) -> Array:
+        y = jnp.where(lax.axis_index(AXIS) == num_stages - 1, y, 0)
+        return lax.psum_scatter(y, AXIS, scatter_dimension=1, tiled=True)
+
+    laid = activation_spec(RESIDUAL, mesh)
+    return on_each_device(local, mesh, (laid,), laid)(y)
+
+
+def collected(x: Array, mesh: AnyMesh) -> Array:
+    """The opposite: all positions [batch, sequence, embed], on every stage."""
+    laid = activation_spec(RESIDUAL, mesh)
+    return on_each_device(lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True), mesh, (laid,), laid)(x)
+
+
+def own(targets: Array, mesh: AnyMesh) -> Array:
+    """Of targets [batch, sequence], which every stage has, those of the positions that `spread` gives it."""
+
+    def local(targets: Array) -> Array:
+        share = targets.shape[1] // mesh.shape[AXIS]
+        return lax.dynamic_slice_in_dim(targets, lax.axis_index(AXIS) * share, share, axis=1)
+
+    laid = activation_spec(RESIDUAL[:2], mesh)
+    # Pinned first: else the tokens they come from are split so too, and whoever shifts those by one sends.
+    targets = pin(targets, mesh, "batch", "sequence")
+    return on_each_device(local, mesh, (laid,), laid)(targets)
+
 
 Tree = Any
 _WHOLE = PartitionSpec()

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ._run import run_training as run_training
     from ._run_folder import RunFolder as RunFolder
     from ._run_folder import config_of as config_of
-    from ._sample_run import SampleOfRun as SampleOfRun
-    from ._sample_run import sample_run as sample_run
-    from ._writes import write_whole as write_whole
+    from ._run_folder import write_whole as write_whole
+    from ._sample import SampleOfRun as SampleOfRun
+    from ._sample import sample_run as sample_run
 
 _HOMES = {
     "devices_of": "_devices",
@@ -53,9 +53,9 @@ _HOMES = {
     "run_training": "_run",
     "RunFolder": "_run_folder",
     "config_of": "_run_folder",
-    "SampleOfRun": "_sample_run",
-    "sample_run": "_sample_run",
-    "write_whole": "_writes",
+    "write_whole": "_run_folder",
+    "SampleOfRun": "_sample",
+    "sample_run": "_sample",
 }
 
 

@@ -19,8 +19,7 @@ from tensorboardX.proto.event_pb2 import (
 from tensorboardX.record_writer import masked_crc32c
 
 from ..errors import InputError
-from ._run_folder import METRICS
-from ._writes import Appended, Writes, write_whole
+from ._run_folder import METRICS, Appended, Writes, write_whole
 
 NOTICES = "notices.jsonl"
 

@@ -1,4 +1,16 @@
-"""The loop: batches in, state and metrics out.
+"""Run the training loop: compiled programs, batches in, state and metrics out, signals obeyed.
+
+The programs of a run, compiled before it begins.
+
+From a dataset to the devices: each process makes the rows that its own devices hold, and no others.
+
+Batches made before they are needed.
+
+A signal that one process was sent, told to all through the devices.
+
+Ctrl-C and SIGTERM while steps run: noted, and obeyed between two steps.
+
+The loop: batches in, state and metrics out.
 
 On an accelerator the host runs one step ahead of what it reads, so that the device never waits for
 it. On a CPU each step is waited for: the collectives of several programs in flight would share one
@@ -7,32 +19,221 @@ pool of threads, and can then wait for each other forever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..checkpoint import Found
+from ..compiler import accepted_options, fingerprint_of, requested_options
 from ..config import RunConfig
-from ..data import Dataset
+from ..data import ALL, Dataset, Rows, Split
 from ..errors import MeshwrightError
+from ..launch import Alone
 from ..measure import bytes_on
-from ..processes import Alone
-from ._agreement import Agreement
-from ._ahead import batches_ahead
-from ._faults import BadSteps, first_bad_tensor, what_is_bad
-from ._feed import Feed
-from ._interrupt import noting_signals
-from ._phases import Phases
-from ._programs import Programs
-from ._recorder import Recorder
+from ..step import TrainStep, build_step
+from ._events import Phases
+from ._recorder import BadSteps, Recorder, first_bad_tensor, what_is_bad
 from ._saving import Saving
 from ._watchdog import Watchdog
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Executables of the train step, of what makes its state, and of the held-out loss.
+
+    `compile_seconds` is of the step alone. `xla_flops` is None where `no_xla_flops` says why.
+    """
+
+    built: TrainStep
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    init: Callable[[np.uint32], Any]
+    evaluate: Callable[[Any, Any, Any], dict[str, jax.Array]]
+    compile_seconds: float
+    fingerprint: str
+    xla_flops: int | None
+    no_xla_flops: str
+
+
+def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
+    """Compile the step as the compile worker does: the same builder, platform and options."""
+    built = build_step(config, mesh)
+    requested = requested_options(platform, mesh.size, config.deterministic)
+    options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
+    started = time.monotonic()
+    lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
+    step = lowered.compile(compiler_options=options)
+    seconds = time.monotonic() - started
+    text = step.as_text()
+    flops, why_not = _xla_flops(step, text, mesh.size)
+    seed = jax.ShapeDtypeStruct((), np.uint32)
+    judged = (built.state["parameters"], built.state["model_state"], built.batch)
+    return Programs(
+        built=built,
+        step=step,
+        init=built.init.lower(seed).compile(),  # type: ignore[attr-defined]
+        evaluate=built.evaluate.lower(*judged).compile(),  # type: ignore[attr-defined]
+        compile_seconds=seconds,
+        fingerprint=fingerprint_of(text),
+        xla_flops=flops,
+        no_xla_flops=why_not,
+    )
+
+
+def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:
+    """XLA's own count for all devices, which all run this program; it counts a loop's body once."""
+    if " while(" in text:
+        return None, "XLA's cost analysis counts a loop's body once, and this program has loops"
+    analysis = executable.cost_analysis() or {}
+    if "flops" not in analysis:
+        return None, "this backend's cost analysis gives no FLOPs"
+    return int(analysis["flops"]) * num_devices, ""
+
+
 Tree = Any
+
+
+class Feed:
+    """Batches of `dataset` as the step takes them, arrays of all processes.
+
+    Args:
+        abstract: the step's batch: shapes [microbatches, rows, ...] and shardings.
+    """
+
+    def __init__(self, dataset: Dataset, abstract: Tree) -> None:
+        self._dataset, self._abstract = dataset, abstract
+        held = [rows_held(each) for each in jax.tree.leaves(abstract)]
+        self._held = np.unique(np.concatenate(held))
+        num_microbatches, num_rows = jax.tree.leaves(abstract)[0].shape[:2]
+        self._has_all = len(self._held) == num_rows
+        numbers = np.arange(num_microbatches)[:, None] * num_rows + self._held
+        self._rows: Rows = ALL if self._has_all else numbers.reshape(-1)
+
+    def batch(self, index: int, split: Split = "train") -> Tree:
+        """Batch `index`, on its devices."""
+        return jax.tree.map(self._put, self._dataset.batch(index, split, self._rows), self._abstract)
+
+    def _put(self, rows: np.ndarray, abstract: jax.ShapeDtypeStruct) -> jax.Array:
+        num_microbatches, num_rows, *rest = abstract.shape
+        own = rows.reshape(num_microbatches, len(self._held), *rest)
+        if self._has_all:
+            return put(own, abstract.sharding)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index, "a step's batch has a shape"
+            microbatches, wanted, *others = index
+            here = np.searchsorted(self._held, np.arange(num_rows)[wanted])
+            return own[microbatches, here[0] : here[-1] + 1, *others]
+
+        return jax.make_array_from_callback(abstract.shape, abstract.sharding, part)
+
+
+def rows_held(abstract: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Which of a microbatch's rows this process's devices hold of an array [microbatches, rows, ...]."""
+    indices = abstract.sharding.addressable_devices_indices_map(abstract.shape).values()
+    rows = np.arange(abstract.shape[1])
+    return np.unique(np.concatenate([rows[index[1]] for index in indices if index]))
+
+
+def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """On the devices of all processes an array that each of them has whole."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ...])
+
+
+DEPTH = 2
+
+
+def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, None, None]:
+    """`make(step)` for each step in order, made at most two ahead by one thread.
+
+    What `make` raises is raised where its batch is taken. Close the iterator to stop the thread.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="meshwright-batches")
+    try:
+        waiting: deque[Future[Any]] = deque(pool.submit(make, step) for step in steps[:DEPTH])
+        for step in steps[DEPTH:]:
+            batch = waiting.popleft().result()
+            waiting.append(pool.submit(make, step))
+            yield batch
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Agreement:
+    """The first signal that any process was sent, in all of them after the same step.
+
+    It goes through the devices, in the order of the steps: a message beside them could reach one process
+    before and another after the step is begun. Alone, nothing is run.
+
+    Args:
+        waits: whether the answer is that of this step. Else it is that of the step before, so that the host
+            may run one step ahead of the devices.
+    """
+
+    def __init__(self, mesh: Mesh, peers: Alone, *, waits: bool) -> None:
+        self._alone = peers.count == 1
+        if self._alone:
+            return
+        self._before: jax.Array | None = None
+        self._waits = waits
+        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self._num_devices = mesh.size
+        self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+    def on(self, signal: int | None) -> int | None:
+        """The signal of this or another process; None where none was sent one."""
+        if self._alone:
+            return signal
+
+        numbers = np.full(self._num_devices, signal or 0, np.int32)
+        now = self._largest(put(numbers, self._each))
+        asked, self._before = (now if self._waits else self._before), now
+        return int(asked) or None if asked is not None else None
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def noting_signals() -> Iterator[Callable[[], int | None]]:
+    """A function that says which signal has asked to stop, None while none has. A second Ctrl-C stops at
+    once; SIGTERM may come often, as schedulers send it.
+
+    Signals belong to the main thread: elsewhere nothing is noted, and who owns the thread decides.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {each: signal.signal(each, note) for each in SIGNALS}
+    try:
+        yield lambda: asked[0] if asked else None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 ALONE = Alone()
 
 

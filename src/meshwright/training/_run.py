@@ -1,12 +1,19 @@
-"""`run_training`: one run from its config to its measurement."""
+"""Run a training from its config to its measurement.
+
+From a run that is over to its `Measurement`.
+
+`run_training`: one run from its config to its measurement.
+"""
 
 from __future__ import annotations
 
 import random
+import signal
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +21,99 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..checkpoint import Found, check_match, unread_newest
+from ..compiler import installed_versions
 from ..config import Layout, RunConfig, trainable
-from ..data import Dataset, ImageFiles, TokenWindows, open_data
+from ..data import Dataset, ImageFiles, RandomTokens, TokenWindows, open_data
 from ..errors import InputError
 from ..hardware import Fleet
-from ..measure import ResidentGrowth
-from ..processes import Alone, processes_of_this_run
+from ..launch import Alone, processes_of_this_run
+from ..measure import ResidentGrowth, describe_host
 from ..reconcile import Measurement
 from ..sharding import mesh_of
 from ..step import build_step
 from ._devices import devices_of
-from ._events import Compiled, Event, Finished, Sampled, Started
+from ._events import Compiled, Event, Finished, Phases, Sampled, Started
 from ._files import NoFiles, RunFiles, metrics_of
-from ._loop import Loop
-from ._measured import measurement_of, memory_in_use
-from ._phases import Phases
-from ._programs import Programs, compile_programs
+from ._loop import Loop, Programs, compile_programs
 from ._recorder import Recorder, StepFlops
 from ._resume import about_complaint, about_of, changes_since, may_change_state
 from ._run_folder import RunFolder, last_recorded_step
 from ._sample import sample_tokens
 from ._saving import Saving
 from ._watchdog import Watchdog
+
+
+def measurement_of(
+    config: RunConfig,
+    loop: Loop,
+    dataset: Dataset,
+    devices: Sequence[Any],
+    platform: str,
+    seconds_by_phase: dict[str, float],
+    grown: int | None,
+    no_growth: str,
+    found: Found | None,
+    sample: Sampled | None,
+) -> Measurement:
+    """What the loop's recorder and programs know, with the reason for what is not known."""
+    programs, recorder = loop.programs, loop.recorder
+    spread, peak = recorder.clock.spread(), _most(devices, "peak_bytes_in_use")
+    reasons = {
+        "step_seconds": "" if spread else "the first two steps are left out, and there were no others",
+        "peak_bytes": "" if peak is not None else f"a {platform} device keeps no such figure",
+        "process_rss_growth_bytes": no_growth,
+        "xla_flops": programs.no_xla_flops,
+        "argument_bytes_per_device": "" if recorder.argument_bytes else "no step was run",
+    }
+    return Measurement(
+        steps=loop.step,
+        signal="" if loop.signal is None else signal.Signals(loop.signal).name,
+        resumed_from=None if found is None else found.step,
+        tokens_per_step=config.batch.tokens_per_step,
+        step_seconds=spread,
+        compile_seconds=programs.compile_seconds,
+        losses=recorder.losses,
+        held_out_losses=recorder.held_out_losses,
+        held_out_metrics=recorder.held_out_metrics,
+        num_bad_steps=recorder.num_bad_steps,
+        seconds_by_phase=seconds_by_phase,
+        unigram_entropy_nats=_unigram_entropy(dataset),
+        argument_bytes_per_device=recorder.argument_bytes or None,
+        peak_bytes=peak,
+        process_rss_growth_bytes=grown,
+        xla_flops=programs.xla_flops,
+        not_measured={name: why for name, why in reasons.items() if why},
+        fingerprint=programs.fingerprint,
+        platform=platform,
+        device_kind=devices[0].device_kind,
+        num_devices=len(devices),
+        host=describe_host(),
+        versions=installed_versions(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        sample_prompt=sample.prompt if sample else "",
+        sample=sample.text if sample else "",
+    )
+
+
+def memory_in_use(devices: Sequence[Any]) -> int | None:
+    """Bytes on the fullest device now; None where the runtime keeps no such figure."""
+    return _most(devices, "bytes_in_use")
+
+
+def _most(devices: Sequence[Any], name: str) -> int | None:
+    """The largest of a figure of the allocators of this process's devices."""
+    here = processes_of_this_run().index
+    own = [device for device in devices if device.process_index == here]
+    found = [(device.memory_stats() or {}).get(name) for device in own]
+    known = [int(figure) for figure in found if figure is not None]
+    return max(known) if len(known) == len(found) else None
+
+
+def _unigram_entropy(dataset: Dataset) -> float | None:
+    if isinstance(dataset, RandomTokens | TokenWindows):
+        return dataset.unigram_entropy_nats("held-out")
+    return None  # rows and images have no tokens
+
 
 Listener = Callable[[Event], None]
 

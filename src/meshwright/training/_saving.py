@@ -8,9 +8,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, steps_in
 from ..config import CheckpointConfig
-from ..processes import Alone
-from ._events import CheckpointSaved, Event, Noticed
-from ._phases import Phases
+from ..launch import Alone
+from ._events import CheckpointSaved, Event, Noticed, Phases
 from ._resume import about_complaint
 
 Tree = Any

@@ -15,9 +15,9 @@ from pathlib import Path
 from ..checkpoint import open_own
 from ..config import FaultConfig
 from ..errors import EXIT_BROKE_OFF
-from ..processes import Alone
+from ..launch import Alone
 from ..units import format_seconds
-from ._phases import Phases
+from ._events import Phases
 
 LOOKS_PER_DEADLINE = 20
 ALONE = Alone()

@@ -1,0 +1,180 @@
+"""Changes to a step, each compiled: for one that does not fit, and for one that could be faster.
+
+Imports: `api`, `report` (which changes this config can have). Imported by: `cli`, and users as `mw.explain`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Layout, TransformerModel, check_layout
+from ..errors import InputError, MeshwrightError
+from ..hardware import Fleet
+from ..report import Suggestion, suggestions
+from ._weigh import Weighing, weigh
+
+LEAST_EXPOSED_SHARE = 0.01  # of the step, waited for collectives over an axis: less is no reason to change it
+REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change, compiled: what one device then reserves, and what the step then costs.
+
+    `saved_bytes` and `extra_...` are differences to the step that was explained, saved ones positive.
+    `failed`: why it could not be compiled, else "". Seconds are None where no time is predicted.
+    """
+
+    arguments: str  # as `meshwright weigh` takes them
+    effect: str
+    reserved_bytes: int | None
+    saved_bytes: int | None
+    fits: bool | None
+    extra_executed_flops: int | None
+    step_seconds: float | None
+    extra_seconds: float | None
+    failed: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types."""
+        return dataclasses.asdict(self)
+
+
+def explain(
+    weighing: Weighing, *, on_phase: Callable[[str], None] = lambda phase: None
+) -> tuple[Change, ...]:
+    """Every change that this config can have, compiled as the step itself was; the largest saving first.
+
+    Changes that the config accepts: microbatch, rematerialisation, the layout's axes and their order,
+    precision, a larger fleet.
+    Each takes as long as weighing does, unless it is in the cache.
+
+    Raises:
+        InputError: a foreign program, which has no knobs of ours.
+    """
+    config = weighing.config
+    if config is None:
+        raise InputError(
+            f"{weighing.name} is a program of its own: nothing in it can be changed from here",
+            hint="change the program and weigh it again",
+        )
+    known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)
+    changes: list[Change] = []
+    others = (*_other_remat(weighing, known), *_faster(weighing))
+    tried = dict.fromkeys(s.arguments for s in (*known, *others))
+    by_arguments = {s.arguments: s for s in (*others, *known)}
+    for place, suggestion in enumerate((by_arguments[each] for each in tried), start=1):
+        on_phase(f"change {place}: {suggestion.arguments}")
+        changes.append(_compiled(weighing, suggestion))
+    return tuple(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
+
+
+def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Suggestion]:
+    """The steps of rematerialisation that nobody suggested yet."""
+    config = weighing.config
+    if config is None or not isinstance(config.model, TransformerModel):
+        return []
+    mentioned = {override for suggestion in known for override in suggestion.overrides}
+    now = REMAT.index(config.remat)
+    return [
+        Suggestion(
+            overrides=(f"remat={name}",),
+            effect=f"keeps {'more' if place < now else 'less'} for the backward pass (now: {config.remat})",
+        )
+        for place, name in enumerate(REMAT)
+        if place != now and f"remat={name}" not in mentioned
+    ]
+
+
+def _faster(weighing: Weighing) -> list[Suggestion]:
+    """Return what may bring about what the prediction's bounds leave out, and the order that it walked."""
+    config, prediction = weighing.config, weighing.prediction
+    if config is None or prediction is None:
+        return []
+    found = [
+        Suggestion(layout=help_.change.removeprefix("--layout "), effect=help_.what)
+        for help_ in prediction.what_helps
+        if help_.change
+    ]
+    per_replica = config.batch.sequences // weighing.layout.num_replicas
+    now = config.batch.microbatch_sequences or per_replica
+    larger = next((n for n in range(now + 1, per_replica + 1) if per_replica % n == 0), None)
+    if larger is not None:
+        effect = f"{larger} instead of {now} sequences at a time: fewer gathers, reductions and launches"
+        found.append(Suggestion(overrides=(f"batch.microbatch_sequences={larger}",), effect=effect))
+    if config.precision == "fp32" and "bf16" in weighing.fleet.chip.peak_flops_per_second:
+        found.append(Suggestion(overrides=("precision=bf16",), effect="products in bf16 instead of fp32"))
+    return [*found, *_smaller_axes(weighing)]
+
+
+def _smaller_axes(weighing: Weighing) -> Iterator[Suggestion]:
+    """Return layouts with half of an axis that the step waits for, its devices given to `fsdp` or `data`."""
+    config, prediction = weighing.config, weighing.prediction
+    assert config is not None, "a foreign program has no axes of ours"
+    assert prediction is not None, "no step without a prediction is known to wait"
+    for name in ("fsdp", "tensor", "context"):
+        exposed = sum(s.exposed_seconds for s in prediction.slices if s.name.endswith(f"[{name}]"))
+        size = weighing.layout.size(name)
+        if size % 2 or exposed < LEAST_EXPOSED_SHARE * prediction.step_seconds.expected:
+            continue
+        other = "data" if name == "fsdp" or weighing.layout.size("fsdp") == 1 else "fsdp"
+        doubled, sizes = 2 * weighing.layout.size(other), dict(weighing.layout.axes)
+        sizes = {**sizes, other: doubled} if other in sizes else {other: doubled, **sizes}
+        sizes[name] = size // 2
+        layout = Layout(axes=tuple((axis, count) for axis, count in sizes.items() if count > 1))
+        try:
+            check_layout(config, layout)
+        except InputError:
+            continue
+        yield Suggestion(layout=str(layout), effect=f"{name} of half the size sends to fewer devices")
+
+
+def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
+    assert weighing.config is not None, "a foreign program is refused before"
+    words = {"arguments": suggestion.arguments, "effect": suggestion.effect}
+    try:
+        changed = weigh(
+            weighing.config,
+            on=_fleet(weighing, suggestion),
+            layout=suggestion.layout or str(weighing.layout),
+            overrides=suggestion.overrides,
+            simulate=weighing.compiled.source != "target compiler",
+        )
+    except MeshwrightError as error:
+        nothing = dict.fromkeys(
+            (
+                "reserved_bytes",
+                "saved_bytes",
+                "fits",
+                "extra_executed_flops",
+                "step_seconds",
+                "extra_seconds",
+            )
+        )
+        return Change(**words, **nothing, failed=error.message)
+    before, after = weighing.ledger, changed.ledger
+    now, then = _seconds(weighing), _seconds(changed)
+    return Change(
+        **words,
+        reserved_bytes=after.memory.reserved_bytes,
+        saved_bytes=before.memory.reserved_bytes - after.memory.reserved_bytes,
+        fits=changed.fits,
+        extra_executed_flops=after.flops.executed - before.flops.executed,
+        step_seconds=then,
+        extra_seconds=None if now is None or then is None else then - now,
+        failed="",
+    )
+
+
+def _fleet(weighing: Weighing, suggestion: Suggestion) -> Fleet:
+    """The suggested fleet, else that which was weighed; of the chips and links that were weighed."""
+    if suggestion.fleet is None:
+        return weighing.fleet
+    return dataclasses.replace(Fleet.parse(suggestion.fleet), chip=weighing.fleet.chip)
+
+
+def _seconds(weighing: Weighing) -> float | None:
+    return None if weighing.prediction is None else weighing.prediction.step_seconds.expected

@@ -1,0 +1,283 @@
+"""One configuration with several values of some keys: every combination a run of its own, the best first.
+
+Imports: `api`, `report`. Imported by: `cli`, and users as `mw.sweep`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import RunConfig, load_config, overridden, trainable
+from ..errors import InputError, MeshwrightError
+from ..reconcile import Measurement
+from ..report import Sweep, SweepRun, write_sweep
+from ..units import format_count
+from ._train import new_folder, train
+
+if TYPE_CHECKING:
+    from ..training import Event
+
+OPENING, CLOSING = "[{(", "]})"
+MOST_RUNS = 1000
+LONGEST_NAME = 80  # letters of a run's folder
+Values = dict[str, str]
+
+
+def sweep(
+    config: str | RunConfig,
+    over: Sequence[str],
+    *,
+    on: str = "local",
+    layout: str | None = None,
+    steps: int | None = None,
+    folder: Path | None = None,
+    on_run: Callable[[int, int, Values], None] = lambda number, total, values: None,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Sweep:
+    """Train every combination of values, each in a folder of its own; a page with table and pictures beside.
+
+    Args:
+        over: "section.key=value,value,..." each; one with a single value holds for all runs. Commas inside
+            brackets or quotes part no values: 'layout="fsdp=4,tensor=2","data=8"'.
+        on, layout, steps: as `train` takes them.
+        folder: of the sweep; runs/sweep-NAME-TIME unless told. Finished runs that it holds already are read
+            and not run again; one that was not finished goes on from its newest checkpoint.
+        on_run: told the number of a run, of how many, and its values, before it begins.
+
+    A run that fails is listed with the reason, and the others go on. Ctrl-C ends it with what there is.
+
+    Raises:
+        InputError: no key has several values, there are more than 1000 combinations, one makes no
+            configuration, or the folder cannot be used. All of this is known before the first run.
+    """
+    swept, fixed = _parted(over)
+    _check_count(swept)
+    combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    configs = [_config(config, [*fixed, *_overrides(values)], layout) for values in combinations]
+    name = configs[0].name
+    if folder is None:
+        folder = new_folder(f"sweep-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    folders = _folders(folder, combinations)
+    plan = zip(combinations, configs, folders, strict=True)
+    earlier = [_finished(*each, steps, earlier=True) for each in plan]
+    made = Sweep(name=name, fleet=on, folder=folder, keys=tuple(swept), runs=(), not_run=0, stopped=False)
+    for number, values in enumerate(combinations):
+        on_run(number + 1, len(combinations), values)
+        run, stopped = earlier[number], False
+        if run is None:
+            at = folders[number]
+            try:
+                run, stopped = _run(values, configs[number], at, on, steps, on_phase, on_event)
+            except KeyboardInterrupt:
+                run, stopped = _failed(values, at, "stopped before its first step"), True
+            except InputError as wrong:
+                if not number:  # the fleet, for one: the other runs would say the same
+                    raise
+                run = _failed(values, at, wrong.message)
+        left = len(combinations) - number - 1
+        made = dataclasses.replace(made, runs=(*made.runs, run), not_run=left, stopped=stopped)
+        _write(made)  # after each run: a sweep that is killed has its page too
+        if stopped:
+            break
+    return made
+
+
+def _parted(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Keys with several values, and the overrides that hold for all runs."""
+    swept: dict[str, list[str]] = {}
+    fixed: list[str] = []
+    for each in over:
+        key, equals, text = each.partition("=")
+        key, values = key.strip(), list(_values(text))
+        if not equals or len(values) == 1:
+            fixed.append(each)  # which reads it, and says what is wrong with it
+            continue
+        if key in swept:
+            raise InputError(f"{key} is swept twice", hint=f"give all its values at once: {key}={text}")
+        twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+        if "" in values or twice is not None:
+            what = "an empty value" if twice is None else f"{twice} twice"
+            raise InputError(
+                f"{each!r} has {what}", hint=f"write {key}={','.join(dict.fromkeys(filter(None, values)))}"
+            )
+        swept[key] = values
+    if not swept:
+        given = over[0].partition("=")[0] if over else "optimizer.learning_rate"
+        raise InputError(
+            "nothing to sweep: no key has several values",
+            hint=f"part them by commas, as in --set {given}=VALUE,VALUE",
+        )
+    return swept, fixed
+
+
+def _check_count(swept: dict[str, list[str]]) -> None:
+    """Refuse more combinations than anybody runs, before they are built."""
+    count = math.prod(len(values) for values in swept.values())
+    if count > MOST_RUNS:
+        factors = " x ".join(str(len(values)) for values in swept.values())
+        raise InputError(
+            f"{factors[:80]} values are {format_count(count)} combinations; a sweep runs at most {MOST_RUNS}",
+            hint="leave values out, or sweep some of the keys first",
+        )
+
+
+def _values(text: str) -> Iterator[str]:
+    """The parts of `text` between commas that stand in no bracket and no quote."""
+    depth, quote, start = 0, "", 0
+    for place, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in OPENING:
+            depth += 1
+        elif letter in CLOSING:
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            yield text[start:place].strip()
+            start = place + 1
+    yield text[start:].strip()
+
+
+def _overrides(values: Values) -> list[str]:
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def _config(config: str | RunConfig, overrides: list[str], layout: str | None) -> RunConfig:
+    if isinstance(config, str) and ":" in config and not os.path.exists(config):
+        raise InputError(
+            f"{config} is a program of its own; `sweep` runs configs",
+            hint="write a config; `meshwright presets` lists some",
+        )
+    chosen = overrides if layout is None else [*overrides, f"layout={layout}"]
+    return load_config(config, chosen) if isinstance(config, str) else overridden(config, chosen)
+
+
+def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
+    """Each combination's folder: one that is there for these values, else the next number."""
+    there = sorted(path for path in folder.glob("[0-9]*-*") if path.is_dir())
+    by_name = {path.name.partition("-")[2]: path for path in there}
+    number = max((int(path.name.partition("-")[0]) for path in there), default=0)
+    found: list[Path] = []
+    for name in _names(combinations):
+        if name not in by_name:
+            number += 1
+        found.append(by_name.get(name, folder / f"{number:04d}-{name}"))
+    return found
+
+
+def _names(combinations: Sequence[Values]) -> list[str]:
+    """The values as names of folders; where letters had to be replaced, with a checksum of the values."""
+    names: list[str] = []
+    for values in combinations:
+        text = SweepRun.label_of(values).replace(", ", ",")
+        name = re.sub(r"[^\w.=+,-]", "_", text)[:LONGEST_NAME]
+        changed = name != text or len({key.rpartition(".")[2] for key in values}) < len(values)
+        names.append(f"{name}-{zlib.crc32(json.dumps(values).encode()):08x}" if changed else name)
+    return names
+
+
+def _run(
+    values: Values,
+    config: RunConfig,
+    folder: Path,
+    on: str,
+    steps: int | None,
+    on_phase: Callable[[str], None],
+    on_event: Callable[[Event], None],
+) -> tuple[SweepRun, bool]:
+    """One run, and whether the user stopped it."""
+    told = {"on": on, "steps": steps, "folder": folder, "on_phase": on_phase, "on_event": on_event}
+    try:
+        # From its newest checkpoint, where it was begun before; without one a stopped run begins again.
+        done = train(config, resume=True, discard_steps=True, **told)
+    except InputError:
+        raise
+    except MeshwrightError as failed:
+        return _failed(values, folder, failed.message), False
+    except RuntimeError as failed:  # jax's own, such as memory that is not enough
+        return _failed(values, folder, f"{type(failed).__name__}: {str(failed).splitlines()[0]}"), False
+    if done.measurement.interrupted:
+        return _failed(values, folder, f"stopped after {done.measurement.steps} steps"), True
+    run = _finished(values, config, folder, steps, earlier=False)
+    assert run is not None, f"{folder} holds no finished run"
+    return run, False
+
+
+def _finished(
+    values: Values, config: RunConfig, folder: Path, steps: int | None, *, earlier: bool
+) -> SweepRun | None:
+    """The run that the folder holds; None where there is none, or one that was not finished.
+
+    Raises:
+        InputError: it was run with another configuration, or for other steps.
+    """
+    try:
+        was = json.loads((folder / "config.json").read_text("utf-8"))
+        measured = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    if measured.interrupted:
+        return None
+    config = trainable(config, steps)
+    wanted = config.steps if steps is None else steps
+    if was != config.model_dump(mode="json") or measured.steps != wanted:
+        what = f"{measured.steps} steps" if measured.steps != wanted else "another configuration"
+        raise InputError(f"{folder} holds a run of {what}", hint="name another folder, or repeat that sweep")
+    return SweepRun(
+        values=values,
+        folder=folder,
+        steps=measured.steps,
+        held_out_loss=measured.held_out_losses[max(measured.held_out_losses)],
+        loss=measured.losses[max(measured.losses)],
+        step_seconds=measured.step_seconds.median if measured.step_seconds else None,
+        tokens_per_second=measured.tokens_per_second,
+        failed="",
+        earlier=earlier,
+    )
+
+
+def _failed(values: Values, folder: Path, why: str) -> SweepRun:
+    return SweepRun(
+        values=values,
+        folder=folder,
+        steps=0,
+        held_out_loss=None,
+        loss=None,
+        step_seconds=None,
+        tokens_per_second=None,
+        failed=why,
+        earlier=False,
+    )
+
+
+def _write(made: Sweep) -> None:
+    """sweep.json and report.html, in the sweep's folder."""
+    with _writing(made.folder):
+        (made.folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
+        write_sweep(made)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as refused:
+        raise InputError(
+            f"cannot write a sweep to {folder}: {refused.strerror}",
+            hint="choose a folder that can be written",
+        ) from refused

@@ -1,0 +1,293 @@
+"""Training beside weighing: the run of a config on the devices that are there, set beside its prediction.
+
+Imports: `api`, `training`, `reconcile`, `report`. Imported by: `_sweep`, `cli`, and users as `mw.train`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import Layout, RunConfig, settled, trainable
+from ..errors import InputError, MeshwrightError
+from ..hardware import Fleet
+from ..launch import Alone
+from ..measure import doubt_calibration
+from ..reconcile import Measurement, Reconciliation, Row, first_steps, reconcile
+from ..units import format_seconds
+from ._weigh import Weighing, config_of_run, fleet_of, weigh
+
+if TYPE_CHECKING:
+    from ..training import Event, RunFolder, StepFlops
+
+REPORT = "report.html"
+REPORT_SECONDS = 60.0  # a page is drawn within one: more often would cost more than a hundredth of the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training run: its folder, what was weighed, what was measured, and the two side by side.
+
+    `not_written`: files of the folder that the disk refused to the end, by name, each with the reason.
+    """
+
+    folder: Path
+    weighing: Weighing
+    measurement: Measurement
+    reconciliation: Reconciliation
+    not_written: dict[str, str]
+
+
+def train(
+    config: str | RunConfig | None = None,
+    *,
+    on: str = "local",
+    layout: str | None = None,
+    overrides: Sequence[str] = (),
+    steps: int | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    discard_steps: bool = False,
+    on_phase: Callable[[str], None] = lambda phase: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_first_steps: Callable[[tuple[Row, ...]], None] = lambda rows: None,
+) -> Run:
+    """Weigh a step, train with that same program, and set what was predicted beside what was measured.
+
+    In several processes that `jax.distributed.initialize` has joined, each calls this alike: the first
+    chooses the folder and writes to it, and every one returns what it measured itself.
+
+    A run that is refused leaves its folder as it was. No write outside the checkpoints ends a run: what the
+    disk refuses is reported once as a notice, tried again, and named in `not_written` if that never succeeds.
+
+    Args:
+        config: as `weigh` takes it; of a run that is resumed, its own unless told.
+        on: the attached devices ("local") or simulated ones ("8xCPU").
+        steps: of the whole run; the config's own unless told.
+        folder: for the run's files; runs/NAME-TIME unless told. The report is report.html in it.
+        resume: go on from the folder's newest good checkpoint, on any layout; begin where there is none.
+        discard_steps: with `resume`, train again steps that no checkpoint was to hold, as those of a run with
+            `checkpoint.every_steps = none`. Without it such a run is refused.
+        on_event: called with each step, evaluation, checkpoint, notice and sample.
+        on_first_steps: called with the first steps' time and memory beside the predicted ones, once they are
+            done.
+
+    Raises:
+        InputError: as `weigh`; also a fleet that is not attached, a folder that cannot be written or that
+            another process writes, a checkpoint of another config, or steps that would be discarded.
+        MeshwrightError: a step went wrong, as the config's `faults` say; see `run_training`.
+    """
+    from ..launch import processes_of_this_run
+    from ..training import RunFolder
+
+    peers = processes_of_this_run()
+    run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
+    path = _chosen(peers, folder, run.name)
+    with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
+        held.look(run)  # another run's folder is refused before jax is loaded
+        fleet = fleet_of(on)
+        mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
+        _check_devices(run, fleet, mesh, path, resume)
+        held.make()
+        weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
+        if steps is not None:  # the run's hours are of the steps that it takes
+            weighing = dataclasses.replace(weighing, num_steps=steps)
+        listen = _listener(held, weighing, on_event, on_first_steps, writes=peers.is_first)
+        measurement = _measured(weighing, mesh, held, steps, peers, listen)
+        return _ended(held, weighing, measurement, peers, on_event)
+
+
+def _check_devices(run: RunConfig, fleet: Fleet, mesh: Layout, folder: Path, resume: bool) -> None:
+    """Refuse, before compiling, devices that are not there, and a checkpoint of another state."""
+    from ..training import check_resumed_state, devices_of
+
+    devices_of(fleet, mesh)
+    if resume:
+        check_resumed_state(folder, settled(run, mesh), fleet, mesh)
+
+
+def _measured(
+    weighing: Weighing,
+    mesh: Layout,
+    held: RunFolder,
+    steps: int | None,
+    peers: Alone,
+    listen: Callable[[Event], None],
+) -> Measurement:
+    """Train the step that was weighed; a run that stops has its page all the same."""
+    from ..launch import over
+    from ..training import run_training
+
+    config = weighing.config  # its batch is settled for the layout
+    assert config is not None, "a config was weighed"
+    try:
+        return run_training(
+            config,
+            weighing.fleet,
+            mesh,
+            held,
+            steps=steps,
+            work=_work(weighing),
+            about={"ledger": weighing.ledger.to_dict()},
+            documents=_documents(config, weighing),
+            on_event=listen,
+        )
+    except InputError:
+        raise  # it was refused: the page is that of the run before
+    except MeshwrightError:
+        if peers.is_first:
+            over()  # the others have met the error too, and do not wait for a page
+            _draw(held)
+            _report_refused(held, 0, listen)
+        raise
+
+
+def _chosen(peers: Alone, folder: Path | None, name: str) -> Path:
+    """The run's folder, as the first process chooses it."""
+
+    def choose() -> str:
+        return str(folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
+
+    return Path(peers.from_first("run folder", choose))
+
+
+def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
+    """The config that is trained and its weighing, as the run's folder keeps them."""
+    weighed = json.dumps(weighing.to_dict(), indent=1)
+    return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
+
+
+def _ended(
+    held: RunFolder,
+    weighing: Weighing,
+    measurement: Measurement,
+    peers: Alone,
+    on_event: Callable[[Event], None],
+) -> Run:
+    """Set what was predicted beside what was measured, and write all of it."""
+    fingerprint = weighing.compiled.fingerprint
+    reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
+    if peers.is_first:
+        _doubt_rates(weighing, reconciliation)
+        held.writes.documents(
+            {"measurement.json": measurement.to_json(), "reconciliation.json": reconciliation.to_json()}
+        )
+        held.writes.retry()
+        _draw(held)
+        _report_refused(held, measurement.steps, on_event)
+    peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
+    return Run(
+        folder=held.path,
+        weighing=weighing,
+        measurement=measurement,
+        reconciliation=reconciliation,
+        not_written=dict(held.writes.refused),
+    )
+
+
+def _draw(held: RunFolder) -> None:
+    """Draw the run's page. A page that cannot be drawn is reported as one that cannot be written."""
+    from ..report import write_report
+
+    try:
+        held.writes.attempt(REPORT, lambda: write_report(held.path))
+    except Exception as broken:  # a mistake of ours in a picture must not end a run of days
+        held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
+
+
+def _report_refused(held: RunFolder, step: int, on_event: Callable[[Event], None]) -> None:
+    """Report files that could not be written, where no more steps follow that would."""
+    from ..training import not_written
+
+    for why, names in held.writes.untold().items():
+        on_event(not_written(step, why, names))
+
+
+def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
+    """Have the machine's rates measured again where the steps took other than their interval says."""
+    for row in reconciliation.rows:
+        if row.quantity == "step seconds" and row.inside is False:
+            took, predicted = format_seconds(row.measured), format_seconds(row.predicted)
+            reason = f"a run of {weighing.name} took {took} a step where {predicted} was predicted"
+            doubt_calibration(weighing.fleet.chip.name, reason)
+
+
+def _config_to_train(
+    config: str | RunConfig | None,
+    overrides: Sequence[str],
+    layout: str | None,
+    folder: Path | None,
+    resume: bool,
+) -> RunConfig:
+    """The config that is asked for, or that of the run to be resumed."""
+    if resume and folder is None:
+        raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
+    if config is None:
+        if not resume or folder is None:
+            raise InputError(
+                "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
+            )
+        from ..training import config_of
+
+        config = config_of(folder)
+    run = config_of_run(config, overrides, layout)
+    if run is None:
+        raise InputError(
+            f"{config} is a program of its own; `train` runs configs",
+            hint="run it with your own loop, or write a config; `meshwright presets` lists some",
+        )
+    return run
+
+
+def _work(weighing: Weighing) -> StepFlops | None:
+    """The FLOPs of a step, for MFU; None on a CPU, whose peak is not in the catalog."""
+    from ..training import StepFlops
+
+    prediction, flops = weighing.prediction, weighing.ledger.flops
+    if prediction is None or weighing.fleet.chip.platform == "cpu" or not prediction.peak_flops_per_second:
+        return None
+    return StepFlops(
+        model_flops=flops.model,
+        executed_flops=flops.executed,
+        peak_flops_per_second=prediction.peak_flops_per_second * weighing.fleet.num_devices,
+    )
+
+
+def _listener(
+    held: RunFolder,
+    weighing: Weighing,
+    on_event: Callable[[Event], None],
+    on_first_steps: Callable[[tuple[Row, ...]], None],
+    *,
+    writes: bool,
+) -> Callable[[Event], None]:
+    """Return `on_event`, and with it the comparison of the first steps, and a page that grows."""
+    from ..training import Evaluated, FirstStepsDone
+
+    drawn = time.monotonic()
+
+    def listen(event: Event) -> None:
+        nonlocal drawn
+        on_event(event)
+        if isinstance(event, FirstStepsDone):
+            measured = event.step_seconds, event.argument_bytes_per_device
+            rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
+            on_first_steps(rows)
+        if writes and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
+            _draw(held)
+            drawn = time.monotonic()
+
+    return listen
+
+
+def new_folder(name: str) -> Path:
+    """A folder of that name below runs/ that is not there yet: two runs may begin in one second."""
+    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
+    return next(path for each in names if not (path := Path("runs") / each).exists())

@@ -1,0 +1,293 @@
+"""Start a run's processes on this machine, and start them again when they die.
+
+A run in a process of its own, begun again where it stopped when that process dies.
+
+`meshwright train --processes N`: the same command in N processes of this machine, ended together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from meshwright.children import own_python, working_folder
+from meshwright.errors import EXIT_BROKE_OFF, InputError
+from meshwright.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
+
+from ._progress import own_command_for_children
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
+    """Run this process's command again as a child, at most `restarts` times more; its last exit status.
+
+    A child that was killed, that broke with an error nobody foresaw, or that the watchdog ended is resumed;
+    one that ended with words for the user is not: they would be the same again. SIGTERM and Ctrl-C are the
+    child's, and end both.
+
+    Raises:
+        InputError: neither a config nor a folder is named.
+    """
+    arguments = without_option(sys.argv[1:], "--restarts")
+    if folder is None:
+        if config is None:
+            raise InputError(
+                "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
+            )
+        name = f"{Path(config).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        folder = Path("runs") / name
+        arguments += ["--folder", str(folder)]
+    for left in range(restarts, -1, -1):
+        status, asked = _run(own_python("-m", "meshwright", *arguments))
+        if asked or not left or not _is_worth_it(status):
+            return status if status >= 0 else 128 - status
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        number = restarts - left + 1
+        print(f"restart {number} of {restarts}: the run {how}; it is resumed", file=sys.stderr)
+        if "--resume" not in arguments:
+            arguments.append("--resume")
+    raise AssertionError("the last run returns")
+
+
+def _is_worth_it(status: int) -> bool:
+    """Whether a process that ended so may do better the next time."""
+    return status < 0 or status == EXIT_BROKE_OFF
+
+
+def _run(command: list[str]) -> tuple[int, bool]:
+    """The child's exit status, and whether a signal has asked for the end meanwhile."""
+    child = subprocess.Popen(command, env={**os.environ, **own_command_for_children()})
+
+    def pass_on(number: int) -> None:
+        if number == signal.SIGTERM:  # a terminal's Ctrl-C came to both; once is enough for it
+            child.send_signal(number)
+
+    with noting_signals(pass_on) as asked:
+        return child.wait(), bool(asked)
+
+
+@contextmanager
+def noting_signals(tell: Callable[[int], None]) -> Iterator[list[int]]:
+    """The signals that ask for the end, which have come so far; each is told, and ends nothing here."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        tell(number)
+
+    before = {each: signal.signal(each, note) for each in SIGNALS}
+    try:
+        yield asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def without_option(arguments: list[str], name: str) -> list[str]:
+    """A command line without an option and its value."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == name:
+            next(words)
+        elif not word.startswith(f"{name}="):
+            kept.append(word)
+    return kept
+
+
+LOOK_SECONDS = 0.02
+TOGETHER_SECONDS = 15.0  # within which processes that end for one reason do; the first leaves last
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
+LAST_LINES = 12
+MERE_CONSEQUENCE = 2  # from this guilt on a child's end follows from another's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """One of the processes, and where what it says on stderr goes; None for the first's, which is ours."""
+
+    index: int
+    process: subprocess.Popen[bytes]
+    stderr: Path | None
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs; negative where a signal ended it."""
+        return self.process.poll()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal (SIGSTOP, or a terminal's) has stopped it and none has continued it."""
+        import psutil
+
+        try:
+            return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    def last_words(self) -> list[str]:
+        """Its last lines on stderr."""
+        if self.stderr is None:
+            return []
+        lines = self.stderr.read_text(errors="replace").splitlines()
+        return [line for line in lines if line.strip()][-LAST_LINES:]
+
+
+def run_processes(num_processes: int, on: str) -> int:
+    """Run this process's command again in `num_processes` children that train together; the exit status.
+
+    The first child speaks for all. Signals are passed on to each. When one child dies the others are ended,
+    and it is said which one and of what. Status 4 is for a child that was killed: the run may be resumed.
+
+    Raises:
+        InputError: the devices of `on` cannot be shared by so many, or this is one of several processes.
+    """
+    _check(num_processes, on)
+    arguments = without_option(sys.argv[1:], "--processes")
+    command = own_python("-m", "meshwright", *arguments)
+    with working_folder("meshwright-processes-") as folder:
+        children = _started(command, num_processes, folder)
+        try:
+            with noting_signals(lambda number: _send(children, number)) as asked:
+                while not any(child.status for child in children) and any(c.status is None for c in children):
+                    time.sleep(LOOK_SECONDS)
+                if not any(_was_killed(child, asked) for child in children):
+                    _wait(children, TOGETHER_SECONDS)
+            ended = [child for child in children if child.status is not None]  # by themselves
+            stalled = [child for child in children if child.is_stopped]
+        finally:
+            _end(children)
+        return _judged(children, ended, stalled, asked)
+
+
+def _check(num_processes: int, on: str) -> None:
+    from meshwright.config import near_divisors, or_list
+    from meshwright.hardware import Fleet
+
+    place = place_in(os.environ)
+    if place is not None:
+        raise InputError(
+            f"--processes {num_processes} in one of the processes that {place.launcher} has started",
+            hint="leave --processes out: these processes train together as they are",
+        )
+    if on == "local":
+        return
+    fleet = Fleet.parse(on)
+    if fleet.num_devices % num_processes:
+        raise InputError(
+            f"{num_processes} processes cannot share the {fleet.num_devices} devices of {fleet.name} evenly",
+            hint=f"use --processes {or_list(near_divisors(fleet.num_devices, num_processes))}",
+        )
+
+
+def _started(command: list[str], num_processes: int, folder: Path) -> list[_Child]:
+    """Children in sessions of their own: a terminal's Ctrl-C comes to them through us, once."""
+    told = {
+        COORDINATOR: f"127.0.0.1:{_free_port()}",
+        NUM_PROCESSES: str(num_processes),
+        PARENT: str(os.getpid()),
+        **own_command_for_children(),
+    }
+    children: list[_Child] = []
+    for index in range(num_processes):
+        stderr = folder / str(index) if index else None
+        with stderr.open("wb") if stderr else contextlib.nullcontext() as file:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **told, INDEX: str(index)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if index else None,
+                stderr=file,
+                start_new_session=True,
+            )
+        children.append(_Child(index=index, process=process, stderr=stderr))
+    return children
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _send(children: list[_Child], number: int) -> None:
+    for child in children:
+        if child.status is None:
+            child.process.send_signal(number)
+
+
+def _wait(children: list[_Child], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(child.status is None for child in children):
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(children: list[_Child]) -> None:
+    """Leave no process behind, whatever happened."""
+    for end, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
+        _send(children, end)
+        _wait(children, seconds)
+
+
+def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], asked: list[int]) -> int:
+    """Return the exit status of all, and tell on stderr what the first child could not say itself.
+
+    Args:
+        ended: by themselves.
+        stalled: those that a signal had stopped meanwhile.
+    """
+    failed = [child for child in ended if child.status]
+    if not failed:
+        return 0
+    for number in asked:
+        if all(child.status in (-number, 128 + number) for child in failed):
+            return 128 + number
+    guilty, first = min(failed, key=_guilt), children[0]
+    status = guilty.status
+    assert status, "it has failed"
+    if stalled and first not in ended and _guilt(guilty) >= MERE_CONSEQUENCE:
+        _blame(stalled[0], len(children), "was stopped by a signal and did not go on")
+        return EXIT_BROKE_OFF
+    if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        _blame(guilty, len(children), how)
+    return status if status > 0 else EXIT_BROKE_OFF
+
+
+def _blame(child: _Child, num_children: int, how: str) -> None:
+    """Name the process whose end or silence ended all, with the last that it said."""
+    who = f"process {child.index} of {num_children} ({child.process.pid} on {socket.gethostname()})"
+    words = "".join(f"\n    {line}" for line in child.last_words())
+    print(
+        f"error: {who} {how}; the others were ended" + (f". Its last words:{words}" if words else ""),
+        file=sys.stderr,
+    )
+
+
+def _was_killed(child: _Child, asked: list[int]) -> bool:
+    """Whether a signal that we have not sent has ended it, and no abort of its own."""
+    status = child.status
+    return status is not None and status < 0 and -status not in (signal.SIGABRT, *asked)
+
+
+def _guilt(child: _Child) -> int:
+    """The lower, the likelier is its end the cause of the others': jax aborts a process whose peer is gone,
+    and a collective that lost one breaks off."""
+    if child.status == -signal.SIGABRT:
+        return 3
+    if child.status == EXIT_BROKE_OFF:
+        return MERE_CONSEQUENCE
+    return 0 if child.status is not None and child.status < 0 else 1

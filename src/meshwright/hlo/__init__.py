@@ -1,0 +1,31 @@
+"""Read the text of an optimised XLA program: instructions, shapes, groups, trip counts, scopes, data flow.
+
+Imports: `errors`. No jax. Used by: `ledger`, `predict`, and `worker` (scopes of a traced program).
+"""
+
+from ._dataflow import MOVING as MOVING
+from ._dataflow import Origins as Origins
+from ._dataflow import Place as Place
+from ._dataflow import Sources as Sources
+from ._groups import Axes as Axes
+from ._groups import Coordinates as Coordinates
+from ._groups import axes_of as axes_of
+from ._groups import axes_of_pairs as axes_of_pairs
+from ._groups import dimensions_of as dimensions_of
+from ._groups import iota_of as iota_of
+from ._groups import leaves_the_domain as leaves_the_domain
+from ._groups import parse_groups as parse_groups
+from ._loops import trips_of as trips_of
+from ._scopes import Phases as Phases
+from ._scopes import has_path as has_path
+from ._scopes import module_of as module_of
+from ._scopes import shares_of as shares_of
+from ._text import Array as Array
+from ._text import Computation as Computation
+from ._text import Instruction as Instruction
+from ._text import Operand as Operand
+from ._text import Program as Program
+from ._text import Shape as Shape
+from ._text import leaves_of as leaves_of
+from ._text import parse_program as parse_program
+from ._text import parse_shape as parse_shape

@@ -1,0 +1,434 @@
+"""Parse the text of an optimised, scheduled XLA program into records, shapes included.
+
+Shapes as XLA prints them: arrays with their layout, and tuples of such.
+
+Imported by `hlo`, which re-exports `Array`, `Shape`, `leaves_of` and `parse_shape`.
+
+The text of an optimised, scheduled XLA program, read into records.
+
+`parse_program` takes what `xla_dump_to` leaves as `*after_optimizations.txt` (XLA of jaxlib 0.10 to
+0.12; cuda, cpu and tpu). Instructions stay in schedule order. Text that is not understood raises: a line
+left out would be work left out. The grammar is XLA's own printer
+(https://openxla.org/xla/hlo_dumps and xla/hlo/ir/hlo_instruction.cc), which has no specification.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+DTYPE_BITS = {
+    "pred": 8, "token": 0, "opaque": 0,
+    "s1": 1, "s2": 2, "s4": 4, "s8": 8, "s16": 16, "s32": 32, "s64": 64,
+    "u1": 1, "u2": 2, "u4": 4, "u8": 8, "u16": 16, "u32": 32, "u64": 64,
+    "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3b11fnuz": 8, "f8e4m3fnuz": 8,
+    "f8e5m2": 8, "f8e5m2fnuz": 8, "f8e8m0fnu": 8, "f16": 16, "bf16": 16, "f32": 32, "f64": 64,
+    "c64": 64, "c128": 128,
+}  # fmt: skip
+COMMENT = re.compile(r"/\*.*?\*/")
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
+_ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([0-9,<=]*)\](\{.*\})?$")
+_MEMORY_SPACE = re.compile(r"S\((\d+)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """The shape of one array: element type and dimensions, outermost first, on one device."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    layout: str  # as printed: "{1,0:T(8,128)S(1)}", or ""
+    memory_space: int  # 0 is the device's main memory; 5 the host's on NVIDIA
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the dimensions; a scalar has one."""
+        return math.prod(self.dims)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements; padding by a tiled layout is not counted."""
+        return -(-self.num_elements * DTYPE_BITS[self.dtype] // 8)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+Shape = Array | tuple["Shape", ...]
+
+
+def leaves_of(shape: Shape) -> tuple[Array, ...]:
+    """The arrays of a shape, tuples flattened."""
+    if isinstance(shape, Array):
+        return (shape,)
+    return tuple(leaf for part in shape for leaf in leaves_of(part))
+
+
+def split_text(text: str) -> list[str]:
+    """The parts of `text` between commas that stand in no bracket and no string."""
+    parts: list[str] = []
+    depth, start = 0, 0
+    for token in TOKEN.finditer(text):
+        if token[0] in "([{":
+            depth += 1
+        elif token[0] in ")]}":
+            depth -= 1
+        elif token[0] == "," and not depth:
+            parts.append(text[start : token.start()].strip())
+            start = token.end()
+    return [*parts, text[start:].strip()]
+
+
+@functools.lru_cache(maxsize=100_000)
+def parse_shape(text: str) -> Shape:
+    """Read "bf16[2,4]{1,0:T(8,128)S(1)}" or a tuple of such.
+
+    Raises:
+        ValueError: the text is no shape, or names an unknown element type.
+    """
+    text = COMMENT.sub("", text).strip()
+    if text.startswith("("):
+        return tuple(parse_shape(part) for part in split_text(text[1:-1]) if part)
+    match = _ARRAY.match(text)
+    if not match or match[1] not in DTYPE_BITS:
+        raise ValueError(f"shape {text!r}")
+    dims = tuple(int(d.removeprefix("<=")) for d in match[2].split(",") if d)
+    layout = match[3] or ""
+    space = _MEMORY_SPACE.search(layout)
+    return Array(dtype=match[1], dims=dims, layout=layout, memory_space=int(space[1]) if space else 0)
+
+
+# Attributes whose value names computations. `select` and `scatter` belong to select-and-scatter.
+CALLING = frozenset((
+    "calls", "body", "condition", "to_apply", "branch_computations", "true_computation",
+    "false_computation", "called_computations", "select", "scatter", "comparator",
+))  # fmt: skip
+NAMING_INSTRUCTIONS = frozenset(("control-predecessors",))
+
+_NAME = r"[\w.\-]+"
+_COMPUTATION = re.compile(rf"(ENTRY )?%?({_NAME}) (?:\(.*\) -> .* )?\{{$")
+_END = re.compile(r'\}(, execution_thread="[^"]*")?$')
+_INSTRUCTION = re.compile(rf"\s+(ROOT )?%({_NAME}) = ")
+_OPCODE = re.compile(r" ?([a-z][a-z0-9\-]*)\(")
+_OPERAND = re.compile(rf"(?:.* )?%({_NAME}?)((?:#\d+)*)$")
+_CALLED = re.compile(rf"%({_NAME})")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:.*?source_line=(\d+))?')
+_FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
+_TABLE_ROW = re.compile(r"(\d+) (.*)$")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A use of another instruction's value; `index` picks inside its tuple (`%param#2` is (2,))."""
+
+    name: str
+    index: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One instruction as scheduled. `attributes` holds each attribute's text as printed.
+
+    `literal`: the text between the parentheses of a constant or parameter, which have no operands.
+    `called`: the names of the computations that each calling attribute holds.
+    """
+
+    name: str
+    opcode: str
+    shape: Shape
+    operands: tuple[Operand, ...]
+    literal: str
+    attributes: dict[str, str]
+    called: dict[str, tuple[str, ...]]
+    op_name: str
+    is_root: bool
+
+    @property
+    def shapes(self) -> tuple[Array, ...]:
+        """The arrays of the result, tuples flattened."""
+        return leaves_of(self.shape)
+
+    @property
+    def array(self) -> Array:
+        """The result's shape where it is a single array."""
+        assert isinstance(self.shape, Array), f"%{self.name} ({self.opcode}) gives a tuple"
+        return self.shape
+
+    @property
+    def all_called(self) -> tuple[str, ...]:
+        """Every computation this instruction names, in the order printed."""
+        return tuple(name for names in self.called.values() for name in names)
+
+    @property
+    def backend_config(self) -> dict[str, Any]:
+        """The backend's JSON; empty where there is none.
+
+        Raises:
+            ValueError: the text is not a JSON object (a foreign call's own dialect).
+        """
+        text = self.attributes.get("backend_config", "{}")
+        if text.startswith('"'):
+            text = _unquoted(text[1:-1]) or "{}"
+        loaded = json.loads(text)
+        if not isinstance(loaded, dict):
+            raise ValueError(f"%{self.name}: backend_config is no JSON object: {text[:200]}")
+        return cast("dict[str, Any]", loaded)
+
+    @property
+    def custom_call_target(self) -> str:
+        """The target of a custom call; "" for any other instruction."""
+        return _unquoted(self.attributes.get("custom_call_target", '""')[1:-1])
+
+    @property
+    def trip_count(self) -> int | None:
+        """How often a `while` runs, where the compiler knows."""
+        count = self.backend_config.get("known_trip_count") if self.opcode == "while" else None
+        return int(count["n"]) if count else None
+
+    @property
+    def parameter_number(self) -> int | None:
+        """The number of a parameter; None for any other instruction."""
+        return int(self.literal) if self.opcode == "parameter" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """Instructions in schedule order; `by_name` finds one."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    by_name: dict[str, Instruction]
+    root: Instruction
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """The parameters by their number."""
+        found = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda i: int(i.literal)))
+
+    def operand_shape(self, operand: Operand) -> Shape:
+        """The shape of the value that `operand` uses."""
+        shape = self.by_name[operand.name].shape
+        for index in operand.index:
+            assert not isinstance(shape, Array), f"{operand} indexes an array"
+            shape = shape[index]
+        return shape
+
+    def operand_shapes(self, instruction: Instruction) -> tuple[Shape, ...]:
+        """The shapes of an instruction's operands."""
+        return tuple(self.operand_shape(operand) for operand in instruction.operands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One frame of the Python stack in which an operation was traced."""
+
+    file: str
+    function: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A whole module: computations by name, and the tables that lead to source lines."""
+
+    name: str
+    header: str  # the HloModule line: aliases, layouts, num_partitions
+    computations: dict[str, Computation]
+    entry: Computation
+    frames: dict[int, tuple[Frame, int]] = field(repr=False)  # frame, and its parent's id (0: none)
+
+    def stack(self, instruction: Instruction) -> tuple[Frame, ...]:
+        """The Python frames an instruction comes from, innermost first; empty where unknown."""
+        metadata = instruction.attributes.get("metadata", "")
+        if source := _SOURCE.search(metadata):
+            return (Frame(file=_unquoted(source[1]), function="", line=int(source[2] or 0)),)
+        found: list[Frame] = []
+        match = _FRAME_ID.search(metadata)
+        identifier = int(match[1]) if match else 0
+        while identifier:
+            frame, identifier = self.frames[identifier]
+            found.append(frame)
+        return tuple(found)
+
+    def source_line(self, instruction: Instruction) -> str:
+        """ "model.py:25", the innermost frame, or "" where the compiler does not know."""
+        frames = self.stack(instruction)
+        return str(frames[0]) if frames else ""
+
+    def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
+        """Every instruction once, with the computation it stands in."""
+        for computation in self.computations.values():
+            for instruction in computation.instructions:
+                yield computation, instruction
+
+
+def parse_program(text: str) -> Program:
+    """Read a module.
+
+    Raises:
+        ValueError: a line is not understood, or the module is not scheduled; the line is named.
+    """
+    lines = iter(enumerate(text.splitlines(), 1))
+    header = next((line for _, line in lines if line.strip()), "")
+    if not header.startswith("HloModule ") or "is_scheduled=true" not in header:
+        raise ValueError(f"not a scheduled HLO module: {header[:200]!r}")
+    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+    computations: dict[str, Computation] = {}
+    entry: Computation | None = None
+    table: dict[int, str] | None = None
+    for number, line in lines:
+        if not line.strip():
+            table = None
+        elif line in tables:
+            table = tables[line]
+        elif table is not None and (row := _TABLE_ROW.match(line)):
+            table[int(row[1])] = row[2]
+        elif match := _COMPUTATION.match(line):
+            computation = _computation(match[2], lines)
+            computations[match[2]] = computation
+            entry = computation if match[1] else entry
+        else:
+            raise ValueError(f"line {number} is not understood: {line[:200]}")
+    if entry is None:
+        raise ValueError("the module has no ENTRY computation")
+    _check_references(computations)
+    name = header.removeprefix("HloModule ").split(",")[0]
+    return Program(name=name, header=header, computations=computations, entry=entry, frames=_frames(tables))
+
+
+def _check_references(computations: dict[str, Computation]) -> None:
+    for computation in computations.values():
+        for instruction in computation.instructions:
+            missing = [name for name in instruction.all_called if name not in computations]
+            missing += [o.name for o in instruction.operands if o.name not in computation.by_name]
+            if missing:
+                raise ValueError(f"%{instruction.name} names {missing}, which the module does not have")
+
+
+def _computation(name: str, lines: Iterator[tuple[int, str]]) -> Computation:
+    found: list[Instruction] = []
+    for number, line in lines:
+        if _END.match(line):
+            break
+        try:
+            found.append(_instruction(line))
+        except (ValueError, KeyError, IndexError) as wrong:
+            raise ValueError(f"line {number} is not understood ({wrong}): {line[:200]}") from wrong
+    else:
+        raise ValueError(f"computation %{name} does not end")
+    roots = [i for i in found if i.is_root]
+    if len(roots) != 1:
+        raise ValueError(f"computation %{name} has {len(roots)} roots")
+    return Computation(
+        name=name, instructions=tuple(found), by_name={i.name: i for i in found}, root=roots[0]
+    )
+
+
+def _instruction(line: str) -> Instruction:
+    start = _INSTRUCTION.match(line)
+    if not start:
+        raise ValueError("no '%name = '")
+    at = start.end()
+    end = _closing(line, at) if line[at] == "(" else line.index(" ", at)
+    shape = parse_shape(line[at:end])
+    opcode = _OPCODE.match(line, end)
+    if not opcode:
+        raise ValueError("no opcode")
+    closing = _closing(line, opcode.end() - 1)
+    inside = line[opcode.end() : closing - 1]
+    plain = opcode[1] in ("constant", "parameter")
+    attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
+    if "device_ids" in attributes:  # one value, with a comma in it: mesh[..], device_ids=(..) {..}
+        attributes["replica_groups"] += f", device_ids={attributes.pop('device_ids')}"
+    metadata = attributes.get("metadata", "")
+    op_name = _OP_NAME.search(metadata)
+    return Instruction(
+        name=start[2],
+        opcode=opcode[1],
+        shape=shape,
+        operands=() if plain else _operands(inside),
+        literal=inside if plain else "",
+        attributes=attributes,
+        called={key: _called(value) for key, value in attributes.items() if _names_computations(key, value)},
+        op_name=_unquoted(op_name[1]) if op_name else "",
+        is_root=start[1] is not None,
+    )
+
+
+def _closing(text: str, at: int) -> int:
+    """The index just past the parenthesis that closes the one at `at`; strings are stepped over."""
+    depth = 0
+    for token in TOKEN.finditer(text, at):
+        if token[0] in "([{":
+            depth += 1
+        elif token[0] in ")]}":
+            depth -= 1
+            if not depth:
+                return token.end()
+    raise ValueError("unbalanced parentheses")
+
+
+def _attribute(part: str) -> tuple[str, str]:
+    key, equals, value = part.partition("=")
+    if not equals:
+        raise ValueError(f"attribute {part!r} has no value")
+    return key, value
+
+
+def _names_computations(key: str, value: str) -> bool:
+    if key in CALLING and _CALLED.search(value):
+        return True
+    if value.startswith(("%", "{%")) and key not in NAMING_INSTRUCTIONS:
+        raise ValueError(f"attribute {key!r} names something unknown")
+    return False
+
+
+def _called(value: str) -> tuple[str, ...]:
+    return tuple(_CALLED.findall(value))
+
+
+def _operands(text: str) -> tuple[Operand, ...]:
+    operands: list[Operand] = []
+    for part in filter(None, split_text(COMMENT.sub("", text))):
+        match = _OPERAND.match(part)
+        if not match:
+            raise ValueError(f"operand {part!r}")
+        operands.append(Operand(name=match[1], index=tuple(int(k) for k in match[2].split("#")[1:])))
+    return tuple(operands)
+
+
+def _unquoted(text: str) -> str:
+    """C escapes undone: XLA prints `state['w']` as `state[\\'w\\']`."""
+    if "\\" not in text:
+        return text
+    plain = {"n": "\n", "t": "\t", "r": "\r"}
+    return re.sub(r"\\(.)", lambda m: plain.get(m[1], m[1]), text)
+
+
+def _frames(tables: dict[str, dict[int, str]]) -> dict[int, tuple[Frame, int]]:
+    def numbers(row: str) -> dict[str, int]:
+        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row)}
+
+    frames: dict[int, tuple[Frame, int]] = {}
+    for identifier, row in tables["StackFrames"].items():
+        fields = numbers(row)
+        location = numbers(tables["FileLocations"][fields["file_location_id"]])
+        frame = Frame(
+            file=_unquoted(tables["FileNames"][location["file_name_id"]].strip('"')),
+            function=_unquoted(tables["FunctionNames"][location["function_name_id"]].strip('"')),
+            line=location["line"],
+        )
+        # XLA prints a parent's id one too high, so that 1 means none (xla/hlo/ir/hlo_module.cc).
+        frames[identifier] = (frame, max(0, fields.get("parent_frame_id", 0) - 1))
+    return frames

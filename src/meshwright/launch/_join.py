@@ -1,0 +1,290 @@
+"""Find this process's place among the processes of a run, and join them.
+
+Which process of how many this is, as whoever started it has left in the environment. No jax.
+
+A scheduler's variables alone do not say that there are several processes: an interactive allocation has them
+too, and JAX would wait there for processes that nobody starts. So a place is only told where the step or the
+job that this process belongs to has more than one.
+
+This process made one of a run's, through `jax.distributed.initialize`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InputError, MeshwrightError
+from ._peers import Alone, Peers, Roll
+
+# How `meshwright train --processes N` tells its children, and how any other launcher may.
+COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT, of process 0
+NUM_PROCESSES = "MESHWRIGHT_NUM_PROCESSES"
+INDEX = "MESHWRIGHT_PROCESS"  # from 0
+PARENT = "MESHWRIGHT_PARENT"  # the number of a parent whose end is to be this process's end
+JAX_COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax reads it itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Process `index` of `count`.
+
+    `launcher`: who started it. `coordinator`: "host:port" of process 0. Where one of the three figures is
+    None, jax's own detection finds it.
+    """
+
+    launcher: str
+    index: int | None = None
+    count: int | None = None
+    coordinator: str | None = None
+
+
+def place_in(environment: Mapping[str, str]) -> Place | None:
+    """The place of this process among several; None where it is alone.
+
+    Raises:
+        InputError: the environment is half told, or jax cannot find the first host in it.
+    """
+    if told := [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name in environment]:
+        return _told(environment, told)
+    if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
+        return Place(launcher="Slurm")
+    if _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
+        return _open_mpi(environment)
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        return Place(launcher="Kubernetes")
+    return None
+
+
+def _told(environment: Mapping[str, str], told: list[str]) -> Place:
+    absent = [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name not in told]
+    if absent:
+        raise InputError(
+            f"{told[0]} is set, and {' and '.join(absent)} is not",
+            hint=f"set all of {COORDINATOR}=HOST:PORT, {NUM_PROCESSES} and {INDEX}, or none",
+        )
+    host, _, port = environment[COORDINATOR].rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(
+            f"{COORDINATOR}={environment[COORDINATOR]!r} is no HOST:PORT",
+            hint="name the host of process 0, and a port that is free there: node1:7717",
+        )
+    index, count = _number(environment, INDEX), _number(environment, NUM_PROCESSES)
+    if not 0 <= index < count:
+        raise InputError(
+            f"{INDEX}={environment[INDEX]} and {NUM_PROCESSES}={environment[NUM_PROCESSES]}",
+            hint=f"number the processes from 0 to {NUM_PROCESSES} - 1",
+        )
+    return Place(launcher="meshwright", index=index, count=count, coordinator=environment[COORDINATOR])
+
+
+def _open_mpi(environment: Mapping[str, str]) -> Place:
+    """Open MPI before 5 tells where it was started, and jax reads that; from 5 on it does not."""
+    if "OMPI_MCA_orte_hnp_uri" in environment:
+        return Place(launcher="Open MPI")
+    if JAX_COORDINATOR not in environment:
+        raise InputError(
+            "Open MPI does not tell where process 0 runs",
+            hint=f"mpirun -x {JAX_COORDINATOR}=HOST:PORT ..., HOST the first, PORT one that is free there",
+        )
+    return Place(
+        launcher="Open MPI",
+        index=_number(environment, "OMPI_COMM_WORLD_RANK"),
+        count=_number(environment, "OMPI_COMM_WORLD_SIZE"),
+        coordinator=environment[JAX_COORDINATOR],
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """-1 where it is not told, or is no number."""
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else -1
+
+
+HEARTBEAT_SECONDS = 30  # after which jax ends all if the roll has not; its own is 100
+START_SECONDS = 300  # for all processes to be there
+END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
+# Of a collective on a CPU. A dead peer of more than two is else noticed by the heartbeat alone, which ends a
+# process without a word of ours; a process that only draws a page must not be taken for dead.
+COLLECTIVE_SECONDS = 60
+COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
+JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
+PR_SET_PDEATHSIG = 1
+_ROLL: list[Roll] = []  # of this process, once it has joined others
+
+
+def join(place: Place) -> Alone:
+    """Wait for the other processes of the run, before jax makes its devices.
+
+    Raises:
+        MeshwrightError: they do not come, or jax cannot tell who they are.
+    """
+    import jax
+
+    _end_with_parent()
+    _keep_stdout()
+    flags = os.environ.get("XLA_FLAGS", "")
+    if COLLECTIVE_FLAG not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {COLLECTIVE_FLAG}={COLLECTIVE_SECONDS}".strip()
+    # Signals are ours: jax's service would take SIGTERM for itself.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        coordinator, is_first = _coordinator(place)
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            coordinator_bind_address=_bind_address(place, coordinator) if is_first and coordinator else None,
+            num_processes=place.count,
+            process_id=place.index,
+            cluster_detection_method="deactivate" if place.count is not None else None,
+            initialization_timeout=START_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=END_SECONDS,
+        )
+    except (RuntimeError, ValueError) as failed:  # jax's own words, of both kinds
+        raise MeshwrightError(
+            f"the processes that {place.launcher} started did not find each other: {failed}",
+            hint="process 0 must be up and its address reachable; the page on training shows job files that "
+            "work. To train in this process alone, take the launcher's variables out of the environment",
+        ) from failed
+    peers = processes_of_this_run()
+    if peers.count > 1:
+        roll = Roll(_state().client, peers.index, peers.name)
+        roll.start()
+        _ROLL.append(roll)
+    return peers
+
+
+def _coordinator(place: Place) -> tuple[str | None, bool]:
+    """Return process 0's "host:port", None where only jax knows, and whether this is process 0."""
+    from jax._src.clusters import ClusterEnv  # not public; jax calls the same to find what it is not told
+
+    told = place.coordinator or os.environ.get(JAX_COORDINATOR)
+    if place.count is not None:
+        return told, place.index == 0
+    found, _, index, _ = ClusterEnv.auto_detect_unset_distributed_params(
+        told, None, None, None, None, START_SECONDS
+    )
+    return (found, True) if index == 0 else (told, False)
+
+
+def _bind_address(place: Place, coordinator: str) -> str | None:
+    """Return where process 0 is to listen: the coordinator's address alone, where that is one of this host's.
+
+    None leaves it to jax, which listens on all interfaces: where the address belongs to a translator or a
+    service in front of this host, or the host's name stands for its loopback, which no other host reaches.
+
+    Raises:
+        MeshwrightError: the port is taken; jax would end the process without a word.
+    """
+    told = os.environ.get(JAX_BIND)
+    host, _, port = (told or coordinator).rpartition(":")
+    host = host.strip("[]")
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
+            ip = ipaddress.ip_address(address[0])
+            if ip.is_loopback and host != "localhost" and str(ip) != host:
+                continue
+            with contextlib.suppress(_NotHere):
+                _try_port(family, address)
+                return told or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
+        _try_port(socket.AF_INET, ("0.0.0.0", int(port)))
+    except socket.gaierror:  # jax says it in its own words
+        return told
+    except OSError as refused:
+        name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
+        raise MeshwrightError(
+            f"process 0 cannot listen on {host}:{port} for the other processes: {refused.strerror}",
+            hint=f"end the process that holds the port, or name a free one to all processes: {name}",
+        ) from refused
+    return told
+
+
+class _NotHere(Exception):
+    """An address is not one of this host's."""
+
+
+def _try_port(family: int, address: Any) -> None:
+    """Listen on a port for a moment.
+
+    Raises:
+        _NotHere: the address is not this host's.
+        OSError: the port is taken, or not for this user.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+        try:
+            probe.bind(address)
+            probe.listen()
+        except OSError as refused:
+            if refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise _NotHere from refused
+            raise
+
+
+def leave(words: str, status: int, *, wait: bool = False) -> None:
+    """Where this is one of several processes: tell the others that it ends before the run is over, and end it
+    with `status` at once, for jax would wait for the others to end as well.
+
+    Args:
+        wait: whether another process's end may be the reason, which is then to be named first.
+    """
+    if _ROLL:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _ROLL.pop().leave(words, status, wait)
+
+
+def over() -> None:
+    """The run is over, well or not, for all processes: this one misses no other from now on."""
+    if _ROLL:
+        _ROLL[0].stop()
+
+
+def processes_of_this_run() -> Alone:
+    """This process's place among those that jax has joined; alone where it has joined none."""
+    if "jax" not in sys.modules:
+        return Alone()
+    state = _state()
+    return Alone() if state.client is None else _peers(state.client, state.process_id, state.num_processes)
+
+
+def _state() -> Any:
+    """Not public, and the only way to the coordination service; other libraries go it too (Orbax's
+    `multihost.get_jax_distributed_client`)."""
+    from jax._src import distributed
+
+    return distributed.global_state
+
+
+@functools.cache
+def _peers(client: Any, index: int, count: int) -> Alone:
+    return Peers(client, index, count) if count > 1 else Alone()
+
+
+def _keep_stdout() -> None:
+    """Gloo writes to stdout which of its ranks are connected, where a run's answer belongs: what is written
+    there beside Python goes to stderr."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(own, "w", buffering=1, encoding="utf-8")
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its children; the kernel does."""
+    parent = os.environ.get(PARENT)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it was killed before it could be watched
+        sys.exit(1)

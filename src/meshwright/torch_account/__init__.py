@@ -1,0 +1,16 @@
+"""PyTorch modules accounted on one device, run eagerly: FLOPs and memory of a step, from fakes.
+Imports: `compiler` (to find a function by name), `tables`, `units`, `formats`; torch only inside functions.
+Used by: `report`, `cli`, and users as `mw.account_torch`.
+"""
+
+from ._account import account_function as account_function
+from ._account import account_torch as account_torch
+from ._records import Account as Account
+from ._records import FlopCount as FlopCount
+from ._records import MemoryCount as MemoryCount
+from ._records import ModuleCount as ModuleCount
+from ._records import Table as Table
+from ._records import flop_table as flop_table
+from ._records import memory_table as memory_table
+from ._records import module_table as module_table
+from ._records import unknown_table as unknown_table

@@ -1,0 +1,146 @@
+"""Account one step of a PyTorch module, given as a module or by the name of a function.
+
+`account_torch`: one step of a module on fake tensors, and what it would cost. No torch at import.
+
+The account of what `package.module:function` makes, called for shapes alone. No torch at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshwright.compiler import USERS_FAILURES, find_function, needs
+from meshwright.errors import InputError, nearest_name
+
+from ._records import Account
+
+if TYPE_CHECKING:
+    import torch
+
+
+def account_torch(
+    module: torch.nn.Module,
+    /,
+    *inputs: Any,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    **keyword_inputs: Any,
+) -> Account:
+    """FLOPs and memory of one training step of `module` on one device, run eagerly. Nothing is computed.
+
+    Args:
+        module: real, or on the meta device, or with fake tensors; it is not changed.
+        inputs: what its `forward` takes; tensors may be real, meta or fake.
+        optimizer: a class of `torch.optim`, or any function from a list of parameters to an optimizer.
+        loss: from the module's output to a scalar tensor; without it the output if that is a scalar, else its
+            `loss`, else the sum of its tensors.
+        autocast: the format for `torch.autocast` around forward pass and loss.
+        keyword_inputs: further inputs by name.
+
+    Raises:
+        InputError: PyTorch is not installed, the module cannot run on fake tensors, or fails on its inputs.
+    """
+    require_torch()
+    from ._step import Step, account_step
+
+    return account_step(Step(module, inputs, keyword_inputs, optimizer, loss, autocast))
+
+
+def require_torch() -> None:
+    """See that PyTorch can be imported.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as missing:
+        raise InputError("PyTorch is not installed", hint="pip install 'meshwright[torch]'") from missing
+
+
+KEYS = ("module", "inputs", "optimizer", "loss", "autocast")
+CONTRACT = (
+    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', 'autocast'"
+)
+
+
+def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:
+    """The account of the module that the function `name`, "package.module:function", returns.
+
+    It takes nothing and is called with PyTorch's meta device as the default, so that a module of any size
+    takes no memory (fake tensors would do as well, but `module.to(dtype)` fails on them in PyTorch 2.13). It
+    returns (module, *inputs), or a mapping with "module" and perhaps "inputs" (a tuple, or a dict by name),
+    "optimizer", "loss" and "autocast", as `account_torch` takes them.
+
+    Args:
+        name: the function.
+        search_path: folders in which its module is looked for first.
+
+    Raises:
+        InputError: there is no such function, it fails or returns something else, or `account_torch` says so.
+    """
+    require_torch()
+    import torch
+
+    from ._fakes import LIBRARIES, failed_place
+
+    if ":" not in name:
+        raise InputError(
+            f"{name!r} names no function", hint=f"write it as package.module:function: {name}:make"
+        )
+    function = find_function(name, search_path, libraries=LIBRARIES)
+    try:
+        with torch.device("meta"):
+            returned = function()
+    except ModuleNotFoundError as missing:
+        raise needs(name, missing) from missing
+    except USERS_FAILURES as failed:
+        raise InputError(
+            f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
+            hint=_hint(failed),
+        ) from failed
+    parts = _parts(name, returned)
+    inputs = parts.pop("inputs")
+    positional, by_name = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+    clash = [key for key in by_name if key in KEYS]
+    if clash:
+        raise InputError(
+            f"{name}: an input is named {clash[0]!r}, which is what a part of the account is called",
+            hint="give the inputs as a tuple",
+        )
+    return account_torch(parts.pop("module"), *positional, **parts, **by_name)
+
+
+def _hint(failed: BaseException) -> str:
+    import torch
+
+    if "cuda" in str(failed).lower() and not torch.cuda.is_available():
+        return "there is no CUDA device here: leave the device out"
+    return "it is called without arguments, and its tensors have shapes but no values"
+
+
+def _parts(name: str, returned: Any) -> dict[str, Any]:
+    """What was returned, by name; "module" and "inputs" are there."""
+    if isinstance(returned, tuple) and returned:
+        return {"module": returned[0], "inputs": returned[1:]}
+    if not isinstance(returned, Mapping) or "module" not in returned:
+        what = (
+            f"a mapping of {', '.join(map(str, returned))}"
+            if isinstance(returned, Mapping)
+            else "a " + type(returned).__name__
+        )
+        raise InputError(f"{name} returned {what}, with no module", hint=CONTRACT)
+    for key in returned:
+        if key not in KEYS:
+            raise InputError(f"{name} returned a part named {key!r}", hint=nearest_name(str(key), KEYS))
+    inputs = returned.get("inputs", ())
+    kept = (
+        inputs
+        if isinstance(inputs, Mapping | tuple)
+        else tuple(inputs)
+        if isinstance(inputs, list)
+        else (inputs,)
+    )
+    return {**returned, "inputs": kept}

@@ -1,0 +1,259 @@
+"""Make fake tensors of a user's module, and explain what fails on them.
+
+What fails while a module runs on fake tensors, in words. Imports torch: imported only while accounting.
+
+The user's module and tensors as fake ones, whose shapes are real and whose bytes are not there.
+
+Imports torch: imported only while accounting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from meshwright.compiler import USERS_FAILURES
+from meshwright.errors import InputError
+
+from ._flops import operation_name, tensor_text
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def check_parts(module: Any, inputs: Any, optimizer: Any, loss: Any, autocast: Any) -> None:
+    """Refuse what is no module, no tensor, no optimizer's class, no function, no format.
+
+    Raises:
+        InputError: which part is wrong, and what it should be.
+    """
+    _check_module(module)
+    for path, leaf in pytree.tree_leaves_with_path(inputs):
+        if hasattr(leaf, "dtype") and hasattr(leaf, "shape") and not isinstance(leaf, torch.Tensor):
+            kind = f"{type(leaf).__module__.partition('.')[0]}'s {type(leaf).__name__}"
+            raise InputError(
+                f"an input is {kind}, not a tensor ({pytree.keystr(path)})",
+                hint="torch.from_numpy(numpy.asarray(...)) makes one",
+            )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind = type(optimizer).__name__
+        raise InputError(
+            f"the optimizer is a {kind} that holds real parameters already; the account runs a copy",
+            hint=f"give the class, torch.optim.{kind}, or functools.partial(torch.optim.{kind}, lr=...)",
+        )
+    for name, part in (("optimizer", optimizer), ("loss", loss)):
+        if part is not None and not callable(part):
+            raise InputError(
+                f"the {name} is a {type(part).__name__}, not callable",
+                hint=f"give a class or function as {name}",
+            )
+    if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
+        raise InputError(
+            f"autocast={autocast!r} is no floating-point format", hint="give torch.bfloat16 or torch.float16"
+        )
+
+
+def _check_module(module: Any) -> None:
+    if inspect.isclass(module):
+        raise InputError(
+            f"{module.__name__} is a class, not a module", hint=f"make one: {module.__name__}(...)"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(
+            f"a {type(module).__name__} is no torch.nn.Module", hint="give a module, then its inputs"
+        )
+    kind = type(module).__name__
+    if kind in WRAPPERS:
+        raise InputError(
+            f"the module is wrapped in {kind}, and this account is of one device", hint="give its .module"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            f"{kind} is compiled by TorchScript, which takes no fake tensors",
+            hint="give the module it was made from",
+        )
+    if hasattr(module, "_orig_mod"):
+        raise InputError(
+            "the module is compiled by torch.compile, and this account is of eager runs",
+            hint="give its ._orig_mod",
+        )
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """PyTorch logs a traceback when a fake operation fails; the error that is raised says it all."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
+    """The failure of `what` ("the forward pass"): module and line; `hint` unless the failure has its own."""
+    place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
+    if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
+        name = operation_name(failed.func)
+        gives = "the shape of what" if isinstance(failed, DynamicOutputShapeException) else "the number that"
+        return InputError(
+            f"{place}: {gives} {name} gives depends on the data, and here there are none",
+            hint="account the module with that part replaced: no shape and no branch may depend on values",
+        )
+    if isinstance(failed, UnsupportedOperatorException):
+        name = operation_name(failed.func)
+        return InputError(
+            f"{place}: {name} does not say what shape it gives",
+            hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",
+        )
+    return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
+
+
+def failed_place(failed: BaseException) -> str:
+    """The innermost line that is neither PyTorch's nor ours."""
+    frames = traceback.extract_tb(failed.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    return f"at {outside[-1].filename}:{outside[-1].lineno}" if outside else "inside PyTorch"
+
+
+def _module_place(failed: BaseException, paths: dict[int, str]) -> str:
+    """The innermost module whose method was running."""
+    found = ""
+    for frame, _ in traceback.walk_tb(failed.__traceback__):
+        owner = frame.f_locals.get("self")
+        if id(owner) in paths:
+            found = f" in {paths[id(owner)] or 'the module itself'} ({type(owner).__name__})"
+    return found
+
+
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+
+
+def mode_of(*trees: Any) -> FakeTensorMode:
+    """The mode of the fake tensors given, else a new one."""
+    for tree in trees:
+        tensors = (
+            [*tree.parameters(), *tree.buffers()]
+            if isinstance(tree, torch.nn.Module)
+            else pytree.tree_leaves(tree)
+        )
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                return tensor.fake_mode
+    # Tensors that a closure holds are taken as they are met; `Watch` refuses those that ask for a gradient.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class Fakes:
+    """Makes fakes; tensors that share a storage get fakes that share one. Meta tensors become the CPU's."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._made: dict[int, torch.Tensor] = {}  # by the original's id: one tensor given twice stays one
+        self._bases: dict[int, torch.Tensor] = {}  # by the original's storage
+        self._originals: list[Any] = []  # alive, so that no other object gets the id of one of them
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """A deep copy whose tensors are fake; nothing of the original changes.
+
+        Raises:
+            InputError: a tensor of an unusual kind, or something that cannot be copied.
+        """
+        memo: dict[int, Any] = {}
+        for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            memo[id(tensor)] = self.tensor(tensor, path)
+        try:
+            with _Copying(self):
+                return copy.deepcopy(module, memo)
+        except InputError:
+            raise
+        except USERS_FAILURES as failed:
+            raise InputError(
+                f"{type(module).__name__} cannot be copied: {type(failed).__name__}: {failed}",
+                hint="the account runs a copy: keep locks, files and processes out of the module",
+            ) from failed
+
+    def tree(self, tree: Any) -> Any:
+        """Nested lists, tuples and dicts with each tensor made fake."""
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: self.tensor(tensor, "an input"), tree)
+
+    def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """A fake leaf of the same shape, strides, storage size and wish for a gradient.
+
+        Raises:
+            InputError: it is no plain strided tensor, or has no shape yet.
+        """
+        if is_lazy(tensor):
+            raise InputError(
+                f"{name} has no shape yet: the module is lazy",
+                hint="call the module once on a small input first",
+            )
+        plain = type(tensor) in PLAIN or isinstance(tensor, torch.nn.Parameter)
+        if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.")
+            raise InputError(
+                f"{name} is a tensor of an unusual kind ({kind}), whose memory cannot be seen",
+                hint="account the module with plain strided tensors",
+            )
+        if id(tensor) not in self._made:
+            self._originals.append(tensor)
+            self._made[id(tensor)] = self._make(tensor)
+        return self._made[id(tensor)]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._mode, torch.no_grad():
+            base = self._base(tensor)
+            typed = base[: base.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+            fake = typed.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).detach()
+        if not isinstance(tensor, torch.nn.Parameter):
+            return fake.requires_grad_(tensor.requires_grad)
+        made = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        for name, value in vars(tensor).items():  # what the user noted on it, for the optimizer perhaps
+            vars(made).setdefault(name, value)
+        return made
+
+    def _base(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The storage as bytes."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._bases:
+            self._originals.append(storage)
+            device = torch.device("cpu") if tensor.device.type == "meta" else tensor.device
+            self._bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+        return self._bases[storage._cdata]
+
+
+class _Copying(TorchFunctionMode):
+    """Inside `copy.deepcopy`: a tensor met outside parameters and buffers becomes fake too."""
+
+    def __init__(self, fakes: Fakes) -> None:
+        super().__init__()
+        self._fakes = fakes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fakes.tensor(tensor, f"an attribute, {tensor_text(tensor)},")
+            return memo[id(tensor)]
+        if func is torch._C.TensorBase.clone:  # a parameter outside the module's own, through its `.data`
+            return self._fakes.tensor(args[0], f"an attribute, {tensor_text(args[0])},")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,238 @@
+"""Watch each ATen operation of a step, and the module that it belongs to.
+
+Which module an operation belongs to, in the forward pass and in the backward pass.
+
+Forward: the innermost module whose `forward` runs. Backward: the module in whose forward the autograd node
+was made, told by the node's sequence number. Imports torch: imported only while accounting.
+
+Sees each ATen operation of a step: its FLOPs, phase and module, and the storages that it makes.
+
+Imports torch: imported only while accounting.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections import Counter
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from meshwright.errors import InputError
+
+from ._fakes import Fakes
+from ._flops import RULES, call_of, format_name, is_silent, operation_name, tensor_text, work_of
+from ._storages import Storages
+
+
+class ModuleStack:
+    """Follows one module and its children while it is entered as a context."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.paths: dict[int, str] = {id(child): path for path, child in root.named_modules()}
+        self._root = root
+        self._stack: list[str | None] = []
+        self._numbers: list[int] = [0]  # of the autograd nodes made so far, when the innermost module changed
+        self._innermost: list[str | None] = [None]
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> ModuleStack:
+        self._hooks = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    @property
+    def inside(self) -> bool:
+        """Whether some module's forward runs."""
+        return bool(self._stack)
+
+    def path(self) -> str | None:
+        """The innermost module's path ("" is the root), None outside of all modules."""
+        if self._stack:
+            return self._stack[-1]
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return None
+        found = self._innermost[max(bisect.bisect_right(self._numbers, node._sequence_nr()) - 1, 0)]
+        if torch.is_grad_enabled() and found != self._innermost[-1]:
+            # A function without a module is recomputed; the node just made for it belongs here as well.
+            self._numbers.append(_next_number() - 1)
+            self._innermost.append(found)
+        return found
+
+    def _entered(self, module: torch.nn.Module, _: Any) -> None:
+        # A module that is no child (a loss, one made on the way) belongs to the module that calls it.
+        outer = self._stack[-1] if self._stack else None
+        self._stack.append(self.paths.get(id(module), outer))
+        self._changed()
+
+    def _left(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        self._stack.pop()
+        self._changed()
+
+    def _changed(self) -> None:
+        # Nodes get rising numbers, recomputed ones too: what is made from now on belongs to this module.
+        self._numbers.append(_next_number())
+        self._innermost.append(self._stack[-1] if self._stack else None)
+
+
+def _next_number() -> int:
+    """The sequence number that the next autograd node of this thread gets."""
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+
+
+FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
+SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_view")
+LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # how a constant made on the way comes in
+
+
+class Watch(TorchDispatchMode):
+    """A dispatch mode above the fake one; `phase` is the part of the step that runs, "" if none counts."""
+
+    def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes) -> None:
+        super().__init__()
+        self.phase = ""
+        self.flops: Counter[tuple[str, str | None]] = Counter()  # by phase and module path
+        self.by_operation: Counter[str] = Counter()
+        self.by_format: Counter[str] = Counter()
+        self.unknown: Counter[str] = Counter()
+        self.numbers_are_one = False  # what `.item()` gives, where nothing that is counted depends on it
+        self.numbers_read = 0
+        self.own_mistake: Exception | None = None
+        self._stack = stack
+        self._storages = storages
+        self._fakes = fakes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        kind = kind_of(func)
+        if func is torch.ops.aten._local_scalar_dense.default and self.numbers_are_one:
+            try:
+                return func(*args, **kwargs)
+            except DataDependentOutputException:
+                self.numbers_read += 1
+                return 1.0
+        if func is torch.ops.aten.clone.default and args[0].layout == torch.sparse_coo:
+            return _sparse_clone(args[0])
+        if kind == "unknown":  # perhaps made of others, as `linear` is in inference mode
+            with self:
+                made_of = func.decompose(*args, **kwargs)
+            if made_of is not NotImplemented:
+                return made_of
+        if operation_name(func) not in LIFTED:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
+        result = func(*args, **kwargs)
+        try:
+            self._note(func, args, kwargs, result, kind)
+        except Exception as mistake:
+            self.own_mistake = mistake
+            raise
+        return result
+
+    def outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a real tensor that a closure or a global holds; it counts among the inputs."""
+        if tensor.requires_grad:
+            raise InputError(
+                f"the module or the loss uses a tensor that is not the module's and asks for a gradient, "
+                f"{tensor_text(tensor)}",
+                hint="make it a parameter of the module, and let no closure hold the module",
+            )
+        fake = self._fakes.tensor(tensor, "a tensor from outside the module")
+        self._storages.put(fake, "inputs", format_name(fake.dtype))
+        return fake
+
+    def _met(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not has_storage(tensor):
+            return tensor
+        if not isinstance(tensor, FakeTensor):
+            return self.outside(tensor)
+        if self._storages.is_new(tensor):  # a fake one from outside
+            self._storages.put(tensor, "inputs", format_name(tensor.dtype))
+        return tensor
+
+    def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and has_storage(tensor):
+                self._storages.see(tensor, format_name(tensor.dtype))
+        if not self.phase:
+            return
+        self._storages.note_peak(self.phase)
+        if kind != "silent":
+            self._count(func, args, kwargs, result, kind)
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
+        call = call_of(func, args, kwargs, result)
+        work = work_of(call) if kind == "rule" else None
+        if work is None:
+            self.unknown[str(call)] += 1
+            return
+        path, phase = self._stack.path(), self._phase_now()
+        self.flops[phase, path] += work.flops - work.recomputed_flops
+        self.flops[RECOMPUTED, path] += work.recomputed_flops
+        self.by_operation[call.name] += work.flops
+        self.by_format[work.format] += work.flops
+
+    def _phase_now(self) -> str:
+        """Within the backward pass a forward computation runs with gradients on, or inside a module."""
+        if self.phase == BACKWARD and (torch.is_grad_enabled() or self._stack.inside):
+            return RECOMPUTED
+        return self.phase
+
+
+@functools.cache
+def kind_of(func: Any) -> str:
+    """Of an operation: rule | silent | unknown."""
+    namespace, _, name = operation_name(func).partition(".")
+    if namespace != "aten":
+        return "silent" if namespace in ("prim", "profiler") else "unknown"
+    if name in RULES:
+        return "rule"
+    silent = is_silent(name) or func.is_view or any(str(tag) in SILENT_TAGS for tag in _tags(func))
+    return "silent" if silent else "unknown"
+
+
+def _tags(func: Any) -> list[Any]:
+    """Those of all overloads, and of the form that is not in place: not every overload carries them."""
+    packets = (func._overloadpacket, getattr(torch.ops.aten, func._overloadpacket.__name__.rstrip("_"), None))
+    overloads = [getattr(packet, name) for packet in packets if packet for name in packet.overloads()]
+    return [tag for overload in overloads for tag in overload.tags]
+
+
+def _sparse_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """PyTorch 2.13 forgets how many elements there are when it clones a fake sparse tensor."""
+    indices, values = tensor._indices(), tensor._values()
+    return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are in one storage; a sparse tensor's are in several."""
+    return tensor.layout == torch.strided
+
+
+class Saved:
+    """A tensor that autograd keeps for the backward pass, as long as it is kept."""
+
+    __slots__ = ("_key", "_storages", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, storages: Storages) -> None:
+        self.tensor = tensor
+        self._storages = storages
+        counts = has_storage(tensor) and isinstance(tensor, FakeTensor)  # a real one is an input
+        self._key = storages.save(tensor, format_name(tensor.dtype)) if counts else None
+
+    def __del__(self) -> None:
+        if self._key is not None:
+            self._storages.release(self._key)

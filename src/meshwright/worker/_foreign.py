@@ -1,0 +1,192 @@
+"""Anybody's train step: `package.module:function`, called with the mesh, returning (step, args[, kwargs]).
+
+Imports jax: only the worker process may import this module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..compiler import USERS_FAILURES, Request, find_function, needs, place_of, where
+from ..config import Problem, input_error
+from ..errors import InputError
+from ..hardware import Fleet
+from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
+
+JAX = (str(Path(jax.__file__).parent), str(Path(__file__).parent))  # and ourselves, who call it
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
+
+
+def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The step, jitted if it was not, and its arguments made abstract.
+
+    Raises:
+        InputError: the module or function is not there, fails, or returns something else.
+    """
+    assert request.function is not None
+    function = find_function(request.function, request.search_path, libraries=JAX)
+    try:
+        returned = function(mesh)
+    except ModuleNotFoundError as missing:
+        raise needs(request.function, missing) from missing
+    except USERS_FAILURES as failed:
+        raise _failed(
+            f"{request.function}(mesh) failed",
+            failed,
+            _known(request, {}),
+            "its devices are descriptions and hold no data: return `jax.ShapeDtypeStruct` arguments "
+            "(jax.eval_shape makes them), with NamedSharding(mesh, ...) where they are split",
+        ) from failed
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not callable(returned[0]):
+        raise InputError(
+            f"{request.function} returned {type(returned).__name__}, not a step with arguments", hint=CONTRACT
+        )
+    step, arguments, keywords = returned if len(returned) == 3 else (*returned, {})
+    if not isinstance(arguments, tuple | list):
+        raise InputError(
+            f"{request.function}: args is {type(arguments).__name__}, not a tuple", hint=CONTRACT
+        )
+    jitted = step if hasattr(step, "trace") else jax.jit(step)
+    leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
+    paths = argument_paths(step, arguments, keywords)
+    known = _known(request, _shapes(paths, leaves))
+    asked = _in_shardings(request, jitted, tree, leaves, known) if jitted is step else [None] * len(leaves)
+    abstract = [
+        _abstract(request, path, leaf, sharding, mesh)
+        for path, leaf, sharding in zip(paths, leaves, asked, strict=True)
+    ]
+    _check_division(request, dict(zip(paths, abstract, strict=True)))
+    return jitted, *jax.tree.unflatten(tree, abstract)
+
+
+def lower_foreign(
+    request: Request, step: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The step traced, and lowered for the request's platform.
+
+    Raises:
+        InputError: it fails on the arguments that came with it.
+    """
+    paths = argument_paths(step, arguments, keywords)
+    shapes = _shapes(paths, jax.tree.leaves((arguments, keywords)))
+    try:
+        traced = step.trace(*arguments, **keywords)
+        return traced, traced.lower(lowering_platforms=(request.platform,))
+    except USERS_FAILURES as failed:
+        known = _known(request, shapes)
+        raise _step_failed(request, failed, known, (arguments, keywords)) from failed
+
+
+def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
+    """The leaves' paths as JAX writes them, by the names of the step's parameters: "params['w']"."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):  # a callable that tells no signature
+        parameters = []
+    names = [each.name for each in parameters if each.kind in POSITIONAL][: len(arguments)]
+    rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    names += [f"{rest}[{index}]" for index in range(len(arguments) - len(names))]
+    paths = []
+    for keys, _ in jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))[0]:
+        top = names[keys[1].idx] if keys[0].idx == 0 else keys[1].key
+        paths.append(f"{top}{jax.tree_util.keystr(keys[2:])}")
+    return paths
+
+
+def _shapes(paths: list[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:
+    return {path: np.shape(leaf) for path, leaf in zip(paths, leaves, strict=True) if hasattr(leaf, "dtype")}
+
+
+def _known(request: Request, shapes: dict[str, tuple[int, ...]]) -> Surroundings:
+    hosts = Fleet.parse(request.fleet).num_hosts
+    return Surroundings(axes=request.mesh_axes, shapes=shapes, num_processes=hosts)
+
+
+def _in_shardings(
+    request: Request, step: Any, tree: Any, leaves: list[Any], known: Surroundings
+) -> list[Any]:
+    """For each leaf what the step's own `jax.jit(in_shardings=...)` says; None where it says nothing."""
+    bare = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_array(leaf) else leaf for leaf in leaves]
+    arguments, keywords = jax.tree.unflatten(tree, bare)
+    try:
+        traced = step.trace(*arguments, **keywords)
+    except USERS_FAILURES as failed:
+        raise _step_failed(request, failed, known, (arguments, keywords)) from failed
+    # Public only for what is compiled; the worker pins no version of jax for it, both known ones have it.
+    told = traced._params["in_shardings"]
+    if len(told) != len(leaves):
+        return [None] * len(leaves)
+    return [sharding if isinstance(sharding, NamedSharding) else None for sharding in told]
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def _step_failed(request: Request, failed: BaseException, known: Surroundings, given: Any) -> InputError:
+    told = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), given)
+    return _failed(
+        f"the step that {request.function} returned failed",
+        failed,
+        known,
+        f"it was traced with arguments of these shapes: {str(told)[:300]}",
+    )
+
+
+def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) -> InputError:
+    """JAX's complaint about a sharding translated; any other error as it is, with `hint`."""
+    translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
+    return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
+
+
+def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) -> Any:
+    """An array as its shape on the mesh: kept if it says how it is split, else as `asked`, else replicated.
+
+    Raises:
+        InputError: it lies on several devices of another mesh, or its sharding is none.
+    """
+    if not _is_array(leaf):
+        return leaf
+    known = _known(request, {path: leaf.shape})
+    try:
+        sharding = getattr(leaf, "sharding", None)
+    except TypeError as failed:  # a PartitionSpec without a mesh
+        raise _failed(f"{request.function}: argument {path}", failed, known, "") from failed
+    here = mesh.shape_tuple
+    if not isinstance(sharding, NamedSharding) or (
+        sharding.mesh.shape_tuple != here and sharding.mesh.size <= 1
+    ):
+        sharding = asked
+    spec = PartitionSpec()
+    if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == here:
+        spec = sharding.spec
+    elif isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+        other = ",".join(f"{name}={size}" for name, size in sharding.mesh.shape_tuple)
+        raise InputError(
+            f"{request.function}: argument {path} {leaf.shape} lies on a mesh {other}, not on that of the "
+            f"layout, {known.layout}",
+            hint="use the mesh that the function is given: NamedSharding(mesh, ...); or weigh it on that "
+            f"mesh: --layout {other}",
+        )
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _check_division(request: Request, arguments: dict[str, Any]) -> None:
+    """Refuse arguments whose dimensions do not divide by the axes that split them, all at once."""
+    problems: list[Problem] = []
+    known = _known(request, {})
+    sizes = dict(known.axes)
+    for path, leaf in arguments.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
+            for dim, axes in indivisible(leaf.shape, tuple(leaf.sharding.spec), sizes):
+                what, hint = does_not_divide(dim, leaf.shape[dim], axes, known.num_processes)
+                problems.append((path, f"{leaf.shape}: {what}", hint))
+    if problems:
+        raise input_error(f"{request.function} on layout {known.layout}", problems)

@@ -1,0 +1,273 @@
+"""The compile worker: `python -m meshwright.compiler._worker WORK_FOLDER MADE_FOLDER PARENT_PID`.
+
+Reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target,
+and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing, WORK_FOLDER/pid
+is its process's number; answer.json is written last. Its parent's end is its end, and that of all that the
+user's function has started.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..children import guard
+from ..compiler import (
+    SCHEMA,
+    TEXTS,
+    Argument,
+    Compiled,
+    OptionValue,
+    Request,
+    _cache,
+    accepted_options,
+    fingerprint_of,
+    installed_versions,
+)
+from ..errors import CompileError, InputError, MeshwrightError
+from ..sharding import axes_of
+
+DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
+ROLES = {
+    "parameters": "parameters",
+    "optimizer": "optimizer_state",
+    "model_state": "model_state",
+    "key": "keys",
+}
+
+
+def main(work: Path, made: Path, parent: int) -> None:
+    """Do one request; every error a user can act on becomes an answer."""
+    guard(parent)
+    faulthandler.enable()  # a crash says on which line of Python it happened
+    (work / "pid").write_text(str(os.getpid()))
+    request = Request.from_json((work / "request.json").read_text())
+    try:
+        answer = _compile(request, work, made)
+    except MeshwrightError as error:
+        kind = "InputError" if isinstance(error, InputError) else "CompileError"
+        answer = {"error": kind, "message": error.message, "hint": error.hint}
+    (work / "answer.json").write_text(json.dumps(answer))
+
+
+def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
+    def say(phase: str) -> None:
+        (work / "phase").write_text(phase)
+
+    started = time.monotonic()
+    say("starting")
+    devices = _devices(request)
+    from ._traced import count_traced  # imported here: jax reads its settings on import
+
+    mesh = _above("sharding").mesh_of(request.mesh_axes, devices)
+    say("tracing")
+    step, arguments, keywords, facts = _program(request, mesh)
+    if request.function is None:
+        traced = step.trace(*arguments)
+        lowered = traced.lower(lowering_platforms=(request.platform,))
+    else:
+        from ._foreign import lower_foreign
+
+        traced, lowered = lower_foreign(request, step, arguments, keywords)
+    key = {}
+    if request.function is not None:
+        key = {"key": request.key(lowered.as_text())}
+        if _cache.lookup(key["key"]) is not None:
+            return {"cached": key["key"]}
+    say("counting")
+    flops = count_traced(traced.jaxpr.jaxpr, request.platform)
+    say("compiling")
+    dump = work / "dump"
+    accepted = accepted_options(request.options, _identity())
+    executable = _compile_lowered(lowered, request, accepted.options, str(dump))
+    seconds = time.monotonic() - started
+    say("saving")
+    texts = _texts(dump)
+    record = Compiled(
+        schema=SCHEMA,
+        name=request.name,
+        source=request.source,
+        fleet=request.fleet,
+        platform=request.platform,
+        num_devices=request.num_devices,
+        mesh_axes=request.mesh_axes,
+        compiler=_compiler_name(request.platform),
+        versions=installed_versions(),
+        options=accepted.options,
+        without_options=accepted.without,
+        arguments=_arguments(traced, arguments, keywords, request),
+        traced_flops=flops,
+        reported_bytes=_reported(executable.memory_analysis()),
+        compile_seconds=seconds,
+        fingerprint=fingerprint_of(executable.as_text()),
+        coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
+        **facts,
+    )
+    with _cache.writing_cache():
+        record.save(made, texts)
+    return key
+
+
+def _identity() -> Any:
+    import jax
+
+    return jax.jit(lambda x: x).lower(0.0)
+
+
+def _devices(request: Request) -> list[Any]:
+    """The target's devices: described ones, or simulated ones on the CPU."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what jax has kept comes without its dumps
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "true"  # chips are described, not taken
+    import jax
+
+    if request.platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", request.num_devices)
+        return jax.devices()
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(**request.topology).devices)
+    except Exception as failed:  # the plugin raises many kinds
+        raise CompileError(
+            f"the {request.platform} compiler did not accept {request.fleet}: {failed}",
+            hint="`meshwright doctor` shows which compile targets this machine has",
+        ) from failed
+
+
+def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
+    """Where each TPU of the mesh lies in its slice: x, y, z, and the core on its chip."""
+    return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
+
+
+def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """The jitted step, its abstract arguments, and what is known of the config."""
+    if request.config is not None:
+        from ..config import RunConfig, TransformerModel
+
+        config = RunConfig.model_validate_json(json.dumps(request.config))
+        built = _above("step").build_step(config, mesh)
+        facts = {
+            "num_parameters": config.model.num_parameters,
+            "num_matmul_parameters": config.model.num_matmul_parameters,
+            "tokens_per_step": config.batch.tokens_per_step,
+            "sequence_length": config.batch.sequence_length
+            if isinstance(config.model, TransformerModel)
+            else None,
+        }
+        return built.step, (built.state, built.batch), {}, facts
+    from ._foreign import foreign_program
+
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
+    )
+    return *foreign_program(request, mesh), unknown
+
+
+def _above(package: str) -> Any:
+    """A package that stands above this one; the worker alone reaches up, and by name."""
+    return importlib.import_module(f"meshwright.{package}")
+
+
+def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], dump: str) -> Any:
+    try:
+        return lowered.compile(compiler_options={**options, **DUMP_OPTIONS, "xla_dump_to": dump})
+    except Exception as failed:  # XLA raises RuntimeErrors of many kinds
+        raise CompileError(
+            f"XLA could not compile {request.name} for {request.fleet}: {failed}",
+            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
+        ) from failed
+
+
+def _texts(dump: Path) -> dict[str, str]:
+    """The dumped program, buffer assignment, live ranges; found by suffix, for module ids are arbitrary."""
+    suffixes = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
+    texts = {}
+    for name, suffix in suffixes.items():
+        found = sorted(dump.glob(f"*after_optimizations{suffix}"))
+        assert len(found) == 1, (
+            f"{suffix}: {[p.name for p in found]} of {[p.name for p in dump.iterdir()][:20]}"
+        )
+        texts[name] = found[0].read_text()
+    return texts
+
+
+def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> tuple[Argument, ...]:
+    import jax
+    import numpy as np
+
+    names = traced.jaxpr.jaxpr.debug_info.arg_names
+    leaves = jax.tree.leaves((arguments, keywords))
+    ours = request.config is not None
+    assert len(names) == len(leaves), f"{len(names)} argument names for {len(leaves)} arrays"
+    found = []
+    for name, leaf in zip(names, leaves, strict=True):
+        shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", type(leaf)))
+        sharding = getattr(leaf, "sharding", None)
+        shard = sharding.shard_shape(shape) if sharding is not None else shape
+        found.append(
+            Argument(
+                path=str(name),
+                role=_role(str(name), ours),
+                shape=tuple(shape),
+                dtype=str(dtype),
+                device_bytes=int(np.prod(shard)) * dtype.itemsize,
+                replicated=shard == shape,
+                host=_on_host(str(name), tuple(shape), request),
+                moment=_moment(str(name)) if ours else "",
+                axes=_axes(sharding, request),
+            )
+        )
+    return tuple(found)
+
+
+def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
+    """Return the mesh axes, of more than one device, that a sharding splits an argument over."""
+    named = {axis for entry in getattr(sharding, "spec", ()) for axis in axes_of(entry)}
+    return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
+
+
+def _role(path: str, ours: bool) -> str:
+    top, _, rest = path.partition("[")
+    if not ours or top == "batch":
+        return top.split(".")[0]
+    return ROLES.get(rest.split("]")[0].strip("'"), "step")
+
+
+def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
+    """Whether a step of ours keeps an argument in host memory. Its sharding does not tell: described devices
+    list no memories. A CPU's device memory is its host's."""
+    offload = (request.config or {}).get("offload")
+    moved = offload in ("optimizer", "both") and request.platform != "cpu"
+    return moved and bool(shape) and path.startswith("state['optimizer']")
+
+
+def _moment(path: str) -> str:
+    """The name that Optax gives it ("mu"), after its part's where parameters are parted ("muon.mu")."""
+    if not path.startswith("state['optimizer']"):
+        return ""
+    part = re.search(r"\.inner_states\['(\w+)'\]", path)
+    fields = [name for name in re.findall(r"\.([A-Za-z_]\w*)", path) if not name.startswith("inner_state")]
+    return ".".join([*([part[1]] if part else []), *fields[:1]])
+
+
+def _reported(analysis: Any) -> dict[str, int]:
+    names = [n for n in dir(analysis) if n.endswith("_in_bytes")]
+    return {n.removesuffix("_in_bytes").removesuffix("_size"): int(getattr(analysis, n)) for n in names}
+
+
+def _compiler_name(platform: str) -> str:
+    versions = installed_versions()
+    package = {"cuda": "jax-cuda13-pjrt", "tpu": "libtpu", "cpu": "jaxlib"}[platform]
+    return f"XLA ({platform}) of {package} {versions[package]}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,386 @@
+"""Count the FLOPs of a traced JAX program, equation by equation.
+
+FLOPs of one JAX equation, and the primitives known to hold no matrix product. No jax is imported.
+
+A primitive is in one of three groups: `RULES` gives its FLOPs, `WALKED` runs a program that stands in its
+parameters, `FREE` multiplies no matrices. Whatever is in none of them is unpriced, a primitive of a later
+release of JAX or of the user's own included. `_traced` itself enters `scan`, `while`, `cond` and `shard_map`.
+
+Counted: a multiply-add is two FLOPs, of complex numbers eight (four products, four sums), of a complex and a
+real number four. A convolution counts every tap of its window at every output, those on padding included;
+those on the holes that dilation opens in its input are left out. Sources: the primitives' definitions in
+`jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135; `symmetric_product`: LAPACK Working Note 41,
+appendix C (SYRK: n (n + 1) k).
+
+FLOPs of a traced program, before any compiler: global shapes, without what nothing uses.
+
+Imports jax: only the worker process may import this module.
+
+Dead code is removed first, as XLA does: what no output and no effect needs. What it leaves is counted by
+the rules of `_primitives`, loops by their length, `cond` by the branch that costs most,
+`platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see
+`_modules`) the arithmetic counts A/B: causal attention written in blocks says so of itself. Not counted:
+elementwise arithmetic, reductions, sorts.
+Listed as unpriced, with shapes: every primitive that `_primitives` does not know, among them custom calls,
+Pallas kernels, decompositions and solves, Fourier transforms; and `while`, whose length is not known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from ..compiler import TracedFlops
+from ..hlo import module_of, shares_of
+
+# The parameter in which a primitive keeps the program that it runs once.
+_PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
+WALKED = frozenset((
+    "jit", "pjit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call", "custom_vmap_call", "custom_partitioning", "linear_call", "composite", "compute_on",
+    "cudnn_fusion", "eval_jaxpr", "fused_call", "remat_opt", "run_state", "xla_metadata_call",
+))  # fmt: skip
+
+_ELEMENTWISE = """
+_copysign abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy cos cosh digamma div eq
+eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le
+le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or
+polygamma polynomial population_count pow real reciprocal reduce_precision regularized_incomplete_beta rem
+round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+stochastic_round stop_gradient sub tan tanh xor zeta
+"""
+_REDUCTIONS_AND_SORTS = """
+approx_top_k argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce reduce_and reduce_max reduce_min
+reduce_or reduce_prod reduce_sum reduce_window reduce_window_max reduce_window_min reduce_window_sum
+reduce_xor select_and_gather_add select_and_scatter select_and_scatter_add sort top_k
+"""
+_MOVEMENT_AND_CREATION = """
+accum_grad_in_ref addupdate axis_index box_get box_set broadcast_in_dim broadcast_to concatenate
+create_linear create_token after_all device_put dim_as_value dimension_size dynamic_slice
+dynamic_update_slice empty empty2 empty_ref free_ref freeze from_edtype gather get iota iota_2x32_shape
+layout_cast layout_constraint log_extend log_read lu_pivots_to_permutation name new_box new_log new_ref
+optimization_barrier pad pin platform_index ragged_all_to_all relayout remove_memory_space reshape reshard
+rev scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub shape_assertion shard_alike
+sharding_constraint slice split squeeze stack stage swap tie tile to_edtype transpose unpin unreachable
+unstack with_memory_space_constraint xla_metadata_value zeros_like bcoo_extract bcoo_fromdense
+bcoo_sort_indices bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_extract bcsr_fromdense bcsr_todense
+coo_fromdense coo_todense csr_fromdense csr_todense todense
+"""
+_COLLECTIVES = """
+all_gather all_gather_invariant all_gather_reduced all_to_all global_array_to_host_local_array
+host_local_array_to_global_array pbroadcast pbroadcast_dynamic pmax pmin ppermute precv preduced psend psum
+psum_invariant pvary reduce_scatter reduced_vary_cast reduced_vary_cast_p unreduced_pmax unreduced_pmin
+unreduced_psum unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p all_gather_start
+all_gather_done all_gather_reduced_start all_to_all_start all_to_all_done pbroadcast_start pbroadcast_done
+ppermute_start ppermute_done psum_start psum_done psum_invariant_start reduce_scatter_start
+reduce_scatter_done unreduced_psum_start unreduced_reduce_scatter_start
+"""
+_RANDOM_AND_DEBUGGING = """
+philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma random_seed random_split
+random_unwrap random_wrap rng_bit_generator rng_uniform threefry2x32 threefry4x32 assert_consumed_value
+check consume dce_sink debug_callback debug_print inspect_sharding print_layout
+"""
+FREE = frozenset(
+    f"{_ELEMENTWISE} {_REDUCTIONS_AND_SORTS} {_MOVEMENT_AND_CREATION} {_COLLECTIVES} "
+    f"{_RANDOM_AND_DEBUGGING}".split()
+)
+
+Rule = Callable[[Any], dict[str, int]]
+"""From an equation to its FLOPs: `work` of the phase it stands in, `recompute` where it repeats some."""
+
+
+def program_in(eqn: Any) -> Any:
+    """Return the jaxpr that an equation of `WALKED` runs, or None where its parameters hold none."""
+    for key in _PROGRAMS:
+        value = eqn.params.get(key)
+        if value is not None and hasattr(value, "eqns"):
+            return getattr(value, "jaxpr", value)
+    return None
+
+
+def _multiply_add(*factors: Any) -> int:
+    """Return the real FLOPs of one multiply-add of the operands' numbers: 2, 4 or 8."""
+    return math.prod((2, *(2 for factor in factors if factor.aval.dtype.kind == "c")))
+
+
+def _sizes(shape: tuple[int, ...], dims: Any) -> int:
+    return math.prod(shape[d] for d in dims)
+
+
+def _sizes_beside(shape: tuple[int, ...], *dims: Any) -> int:
+    """Return the product of the dimensions that are in none of `dims`."""
+    spent = {d for each in dims for d in each}
+    return math.prod(size for d, size in enumerate(shape) if d not in spent)
+
+
+def _dot(eqn: Any) -> dict[str, int]:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left, right = eqn.invars[:2]
+    products = math.prod(eqn.outvars[0].aval.shape) * _sizes(left.aval.shape, contracted)
+    return {"work": _multiply_add(left, right) * products}
+
+
+def _ragged_dot(eqn: Any) -> dict[str, int]:
+    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    left, right = eqn.invars[:2]
+    columns = _sizes_beside(right.aval.shape, contracted, batch, numbers.rhs_group_dimensions)
+    return {"work": _multiply_add(left, right) * math.prod(left.aval.shape) * columns}
+
+
+def _scaled_matmul(eqn: Any) -> dict[str, int]:
+    """[batch, m, k] x [batch, n, k], both scaled block by block."""
+    left, right = eqn.invars[:2]
+    return {"work": _multiply_add(left, right) * math.prod(left.aval.shape) * right.aval.shape[1]}
+
+
+def _symmetric_product(eqn: Any) -> dict[str, int]:
+    """A A^T of [..., n, k]: one triangle with its diagonal; the other is the same numbers."""
+    *batch, n, k = eqn.invars[0].aval.shape
+    factor = _multiply_add(eqn.invars[0], eqn.invars[0])
+    return {"work": factor * math.prod(batch) * (n * (n + 1) // 2) * k}
+
+
+def _bcoo_dot(eqn: Any) -> dict[str, int]:
+    """Each stored element, padding among them included, meets the free dimensions of the dense side."""
+    data, indices, dense = eqn.invars
+    (_, contracted), (_, batch) = eqn.params["dimension_numbers"]
+    num_batch = len(indices.aval.shape) - 2
+    stored = math.prod((*eqn.params["lhs_spinfo"].shape[:num_batch], *data.aval.shape[num_batch:]))
+    return {"work": _multiply_add(data, dense) * stored * _sizes_beside(dense.aval.shape, contracted, batch)}
+
+
+def _bcoo_dot_sampled(eqn: Any) -> dict[str, int]:
+    """A product of dense arrays at the stored places alone."""
+    left, right = eqn.invars[:2]
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    products = math.prod(eqn.outvars[0].aval.shape) * _sizes(left.aval.shape, contracted)
+    return {"work": _multiply_add(left, right) * products}
+
+
+def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
+    """FLOPs of a convolution, counted in the backward pass as in the forward pass that it belongs to.
+
+    A convolution has three sizes along each dimension: of input, window and output. Forward, window x output
+    counts, of one that is transposed (it dilates its input) window x input. JAX writes both gradients as
+    convolutions with these roles exchanged, and the same pairs are counted there.
+
+    Args:
+        gradient: it stands in the backward pass.
+        flipped: its kernel was reversed: it is the gradient of an input.
+    """
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    image, kernel, out = (v.aval.shape for v in (*eqn.invars[:2], *eqn.outvars))
+    inputs = _sizes(image, numbers.lhs_spec[2:])
+    window = _sizes(kernel, numbers.rhs_spec[2:])
+    outputs = _sizes(out, numbers.out_spec[2:])
+    if gradient and flipped:
+        pairs = window * (outputs if any(stride > 1 for stride in params["window_strides"]) else inputs)
+    elif any(holes > 1 for holes in params["lhs_dilation"]):
+        pairs = inputs * (outputs if gradient else window)
+    else:
+        pairs = window * outputs
+    # The kernel's input features are those of one group already; a batch group sums over its share.
+    batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
+    batch_share = image[numbers.lhs_spec[0]] // params["batch_group_count"]
+    assert batch == batch_share, f"output batch {batch}, expected {batch_share}"
+    factor = _multiply_add(*eqn.invars[:2])
+    return {"work": factor * pairs * batch * features * kernel[numbers.rhs_spec[1]]}
+
+
+def _scores(eqn: Any) -> int:
+    """FLOPs of one of cuDNN attention's matmuls; query [batch, q, heads, head_dim]."""
+    query, key = (v.aval.shape for v in eqn.invars[:2])
+    heads_first = eqn.params["layout"] == 1  # BNTH
+    q_length, heads = (query[2], query[1]) if heads_first else (query[1], query[2])
+    k_length = key[2] if heads_first else key[1]
+    flops = 2 * query[0] * heads * q_length * k_length * query[3]
+    return flops // 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
+
+
+RULES: dict[str, Rule] = {
+    "dot_general": _dot,
+    "scaled_dot": _dot,
+    "ragged_dot": _ragged_dot,
+    "ragged_dot_general": _ragged_dot,
+    "scaled_matmul": _scaled_matmul,
+    "scaled_matmul_wrapper": _scaled_matmul,
+    "symmetric_product": _symmetric_product,
+    "bcoo_dot_general": _bcoo_dot,
+    "bcoo_dot_general_sampled": _bcoo_dot_sampled,
+    "dot_product_attention_fwd_wrapper": lambda eqn: {"work": 2 * _scores(eqn)},
+    # Four gradients' matmuls, and the scores once more: the flash kernel does not keep them.
+    "dot_product_attention_bwd_wrapper": lambda eqn: {"work": 4 * _scores(eqn), "recompute": _scores(eqn)},
+}
+
+
+PHASES = ("forward", "backward", "recompute", "optimizer", "other")
+
+
+def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
+    """Return the FLOPs of `jaxpr` by phase and module, and list the calls that have no rule.
+
+    Work that remat repeats counts as recomputation where its first run is alive. Where nothing uses the first
+    run (the loss itself is rematerialised and its value dropped), the second is the only one and counts as
+    forward.
+
+    Args:
+        jaxpr: the whole step, with global shapes.
+        platform: cuda | tpu | cpu: the one it is compiled for.
+    """
+    alive, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    counter = _Counter(platform)
+    counter.walk(alive, "", Fraction(1))
+    if counter.again:
+        written = _Counter(platform)
+        written.walk(jaxpr, "", Fraction(1))
+        counter.call_first_what_is_not_repeated(written)
+    counts = {key: flops for key, flops in counter.counts.items() if flops}
+    if {phase for phase, _ in counts} == {"other"}:  # nothing was differentiated: all of it is forward
+        counts = {("forward", module): flops for (_, module), flops in counts.items()}
+    phases, modules = dict[str, Fraction](), dict[str, Fraction]()
+    for (phase, module), flops in counts.items():
+        _increase(phases, phase, flops)
+        if phase != "recompute":
+            _increase(modules, module, flops)
+    assert all(flops.denominator == 1 for flops in phases.values()), phases
+    return TracedFlops(
+        by_phase={phase: int(phases.get(phase, 0)) for phase in PHASES},
+        unpriced=tuple(f"{what} x{times}" for what, times in sorted(counter.unpriced.items())),
+        attention=int(counter.attention),
+        by_module={module: int(flops) for module, flops in modules.items()},
+        by_phase_and_module={
+            phase: {module: int(flops) for (its, module), flops in counts.items() if its == phase}
+            for phase in PHASES
+            if phase in phases
+        },
+    )
+
+
+def phase_of(scopes: str) -> str:
+    """Return the phase of an operation by the scopes and transforms it was traced under."""
+    if "rematted_computation" in scopes:
+        return "recompute"
+    if re.search(r"\boptimizer\b", scopes):
+        return "optimizer"
+    if "transpose(" in scopes:
+        return "backward"
+    return "forward" if "jvp(" in scopes else "other"
+
+
+# The line that a product was traced at, its primitive, its module, and whether it is attention's.
+_Key = tuple[Any, str, str, bool]
+
+
+class _Counter:
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+        self.counts: dict[tuple[str, str], Fraction] = {}  # by phase and module
+        self.unpriced: Counter[str] = Counter()
+        self.attention: Fraction = Fraction(0)
+        # Of what remat runs, the first runs and the repeated ones.
+        self.first: dict[_Key, Fraction] = {}
+        self.again: dict[_Key, Fraction] = {}
+
+    def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction) -> None:
+        """Add every equation of `jaxpr`, run `times` times under the scopes `outer`."""
+        reversed_kernels = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "rev"}
+        for eqn in jaxpr.eqns:
+            scopes = f"{outer}/{eqn.source_info.name_stack}"
+            name = eqn.primitive.name
+            if name == "conv_general_dilated":
+                flipped = eqn.invars[1] in reversed_kernels
+                self._add(scopes, eqn, _convolution(eqn, scopes, flipped), times)
+            elif name in RULES:
+                self._add(scopes, eqn, RULES[name](eqn), times)
+            elif name == "scan":
+                self.walk(eqn.params["jaxpr"].jaxpr, scopes, times * eqn.params["length"])
+            elif name == "while":
+                self._loop(eqn, scopes, times)
+            elif name == "shard_map":  # its shapes are one device's
+                manual = eqn.params["newly_manual_axes"]
+                ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
+                self.walk(eqn.params["jaxpr"], scopes, times * ways)
+            elif name == "cond":
+                self._branch(eqn, scopes, times)
+            elif name in WALKED and (inner := program_in(eqn)) is not None:
+                self.walk(inner, scopes, times)
+            elif name not in FREE:
+                shapes = ", ".join(str(v.aval) for v in eqn.invars)
+                self.unpriced[f"{name}({shapes})"] += int(times)
+
+    def call_first_what_is_not_repeated(self, written: _Counter) -> None:
+        """Count as forward what is repeated here but whose first run is in `written` alone.
+
+        A line that runs several times, some of its first runs dead, is taken for the one whose repetition
+        is alive.
+        """
+        for key, again in self.again.items():
+            dead = written.first.get(key, Fraction(0)) - self.first.get(key, Fraction(0))
+            if moved := min(again, dead):
+                self.counts["recompute", key[2]] -= moved
+                _increase(self.counts, ("forward", key[2]), moved)
+                self.attention += moved if key[3] else 0
+
+    def _add(self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction) -> None:
+        name = eqn.primitive.name
+        module = module_of(f"{scopes}/{name}")
+        for part, amount in flops.items():
+            scaled = times * amount
+            for share in shares_of(scopes).values():
+                scaled *= share
+            phase = phase_of(scopes) if part == "work" else part
+            _increase(self.counts, (phase, module), scaled)
+            of_attention = "attention" in name or ("needed_" in scopes and "attention" in scopes)
+            line = (eqn.source_info.traceback, name, module, of_attention)
+            if phase in ("forward", "other"):
+                _increase(self.first, line, scaled)
+            elif phase == "recompute":
+                _increase(self.again, line, scaled)
+            if of_attention and phase != "recompute":
+                self.attention += scaled
+
+    def _loop(self, eqn: Any, scopes: str, times: Fraction) -> None:
+        """Add one round of a `while`, and list it."""
+        place = scopes.strip("/") or "the step"
+        self.unpriced[f"while of unknown length under {place}, counted once"] += 1
+        for part in ("cond_jaxpr", "body_jaxpr"):
+            self.walk(eqn.params[part].jaxpr, scopes, times)
+
+    def _branch(self, eqn: Any, scopes: str, times: Fraction) -> None:
+        """Add the target's branch of `platform_dependent`, else the branch that costs most."""
+        branches = eqn.params["branches"]
+        for branch, platforms in zip(branches, eqn.params.get("branches_platforms") or (), strict=False):
+            if platforms is None or self.platform in platforms:  # the default comes last
+                self.walk(branch.jaxpr, scopes, times)
+                return
+        counters = [_Counter(self.platform) for _ in branches]
+        for counter, branch in zip(counters, branches, strict=True):
+            counter.walk(branch.jaxpr, scopes, times)
+            self.unpriced.update(counter.unpriced)
+        costliest = max(counters, key=lambda counter: sum(counter.counts.values()))
+        self.attention += costliest.attention
+        for mine, theirs in (
+            (self.counts, costliest.counts),
+            (self.first, costliest.first),
+            (self.again, costliest.again),
+        ):
+            for key, flops in theirs.items():
+                _increase(mine, key, flops)
+
+
+def _convolution(eqn: Any, scopes: str, flipped: bool) -> dict[str, int]:
+    return convolution(eqn, gradient=phase_of(scopes) == "backward", flipped=flipped)
+
+
+def _increase(counts: dict[Any, Fraction], key: Any, flops: Fraction) -> None:
+    counts[key] = counts.get(key, Fraction(0)) + flops

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from meshwright.torch_account._flops import allowed_pairs
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import meshwright as mw  # noqa: E402
+
+BATCH, HEADS, WIDTH = 2, 4, 8
+
+
+class Attention(nn.Module):
+    def __init__(self, **keywords):
+        super().__init__()
+        self.keywords = keywords
+
+    def forward(self, query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, **self.keywords)
+
+
+def tensors(queries: int, keys: int, *, heads: int = HEADS, width: int = WIDTH):
+    shapes = ((BATCH, HEADS, queries, width), (BATCH, heads, keys, width), (BATCH, heads, keys, width))
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (6, 6), (6, 3), (3, 6), (1, 9), (9, 1)])
+def test_allowed_pairs_are_those_of_the_mask_itself(queries, keys):
+    mask = torch.ones(queries, keys).tril()  # as PyTorch documents is_causal
+    assert allowed_pairs(queries, keys, causal=True) == int(mask.sum())
+    assert allowed_pairs(queries, keys, causal=False) == mask.numel()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (6, 3), (3, 6)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention_costs_two_products_forward_and_five_backward(
+    queries, keys, causal, counted_by_torch
+):
+    module, inputs = Attention(is_causal=causal), tensors(queries, keys)
+    pairs = int(torch.ones(queries, keys).tril().sum()) if causal else queries * keys
+    product = 2 * BATCH * HEADS * pairs * WIDTH
+    flops = mw.account_torch(module, *inputs).flops
+    assert (flops.forward, flops.backward, flops.recomputed) == (2 * product, 5 * product, product)
+    assert flops.model == 6 * product
+    assert counted_by_torch(module, *inputs) == (0, 0)  # which knows no attention on a CPU
+
+
+def test_a_mask_that_is_a_tensor_counts_whole():
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    assert (
+        mw.account_torch(Attention(attn_mask=mask), *tensors(6, 6)).flops.forward
+        == 4 * BATCH * HEADS * 36 * WIDTH
+    )
+
+
+def test_every_query_head_counts_where_they_share_key_heads():
+    account = mw.account_torch(Attention(enable_gqa=True), *tensors(6, 6, heads=2))
+    assert account.flops.forward == 4 * BATCH * HEADS * 36 * WIDTH
+
+
+def test_attention_in_parts_counts_what_pytorchs_own_counter_says(counted_by_torch):
+    class Parts(nn.Module):
+        def forward(self, query, key, value):
+            return (query @ key.transpose(-1, -2)).softmax(-1) @ value
+
+    inputs = tensors(6, 5)
+    flops = mw.account_torch(Parts(), *inputs).flops
+    assert (flops.forward, flops.backward) == counted_by_torch(Parts(), *inputs)
+    assert flops.recomputed == 0  # the scores were kept
+
+
+class Direct(nn.Module):
+    def __init__(self, operation):
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, *inputs):
+        return self.operation(*inputs)
+
+
+def kernel_flops(name: str, *arguments):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    operation = getattr(torch.ops.aten, name)
+    account = mw.account_torch(Direct(operation), *arguments, loss=lambda _: torch.zeros(()))
+    with FlopCounterMode(display=False) as theirs:
+        operation(*arguments)
+    return account, theirs.get_total_flops()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_of_gpus_count_causal_attention_once_where_pytorchs_counter_doubles_it(causal):
+    query, key, value = (
+        torch.empty(BATCH, HEADS, 64, WIDTH, dtype=torch.bfloat16, device="meta") for _ in range(3)
+    )
+    pairs = 64 * 65 // 2 if causal else 64 * 64
+    by_hand = 4 * BATCH * HEADS * pairs * WIDTH
+    for name, arguments in (
+        ("_scaled_dot_product_flash_attention", (0.0, causal)),
+        ("_scaled_dot_product_efficient_attention", (None, True, 0.0, causal)),
+        ("_scaled_dot_product_cudnn_attention", (None, True, 0.0, causal)),
+    ):
+        account, theirs = kernel_flops(name, query, key, value, *arguments)
+        assert account.flops.forward == by_hand, name
+        assert account.flops.by_format == {"bf16": by_hand}
+        assert theirs == 4 * BATCH * HEADS * 64 * 64 * WIDTH  # whole, causal or not
+
+
+def test_the_kernels_below_have_the_sequence_before_the_heads():
+    query = torch.empty(BATCH, 64, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
+    arguments = (query, query, query, None, None, 64, 64, 0.0, True, False)
+    account, _ = kernel_flops("_flash_attention_forward", *arguments)
+    assert account.flops.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
+    arguments = (query, query, query, None, None, None, 64, 64, 0.0, 1, True)
+    account, _ = kernel_flops("_efficient_attention_forward", *arguments)
+    assert account.flops.forward == 4 * BATCH * HEADS * (64 * 65 // 2) * WIDTH
+
+
+def test_packed_sequences_are_unknown_for_their_lengths_are_data():
+    query = torch.empty(128, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
+    ends = torch.empty(3, dtype=torch.int32, device="meta")
+    account, _ = kernel_flops(
+        "_flash_attention_forward", query, query, query, ends, ends, 64, 64, 0.0, True, False
+    )
+    assert account.flops.forward == 0
+    assert [key.split("(")[0] for key in account.unknown] == ["aten._flash_attention_forward"]
+
+
+def test_a_mask_from_the_bottom_right_is_unknown():
+    query = torch.empty(BATCH, 64, HEADS, WIDTH, dtype=torch.bfloat16, device="meta")
+    arguments = (query, query, query, None, None, None, 64, 64, 0.0, 2, True)
+    account, _ = kernel_flops("_efficient_attention_forward", *arguments)
+    assert (account.flops.forward, len(account.unknown)) == (0, 1)
