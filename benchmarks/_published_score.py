@@ -12,10 +12,9 @@ from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
 
 import meshwright as mw
-from meshwright.compiler import read_text
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import find_chip
-from meshwright.hlo import parse_program
+from meshwright.ledger import executions_in
 from meshwright.predict import Interval, predict
 from meshwright.predict._rates import sustained_share
 from meshwright.units import aligned
@@ -46,10 +45,10 @@ def score(row: Expressed) -> dict[str, Any]:
     }
     try:
         weighed, told["remat"] = _weighed(row, told["notes"])
-        program = parse_program(read_text(weighed.folder, "program.hlo.txt"))
+        executions = executions_in(weighed.folder)
         # Without a calibration of this machine's, and with the row's own chip and attention kernel.
         prediction = predict(
-            program, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel
+            executions, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel
         )
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}

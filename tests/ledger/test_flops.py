@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from meshwright.ledger import instruction_work
+from meshwright.ledger import executions_of, instruction_work
 from meshwright.ledger._flops import executed_flops
 
 # fixtures/programs.py: layers, batch, sequence, embed, mlp, vocabulary
@@ -19,7 +19,7 @@ HEAD = 2 * B * S * E * V
 def test_cruncher_is_2bp_forward_and_4bp_backward_less_the_input_gradient(samples, name):
     batch, width = 4096, 1024
     parameters = 2 * width * width + width
-    by_phase = executed_flops(samples.program(name)).by_phase
+    by_phase = executed_flops(executions_of(samples.program(name))).by_phase
     assert 8 * by_phase["forward"] == 2 * batch * parameters
     assert 8 * by_phase["backward"] == 4 * batch * parameters - 2 * batch * width * width
     assert set(by_phase) == {"forward", "backward"}
@@ -28,7 +28,7 @@ def test_cruncher_is_2bp_forward_and_4bp_backward_less_the_input_gradient(sample
 def test_a_tpu_runs_the_outer_product_of_crunchers_head_in_two_fusions(samples):
     batch, width = 4096, 1024
     parameters = 2 * width * width + width
-    by_phase = executed_flops(samples.program("cruncher-v5e-8")).by_phase
+    by_phase = executed_flops(executions_of(samples.program("cruncher-v5e-8"))).by_phase
     assert 8 * by_phase["forward"] == 2 * batch * parameters
     assert 8 * by_phase["backward"] == 4 * batch * parameters - 2 * batch * width * width + 2 * batch * width
 
@@ -38,7 +38,7 @@ def test_a_tpu_runs_the_outer_product_of_crunchers_head_in_two_fusions(samples):
     ["transformer-8xH100", "transformer-8xH100-jax-0.12", "transformer-8xCPU", "transformer-v5e-8"],
 )
 def test_a_rematerialised_transformer_counts_as_by_hand(samples, name):
-    executed = executed_flops(samples.program(name))
+    executed = executed_flops(executions_of(samples.program(name)))
     layer = 2 * B * S * WEIGHTS + 2 * SCORES
     forward = L * layer + HEAD
     assert 8 * executed.by_phase["forward"] == forward
@@ -50,7 +50,7 @@ def test_a_rematerialised_transformer_counts_as_by_hand(samples, name):
 
 
 def test_causal_flash_attention_counts_by_half_and_repeats_its_scores(samples):
-    executed = executed_flops(samples.program("transformer-cudnn-16xH100"))
+    executed = executed_flops(executions_of(samples.program("transformer-cudnn-16xH100")))
     layer = 2 * B * S * WEIGHTS + SCORES
     assert 16 * executed.by_phase["forward"] == L * layer + HEAD
     assert 16 * executed.by_phase["backward"] == 2 * (L * layer + HEAD)
@@ -65,7 +65,7 @@ def real_taps(size, window, low, high, stride):
 
 
 def test_a_strided_and_a_grouped_convolution_count_as_by_hand(samples):
-    executed = executed_flops(samples.program("convolution-8xCPU"))
+    executed = executed_flops(executions_of(samples.program("convolution-8xCPU")))
     strided = 2 * 2 * real_taps(32, 3, 0, 1, 2) ** 2 * 16 * 32  # two images a device
     # The partitioner gathers the batch before the grouped one: each device convolves all sixteen images,
     # or, for the filter's gradient, its own two.
@@ -75,7 +75,7 @@ def test_a_strided_and_a_grouped_convolution_count_as_by_hand(samples):
 
 
 def test_cudnn_convolves_the_padding_that_was_written_out_before_it(samples):
-    executed = executed_flops(samples.program("convolution-8xH100"))
+    executed = executed_flops(executions_of(samples.program("convolution-8xH100")))
     strided = 2 * 2 * (16 * 3) ** 2 * 16 * 32  # into 33 x 33, all of it read
     grouped = 2 * real_taps(16, 5, 2, 2, 1) ** 2 * 8 * 64
     assert executed.by_phase["forward"] == strided + 16 * grouped
@@ -112,7 +112,7 @@ def test_nested_loops_multiply_and_conditions_run_once_more(module):
         'backend_config={"known_trip_count":{"n":"3"}}',
         before=BODY,
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert executed.total == 3 * 5 * 2 * 4**3
     assert executed.unpriced == {"done(f32[4,4]) -> pred[], from an unnamed operation": 3 * 6 + 4}
 
@@ -123,7 +123,7 @@ def test_a_loop_of_unknown_length_counts_once_and_is_named(module):
         'ROOT %v = f32[4,4]{1,0} while(%a), condition=%test, body=%body, metadata={op_name="jit(f)/while"}',
         before=BODY,
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert executed.total == 2 * 4**3
     assert "while %v of unknown length, from jit(f)/while: body counted once" in executed.unpriced
 
@@ -137,7 +137,7 @@ def test_a_fusion_that_runs_again_is_recomputed_whatever_it_holds(module):
         before=f"%fused (x: f32[4,4]) -> f32[4,4] {{\n  %x = f32[4,4]{{1,0}} parameter(0)\n"
         f"  ROOT %d = f32[4,4]{{1,0}} {DOT}, {named}\n}}\n",
     )
-    assert executed_flops(program).by_phase == {"forward": 2 * 4**3, "recompute": 2 * 4**3}
+    assert executed_flops(executions_of(program)).by_phase == {"forward": 2 * 4**3, "recompute": 2 * 4**3}
 
 
 def test_a_conditional_costs_its_dearest_branch(module):
@@ -147,7 +147,7 @@ def test_a_conditional_costs_its_dearest_branch(module):
         "ROOT %c = f32[4,4]{1,0} conditional(%i, %a, %a, %a), branch_computations={%nothing, %outer, %body}",
         before=BODY,
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert executed.total == 5 * 2 * 4**3
     assert sum(executed.unpriced.values()) == 6
     assert executed.assumptions == {"conditional at %c: counted by its dearest branch, 2 of 3": 1}
@@ -168,7 +168,7 @@ def test_of_a_branch_that_says_how_often_it_is_taken_that_share_counts(module):
         + "%head (x: f32[4,4]) -> f32[4,4] " + product.format(DOT, taken)
         + "%none (x: f32[4,4]) -> f32[4,4] {\n  ROOT %x = f32[4,4]{1,0} parameter(0)\n}\n",
     )  # fmt: skip
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert executed.total == 128 + 128 * 4 // 10
     assert executed.bubble == Fraction(128, 5)
     assert executed.first_by_module == {"up": Fraction(4 * 128, 5), "": 51}
@@ -200,7 +200,7 @@ def test_among_branches_without_products_the_one_with_more_elementwise_work_coun
         ' metadata={op_name="jit(f)/cond" source_file="model.py" source_line=12}',
         before=TWO_WAYS,
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert executed.elementwise == {"transcendental": 16}
     assert executed.assumptions == {"conditional at model.py:12: counted by its dearest branch, 2 of 2": 1}
 
@@ -217,7 +217,7 @@ def test_sorts_and_fourier_transforms_are_named_with_their_shapes(module):
 }
 """,
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     assert list(executed.unpriced) == [
         "sort(f32[8]) -> f32[8], from an unnamed operation",
         "fft(f32[8]) -> c64[5], from an unnamed operation",

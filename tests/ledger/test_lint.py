@@ -7,6 +7,7 @@ import pytest
 
 from meshwright import weigh
 from meshwright.hardware import Fleet
+from meshwright.ledger import executions_of
 from meshwright.ledger._lint import findings_of
 from meshwright.ledger._traffic import traffic_of
 
@@ -27,12 +28,12 @@ def lint(samples):
         )
         text = samples.program(name) if program is None else program
         return findings_of(
-            text,
+            executions_of(text),
             compiled,
             fleet,
             dataclasses.replace(ledger.memory, **(memory or {})),
             dataclasses.replace(ledger.flops, **(flops or {})),
-            traffic_of(text, mesh_axes, fleet)[0],
+            traffic_of(executions_of(text), mesh_axes, fleet)[0],
         )
 
     return run

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from meshwright.ledger import executions_of
 from meshwright.ledger._flops import executed_flops, first_runs, shared_out
 
 QUERY, KEY, VALUE = ("layers/attention/" + name for name in ("query", "key", "value"))
@@ -47,7 +48,7 @@ def test_a_product_of_operands_joined_under_its_own_name_is_a_merged_one(module,
         f"ROOT %f = f32[6,5]{{1,0}} fusion(%j, %x.1), kind=kCustom, calls=%product, {product}",
         before=FUSED.format(joined_by, product),
     )
-    executed = executed_flops(program)
+    executed = executed_flops(executions_of(program))
     whole = {(FORWARD, QUERY): 2 * 6 * 5 * 8}
     assert executed.by_phase_and_module == whole
     assert executed.merged == (whole if is_merged else {})

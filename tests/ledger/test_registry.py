@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.ledger import Work, register_call
+from meshwright.ledger import Work, executions_of, register_call
 from meshwright.ledger import _rules as registry
 from meshwright.ledger._flops import executed_flops
 
@@ -28,18 +28,18 @@ def matmul(call):
 
 
 def test_a_call_without_a_rule_is_unpriced_and_with_one_counted(program):
-    assert list(executed_flops(program).unpriced) == [
+    assert list(executed_flops(executions_of(program)).unpriced) == [
         "my_kernel_v2(bf16[4,8], bf16[8,2]) -> bf16[4,2], u8[64], from an unnamed operation"
     ]
     register_call("my_kernel", matmul)
-    found = executed_flops(program)
+    found = executed_flops(executions_of(program))
     assert (found.total, dict(found.by_format), dict(found.unpriced)) == (128, {"bf16": 128}, {})
 
 
 def test_the_longest_beginning_decides(program):
     register_call("my_kernel", matmul)
     register_call("my_kernel_v2", lambda call: Work(kind="matmul", flops=7, format="bf16"))
-    assert executed_flops(program).total == 7
+    assert executed_flops(executions_of(program)).total == 7
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.hlo import dimensions_of
-from meshwright.ledger import is_overlapped, message_of
+from meshwright.ledger import executions_of, is_overlapped, message_of
 from meshwright.ledger._traffic import traffic_of
 
 MESH = (("fsdp", 4), ("tensor", 2))
@@ -25,7 +25,7 @@ def find(collectives, kind, axes, in_loop):
 
 @pytest.mark.parametrize("name", ["transformer-8xH100", "transformer-8xH100-jax-0.12"])
 def test_gradients_and_residuals_are_scattered_as_by_hand(samples, name):
-    collectives, unpriced = traffic_of(samples.program(name), MESH, HOST)
+    collectives, unpriced = traffic_of(executions_of(samples.program(name)), MESH, HOST)
     assert not unpriced
     weights = (4 * E * E + 2 * E * M) // 2 * 2  # one layer's bf16 on a tensor half
     gradients = find(collectives, "reduce-scatter", ("fsdp",), True)
@@ -46,7 +46,7 @@ def test_gradients_and_residuals_are_scattered_as_by_hand(samples, name):
 
 def test_crunchers_gradients_are_summed_over_all_devices(samples):
     for name in ("cruncher-8xH100", "cruncher-8xCPU", "cruncher-v5e-8"):
-        (only,), unpriced = traffic_of(samples.program(name), (("data", 8),), HOST)
+        (only,), unpriced = traffic_of(executions_of(samples.program(name)), (("data", 8),), HOST)
         payload = 4 * (2 * 1024 * 1024 + 1024 + 1)  # and the loss
         assert (only.kind, only.axes, only.count, only.payload_bytes) == ("all-reduce", ("data",), 1, payload)
         assert only.wire_bytes == 2 * payload * 7 // 8
@@ -54,13 +54,13 @@ def test_crunchers_gradients_are_summed_over_all_devices(samples):
 
 
 def test_nothing_of_a_cpus_traffic_overlaps(samples):
-    collectives, _ = traffic_of(samples.program("transformer-8xCPU"), MESH, HOST)
+    collectives, _ = traffic_of(executions_of(samples.program("transformer-8xCPU")), MESH, HOST)
     assert {c.overlapped_count for c in collectives} == {0}
 
 
 def test_what_the_gpu_scheduler_marks_synchronous_does_not_overlap(samples):
     program = samples.program("transformer-8xH100")
-    collectives, _ = traffic_of(program, MESH, HOST)
+    collectives, _ = traffic_of(executions_of(program), MESH, HOST)
     gathers = find(collectives, "all-gather", ("tensor",), True)
     synchronous = [
         i
@@ -74,7 +74,7 @@ def test_what_the_gpu_scheduler_marks_synchronous_does_not_overlap(samples):
 
 def test_a_tpus_collective_in_several_fusions_counts_once(samples):
     program = samples.program("transformer-v5e-8")
-    collectives, _ = traffic_of(program, MESH, HOST)
+    collectives, _ = traffic_of(executions_of(program), MESH, HOST)
     by_channel = {
         i.attributes["channel_id"]: i.shapes[0].num_bytes
         for c, i in program.instructions()
@@ -85,7 +85,7 @@ def test_a_tpus_collective_in_several_fusions_counts_once(samples):
 
 
 def one(module, *lines, before=""):
-    collectives, unpriced = traffic_of(module(*lines, before=before), MESH, HOST)
+    collectives, unpriced = traffic_of(executions_of(module(*lines, before=before)), MESH, HOST)
     assert not unpriced
     (only,) = collectives
     return only
@@ -180,7 +180,7 @@ def test_a_group_of_one_sends_nothing(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[8]{0} all-gather(%p), replica_groups=[8,1]<=[8], dimensions={0}",
     )
-    assert traffic_of(program, MESH, HOST) == ((), ())
+    assert traffic_of(executions_of(program), MESH, HOST) == ((), ())
 
 
 def test_a_permutation_onto_itself_sends_nothing(module):
@@ -188,7 +188,7 @@ def test_a_permutation_onto_itself_sends_nothing(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={{0,0},{1,1}}",
     )
-    assert traffic_of(program, MESH, HOST) == ((), ())
+    assert traffic_of(executions_of(program), MESH, HOST) == ((), ())
 
 
 def test_a_permutation_without_pairs_sends_nothing(module):
@@ -196,7 +196,7 @@ def test_a_permutation_without_pairs_sends_nothing(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={}",
     )
-    assert traffic_of(program, MESH, HOST) == ((), ())
+    assert traffic_of(executions_of(program), MESH, HOST) == ((), ())
 
 
 def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
@@ -204,7 +204,7 @@ def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
         "%p = f32[8]{0} parameter(0)",
         "ROOT %r = f32[16]{0} all-gather(%p), replica_groups={{0,3},{1,2}}, dimensions={0}",
     )
-    assert traffic_of(program, MESH, HOST) == (
+    assert traffic_of(executions_of(program), MESH, HOST) == (
         (),
         ("all-gather of 64 bytes: {{0,3},{1,2}} is no block of the mesh",),
     )
@@ -216,7 +216,7 @@ def test_sends_between_two_devices_are_unpriced(module):
         "%t = token[] after-all()",
         "ROOT %r = (f32[8]{0}, u32[], token[]) send(%p, %t)",
     )
-    assert traffic_of(program, MESH, HOST)[1] == (
+    assert traffic_of(executions_of(program), MESH, HOST)[1] == (
         "send of f32[8], u32[], token[], from an unnamed operation",
     )
 
@@ -251,7 +251,7 @@ def test_a_start_that_nobody_awaits_raises(module):
         "ROOT %s = (f32[8]{0}, f32[16]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8]",
     )
     with pytest.raises(ValueError, match="%s is started and never awaited in %main"):
-        traffic_of(program, MESH, HOST)
+        traffic_of(executions_of(program), MESH, HOST)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,9 @@ def test_a_start_that_nobody_awaits_raises(module):
     ],
 )
 def test_an_axis_that_leaves_the_host_is_carried_between_hosts(samples, fleet, links):
-    collectives, _ = traffic_of(samples.program("transformer-8xH100"), MESH, Fleet.parse(fleet))
+    collectives, _ = traffic_of(
+        executions_of(samples.program("transformer-8xH100")), MESH, Fleet.parse(fleet)
+    )
     found = {c.axes: c.link for c in collectives if len(c.axes) == 1}
     assert found == links
     names = {"inside": "NVLink4 18x25", "between": "network"}
@@ -296,7 +298,7 @@ def test_a_tpus_collective_names_the_dimensions_of_the_torus_along_which_its_gro
         before=ADD,
     )
     mesh = (("fsdp", 4), ("tensor", 2), ("expert", 2))
-    (only,), unpriced = traffic_of(program, mesh, Fleet.parse(fleet), coordinates)
+    (only,), unpriced = traffic_of(executions_of(program), mesh, Fleet.parse(fleet), coordinates)
     assert (only.dimensions, only.link, unpriced) == (dimensions, "inside", ())
 
 
@@ -310,7 +312,7 @@ def test_between_slices_the_data_centre_network_carries_it_too(module):
         before=ADD,
     )
     coordinates = tuple((n % 2, n // 2 % 2, 0, 0) for n in range(8))
-    collectives, _ = traffic_of(program, MESH, slices, coordinates)
+    collectives, _ = traffic_of(executions_of(program), MESH, slices, coordinates)
     found = {c.axes: (c.link_name, c.dimensions) for c in collectives}
     assert found[("fsdp", "tensor")] == ("DCN", ("x", "y"))
     assert found[("tensor",)] == ("ICI 2D torus 4x50", ("x",))

@@ -7,7 +7,7 @@ import pytest
 from meshwright.compiler import Compiled, TracedFlops
 from meshwright.hardware import Calibration, Fleet
 from meshwright.hlo import parse_program
-from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
+from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline, executions_of
 from meshwright.predict._machine import machine_of
 from meshwright.predict._walk import walk
 
@@ -37,7 +37,7 @@ def walked_on(program_of):
     def make(text, fleet="8xH100", calibration=None, machine=None):
         fleet = Fleet.parse(fleet)
         machine = machine or machine_of(fleet, calibration)
-        return walk(machine, program_of(text), (("data", fleet.num_devices),))
+        return walk(machine, executions_of(program_of(text)), (("data", fleet.num_devices),))
 
     return make
 

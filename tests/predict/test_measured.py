@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.hardware import Calibration, Fleet, MeasuredAttention, MeasuredCollective
+from meshwright.ledger import executions_of
 from meshwright.predict import predict
 from meshwright.predict._machine import machine_of, measured_attention
 from meshwright.predict._rates import AttentionRate
@@ -77,7 +78,7 @@ def changed(changes):
 def predicted(program_of, compiled_for, ledger_with):
     def make(calibration, attention_kernel="cudnn"):
         return predict(
-            program_of(STEP),
+            executions_of(program_of(STEP)),
             ledger_with(),
             compiled_for("8xH100"),
             Fleet.parse("8xH100"),

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import Calibration, Fleet
+from meshwright.ledger import executions_of
 from meshwright.predict import Interval, predict, predicted_trace
 from meshwright.predict._rates import widths
 
@@ -36,7 +37,9 @@ def predicted(program_of, ledger_with, compiled_for):
         name = fleet if isinstance(fleet, str) else fleet.name
         fleet = Fleet.parse(fleet) if isinstance(fleet, str) else fleet
         ledger = ledger or ledger_with(model=FLOPS, executed=FLOPS)
-        return predict(program_of(text), ledger, compiled_for(name, **compiled), fleet, calibration)
+        return predict(
+            executions_of(program_of(text)), ledger, compiled_for(name, **compiled), fleet, calibration
+        )
 
     return make
 
@@ -224,7 +227,9 @@ def test_rates_that_differ_from_round_to_round_and_doubts_widen_the_interval_and
     )
     fleet, compiled = Fleet.parse("8xCPU"), compiled_for("8xCPU")
     ledger = ledger_with(model=FLOPS, executed=FLOPS)
-    found = predict(program_of(STEP), ledger, compiled, fleet, host, cautions=("measured long ago",))
+    found = predict(
+        executions_of(program_of(STEP)), ledger, compiled, fleet, host, cautions=("measured long ago",)
+    )
     seconds, width = found.step_seconds, widths()["calibration"]
     assert seconds.low / seconds.expected == pytest.approx(width.low / 1.5)
     assert seconds.high / seconds.expected == pytest.approx(width.high * 1.5)
@@ -293,7 +298,9 @@ def test_the_trace_of_a_step_is_a_file_of_trace_events_on_named_tracks(program_o
         "rhs_contracting_dims={0}",
         'rhs_contracting_dims={0}, metadata={op_name="jit(step)/jvp()/layers/up/dot"}',
     )
-    trace = predicted_trace(program_of(scoped), compiled_for("16xH100"), Fleet.parse("16xH100"))
+    trace = predicted_trace(
+        executions_of(program_of(scoped)), compiled_for("16xH100"), Fleet.parse("16xH100")
+    )
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     events = json.loads(path.read_text())["traceEvents"]

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from meshwright.hardware import Fleet
+from meshwright.ledger import executions_of
 from meshwright.predict import predict
 from meshwright.predict._machine import machine_of
 from meshwright.predict._speedups import what_helps
@@ -48,8 +49,8 @@ def helps(program_of, compiled_for, ledger_with, round_machine):
         program, compiled = program_of(text), compiled_for(fleet)
         compiled = dataclasses.replace(compiled, mesh_axes=mesh_axes)
         memory = dataclasses.replace(ledger_with().memory, reserved_bytes=3 * 2**30, usable_bytes=usable)
-        walked = walk(machine, program, mesh_axes)
-        found = what_helps(machine, program, compiled, Fleet.parse(fleet), memory, walked, {})
+        walked = walk(machine, executions_of(program), mesh_axes)
+        found = what_helps(machine, executions_of(program), compiled, Fleet.parse(fleet), memory, walked, {})
         bounds = [h for h in found if not h.change]
         assert found == (*(h for h in found if h.change), *bounds)
         assert [h.saving_seconds for h in bounds] == sorted((h.saving_seconds for h in bounds), reverse=True)
@@ -128,10 +129,14 @@ def test_what_an_order_saves_is_what_a_program_numbered_in_that_order_takes_less
     )
     # Of a mesh of 4 x 2 the groups of two are neighbours, and those of four stride over both hosts.
     chatty, quiet = (start("g", "[4,2]<=[8]"), done("g")), (start("h", "[2,4]<=[4,2]T(1,0)"), done("h"))
-    other = walk(machine, program_of(entry(*chatty, *chatty, *quiet)), (("data", 4), ("fsdp", 2)))
+    other = walk(
+        machine, executions_of(program_of(entry(*chatty, *chatty, *quiet))), (("data", 4), ("fsdp", 2))
+    )
     before = walk(
         machine,
-        program_of(entry(*(start("g", ALONG_FIRST), done("g")) * 2, start("h", ALONG_LAST), done("h"))),
+        executions_of(
+            program_of(entry(*(start("g", ALONG_FIRST), done("g")) * 2, start("h", ALONG_LAST), done("h")))
+        ),
         (("fsdp", 2), ("data", 4)),
     )
     saving = found["--layout data=4,fsdp=2"].saving_seconds
@@ -195,8 +200,8 @@ def test_predict_carries_them_and_the_expected_time_is_that_of_the_program_as_it
 ):
     text = entry(start("g"), copy("c"), done("g"))
     fleet = Fleet.parse("8xH100")
-    found = predict(program_of(text), ledger_with(), compiled_for("8xH100"), fleet)
-    alone = walk(machine_of(fleet, None), program_of(text), (("data", 8),)).seconds
+    found = predict(executions_of(program_of(text)), ledger_with(), compiled_for("8xH100"), fleet)
+    alone = walk(machine_of(fleet, None), executions_of(program_of(text)), (("data", 8),)).seconds
     assert found.step_seconds.expected == alone
     assert "no waiting for collectives over data" in {help_.what for help_ in found.what_helps}
     assert all(0 < help_.saving_seconds < alone for help_ in found.what_helps)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..compiler import Compiled, Request, compile_program, read_text, requested_options
+from ..compiler import Compiled, Request, compile_program, requested_options
 from ..config import (
     Layout,
     RunConfig,
@@ -27,8 +27,8 @@ from ..config import (
 )
 from ..errors import InputError
 from ..hardware import Calibration, Fleet, Link, check_compilable, memory_fraction, topology_arguments
-from ..hlo import parse_program
-from ..ledger import Ledger, allowance, ledger_of
+from ..hlo import Executions
+from ..ledger import Ledger, allowance, executions_in, ledger_of
 from ..measure import calibration_of_chip, calibration_of_this_machine, cautions
 from ..predict import Prediction, RunTotal, checked_price, predict, predicted_trace, run_total, steps_for
 from ..report import HandSum, hand_sum
@@ -99,8 +99,9 @@ class Weighing:
         Raises:
             InputError: no time is predicted; the reason is `no_prediction`'s.
         """
-        program = parse_program(read_text(self.folder, "program.hlo.txt"))
-        return predicted_trace(program, self.compiled, self.fleet, _calibration(self.fleet))
+        return predicted_trace(
+            executions_in(self.folder), self.compiled, self.fleet, _calibration(self.fleet)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
@@ -192,8 +193,9 @@ def weigh(
     request = _request(config if run is None else run, fleet, mesh, simulate)
     compiled, folder, cached = compile_program(request, on_phase=on_phase)
     on_phase("reckoning")
-    ledger = ledger_of(folder, compiled, fleet)
-    prediction, why_not = _prediction(compiled, folder, ledger, fleet)
+    executions = executions_in(folder)
+    ledger = ledger_of(folder, compiled, fleet, executions)
+    prediction, why_not = _prediction(compiled, executions, ledger, fleet)
     return Weighing(
         name=request.name,
         config=run,
@@ -303,13 +305,12 @@ def _calibration(fleet: Fleet) -> Calibration | None:
 
 
 def _prediction(
-    compiled: Compiled, folder: Path, ledger: Ledger, fleet: Fleet
+    compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
     """The prediction, or why there is none. A CPU's rates are measured once on this machine."""
     calibration = _calibration(fleet)
-    program = parse_program(read_text(folder, "program.hlo.txt"))
     try:
         doubts = () if calibration is None else cautions(calibration)
-        return predict(program, ledger, compiled, fleet, calibration, cautions=doubts), ""
+        return predict(executions, ledger, compiled, fleet, calibration, cautions=doubts), ""
     except InputError as unknown:
         return None, f"{unknown.message}; {unknown.hint}"

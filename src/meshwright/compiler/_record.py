@@ -156,7 +156,7 @@ PACKAGES = (
     "optax",
     "numpy",
 )
-SOURCES = ("compiler", "config", "models", "sharding", "step")
+SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def _work(
         told = (str(work), str(made), str(os.getpid()))
         with open(work / "stderr", "wb") as stderr:
             process = subprocess.Popen(
-                own_python("-m", "meshwright.compiler._worker", *told),
+                own_python("-m", "meshwright.worker._main", *told),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,

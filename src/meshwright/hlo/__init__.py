@@ -7,6 +7,9 @@ from ._dataflow import MOVING as MOVING
 from ._dataflow import Origins as Origins
 from ._dataflow import Place as Place
 from ._dataflow import Sources as Sources
+from ._executions import RUNNING as RUNNING
+from ._executions import Execution as Execution
+from ._executions import Executions as Executions
 from ._groups import Axes as Axes
 from ._groups import Coordinates as Coordinates
 from ._groups import axes_of as axes_of

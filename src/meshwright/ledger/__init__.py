@@ -4,7 +4,9 @@ Imports: `compiler` (its record only), `hardware`, `errors`. No jax, no clock.
 Used by: `predict`, which walks the same `hlo.Program`, `reconcile`, `report`, `api`.
 """
 
+from ._flops import executions_of as executions_of
 from ._flops import instruction_work as instruction_work
+from ._ledger import executions_in as executions_in
 from ._ledger import ledger_of as ledger_of
 from ._memory import allowance as allowance
 from ._records import UNUSED as UNUSED
@@ -18,6 +20,8 @@ from ._records import Timeline as Timeline
 from ._rules import Call as Call
 from ._rules import Work as Work
 from ._rules import register_call as register_call
+from ._traffic import KINDS as KINDS
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
 from ._traffic import message_of as message_of
+from ._traffic import split_channels as split_channels

@@ -23,9 +23,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from meshwright.hlo import module_of, shares_of
+from meshwright.hlo import (
+    MOVING,
+    RUNNING,
+    Computation,
+    Execution,
+    Executions,
+    Instruction,
+    Phases,
+    Program,
+    has_path,
+    module_of,
+    shares_of,
+)
 
-from ..hlo import MOVING, Computation, Instruction, Phases, Program, has_path, trips_of
 from ._rules import Work, elementwise_of, unpriced_work, work_of
 
 ByPhaseAndModule = Mapping[str, Mapping[str, int]]
@@ -130,8 +141,7 @@ def _scope(module: str) -> str:
     return module.rpartition("/")[0]
 
 
-# What runs other instructions as they stand; a reduction's or sort's computation is scalar arithmetic.
-RUNNING = ("fusion", "call", "async-start", "custom-call")
+_VIEWS = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional")
 
 
 @dataclass(slots=True)
@@ -160,30 +170,33 @@ class ExecutedFlops:
         """All FLOPs counted."""
         return self.by_phase.total()
 
-    def add(self, other: ExecutedFlops) -> None:
-        """Add another's sums to these."""
-        self.by_phase.update(other.by_phase)
-        self.by_format.update(other.by_format)
-        self.by_kind.update(other.by_kind)
-        self.by_phase_and_module.update(other.by_phase_and_module)
-        self.merged.update(other.merged)
-        for module, flops in other.first_by_module.items():
-            self.first_by_module[module] = self.first_by_module.get(module, Fraction(0)) + flops
-        self.bubble += other.bubble
-        self.elementwise.update(other.elementwise)
-        self.unpriced.update(other.unpriced)
-        self.assumptions.update(other.assumptions)
+
+def executions_of(program: Program) -> Executions:
+    """Return the executions of a program; of a conditional, the branch with most multiply-adds is chosen.
+
+    Among branches with equally many, the one whose instructions write most bytes is.
+    """
+    return Executions(program, _weight)
 
 
-def executed_flops(program: Program) -> ExecutedFlops:
-    """FLOPs of one device in one run of the entry computation."""
-    return _Walk(program).computation(program.entry, 1, None)
+def _weight(program: Program, computation: Computation, instruction: Instruction) -> tuple[int, int]:
+    found = work_of(computation, instruction)
+    written = 0 if instruction.opcode in _VIEWS else sum(array.num_bytes for array in instruction.shapes)
+    return found.flops if found else 0, written
+
+
+def executed_flops(executions: Executions) -> ExecutedFlops:
+    """Return the FLOPs of one device in one step."""
+    count = _Count(executions)
+    for execution in executions:
+        count.add(execution)
+    return count.total
 
 
 def instruction_work(
     program: Program, computation: Computation, instruction: Instruction
 ) -> tuple[Work, ...]:
-    """The multiply-adds of one scheduled instruction run once, those inside its fusion or call included.
+    """Return the multiply-adds of one run of a scheduled instruction, those inside its fusion included.
 
     Loops and branches are not entered: whoever walks the schedule walks their bodies.
     """
@@ -200,44 +213,41 @@ def instruction_work(
 _Place = tuple[Computation, Instruction]
 
 
-class _Walk:
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._phases = Phases(program)
-        self._merged = Merged(program)
+class _Count:
+    """Adds executions up."""
 
-    def computation(self, computation: Computation, times: int, caller: _Place | None) -> ExecutedFlops:
-        total = ExecutedFlops()
-        for instruction in computation.instructions:
-            place = (computation, instruction)
-            if caller and (not has_path(instruction) or self._phases.repeats(caller[1])):
-                place = caller  # the nameless inside of a fusion is part of what the fusion is
-            if found := work_of(computation, instruction):
-                self._count(total, found, (computation, instruction), place, times)
-            elif done := elementwise_of(self._program, computation, instruction):
-                total.elementwise[done[0]] += times * done[1]
-            elif unpriced := unpriced_work(computation, instruction):
-                total.unpriced[unpriced] += times
-            if instruction.opcode == "while":
-                total.add(self._loop(computation, instruction, times))
-            elif instruction.opcode == "conditional":
-                total.add(self._dearest(instruction, times))
-            elif instruction.opcode in RUNNING:
-                inside = place if instruction.opcode in ("fusion", "async-start") else None
-                for name in instruction.all_called:
-                    total.add(self.computation(self._program.computations[name], times, inside))
-        return total
+    def __init__(self, executions: Executions) -> None:
+        self.total = ExecutedFlops()
+        self._executions = executions
+        self._program = executions.program
+        self._phases = Phases(self._program)
+        self._merged = Merged(self._program)
 
-    def _count(self, total: ExecutedFlops, work: Work, here: _Place, place: _Place, times: int) -> None:
-        """Add the work of the instruction `here`, under the name of the one at `place`."""
+    def add(self, execution: Execution) -> None:
+        home, instruction, times = execution.computation, execution.instruction, execution.times
+        if found := work_of(home, instruction):
+            self._multiply_adds(found, execution)
+        elif done := elementwise_of(self._program, home, instruction):
+            self.total.elementwise[done[0]] += times * done[1]
+        elif unpriced := unpriced_work(home, instruction):
+            self.total.unpriced[unpriced] += times
+        if instruction.opcode == "while" and self._executions.trips(home, instruction) is None:
+            self.total.unpriced[_unknown_length(instruction)] += times
+        elif instruction.opcode == "conditional":
+            self._conditional(instruction, times)
+
+    def _multiply_adds(self, work: Work, execution: Execution) -> None:
+        """Add the work of one instruction, under the name that a reader would look for."""
+        total, place = self.total, self._named(execution)
         phase, module = self._phases.of(*place), module_of(place[1].op_name)
         shares = shares_of(place[1].op_name)
-        flops, again = (int(times * n * shares.get("taken", 1)) for n in (work.flops, work.recompute_flops))
+        taken = shares.get("taken", 1)
+        flops, again = (int(execution.times * n * taken) for n in (work.flops, work.recompute_flops))
         for its, amount in ((phase, flops - again), ("recompute", again)):
             if amount:
                 total.by_phase[its] += amount
                 total.by_phase_and_module[its, module] += amount
-        if work.kind == "matmul" and self._merged.holds(*here, module):
+        if work.kind == "matmul" and self._merged.holds(execution.computation, execution.instruction, module):
             total.merged[phase, module] += flops
         total.by_format[work.format] += flops
         total.by_kind[work.kind] += flops
@@ -247,34 +257,45 @@ class _Walk:
             before = total.first_by_module.get(module, Fraction(0))
             total.first_by_module[module] = before + (flops - again) * busy
 
-    def _loop(self, home: Computation, instruction: Instruction, times: int) -> ExecutedFlops:
-        trips = trips_of(self._program, home, instruction)
-        body, condition = (
-            self._program.computations[instruction.called[k][0]] for k in ("body", "condition")
-        )
-        total = self.computation(body, times * (1 if trips is None else trips), None)
-        total.add(self.computation(condition, times * (1 if trips is None else trips + 1), None))
-        if trips is None:
-            place = instruction.op_name or "an unnamed operation"
-            total.unpriced[
-                f"while %{instruction.name} of unknown length, from {place}: body counted once"
-            ] += times
-        return total
+    def _named(self, execution: Execution) -> _Place:
+        """Return the instruction whose path names an execution: a fusion names its nameless inside.
 
-    def _dearest(self, instruction: Instruction, times: int) -> ExecutedFlops:
-        """The branch with most multiply-adds; among equals, with most elementwise work."""
-        branches = [
-            self.computation(self._program.computations[n], times, None) for n in instruction.all_called
-        ]
-        dearest = max(branches, key=lambda branch: (branch.total, branch.elementwise.total()))
-        number = branches.index(dearest) + 1
-        for branch in branches:
-            if branch is not dearest:
-                dearest.unpriced |= branch.unpriced
-                dearest.assumptions |= branch.assumptions
+        A fusion that repeats work for the backward pass names all of its inside.
+        """
+        caller = execution.caller
+        if caller is not None and caller.instruction.opcode in ("fusion", "async-start"):
+            outer = self._named(caller)
+            if not has_path(execution.instruction) or self._phases.repeats(outer[1]):
+                return outer
+        return execution.computation, execution.instruction
+
+    def _conditional(self, instruction: Instruction, times: int) -> None:
+        """Say which branch is counted, and name what has no rule in the others."""
+        chosen, branches = self._executions.branch(instruction), self._executions.branches(instruction)
+        lacking = [self._unpriced_in(branch, times) for branch in branches]
+        most: Counter[str] = Counter()
+        for unpriced in lacking:
+            most |= unpriced
+        self.total.unpriced.update(most - lacking[chosen])
         place = self._program.source_line(instruction) or instruction.op_name or f"%{instruction.name}"
-        text = f"conditional at {place}: counted by its dearest branch, {number} of {len(branches)}"
+        text = f"conditional at {place}: counted by its dearest branch, {chosen + 1} of {len(branches)}"
         if taken := shares_of(instruction.op_name).get("taken"):
             text += f", FLOPs by the {taken} of all runs that take it"
-        dearest.assumptions[text] += times
-        return dearest
+        self.total.assumptions[text] += times
+
+    def _unpriced_in(self, branch: Computation, times: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for execution in self._executions.within(branch, times):
+            home, instruction = execution.computation, execution.instruction
+            if work_of(home, instruction) or elementwise_of(self._program, home, instruction):
+                continue
+            if unpriced := unpriced_work(home, instruction):
+                found[unpriced] += execution.times
+            if instruction.opcode == "while" and self._executions.trips(home, instruction) is None:
+                found[_unknown_length(instruction)] += execution.times
+        return found
+
+
+def _unknown_length(loop: Instruction) -> str:
+    place = loop.op_name or "an unnamed operation"
+    return f"while %{loop.name} of unknown length, from {place}: body counted once"

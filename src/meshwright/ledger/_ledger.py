@@ -8,26 +8,39 @@ from pathlib import Path
 
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
+from meshwright.hlo import Executions, parse_program
 
-from ..hlo import parse_program
-from ._flops import ExecutedFlops, executed_flops, first_runs, shared_out
+from ._flops import ExecutedFlops, executed_flops, executions_of, first_runs, shared_out
 from ._lint import findings_of
 from ._memory import memory_of
 from ._records import FlopLedger, Ledger
 from ._traffic import traffic_of
 
 
-def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
-    """What one step of the compiled program costs on `fleet`.
+def executions_in(folder: Path) -> Executions:
+    """Return the executions of the program that a `Compiled` folder holds.
 
     Raises:
         ValueError: text of the compiler that this version does not understand; the line is named.
     """
-    program = parse_program(read_text(folder, "program.hlo.txt"))
-    executed = executed_flops(program)
-    traffic, unpriced_traffic = traffic_of(program, compiled.mesh_axes, fleet, compiled.coordinates)
+    return executions_of(parse_program(read_text(folder, "program.hlo.txt")))
+
+
+def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:
+    """Return what one step of the compiled program costs on `fleet`.
+
+    Args:
+        executions: those of the folder's program, where the caller has parsed it already.
+
+    Raises:
+        ValueError: text of the compiler that this version does not understand; the line is named.
+    """
+    if executions is None:
+        executions = executions_in(folder)
+    executed = executed_flops(executions)
+    traffic, unpriced_traffic = traffic_of(executions, compiled.mesh_axes, fleet, compiled.coordinates)
     memory = memory_of(
-        program,
+        executions.program,
         read_text(folder, "buffer-assignment.txt"),
         read_text(folder, "live-range.txt"),
         compiled,
@@ -43,7 +56,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet) -> Ledger:
             *_counted(executed.unpriced),
             *unpriced_traffic,
         ),
-        findings=findings_of(program, compiled, fleet, memory, flops, traffic),
+        findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
         assumptions=(*compiled.without_options, *_counted(executed.assumptions)),
     )
 

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
-from meshwright.hlo import module_of
+from meshwright.hlo import Computation, Executions, Instruction, Program, module_of
 from meshwright.units import format_bytes, format_rate
 
-from ..hlo import Computation, Instruction, Program, trips_of
-from ._flops import RUNNING
 from ._records import Buffer, Collective, Finding, FlopLedger, MemoryLedger
 from ._replication import Alike
 from ._rules import work_of
@@ -32,7 +30,7 @@ _Placed = tuple[Computation, Instruction, int]  # and how often it runs
 
 
 def findings_of(
-    program: Program,
+    executions: Executions,
     compiled: Compiled,
     fleet: Fleet,
     memory: MemoryLedger,
@@ -40,7 +38,8 @@ def findings_of(
     traffic: tuple[Collective, ...],
 ) -> tuple[Finding, ...]:
     """Everything that was found, the dearest kind first."""
-    placed = list(_running(program, program.entry, 1))
+    program = executions.program
+    placed = [(each.computation, each.instruction, each.times) for each in executions]
     return (
         *_replicated_arguments(compiled, memory),
         *_replicated_activations(program, compiled, memory),
@@ -51,18 +50,6 @@ def findings_of(
         *_float32_matmuls(program, compiled, placed, flops),
         *_axes_that_leave_the_host(compiled, fleet, traffic),
     )
-
-
-def _running(program: Program, computation: Computation, times: int) -> Iterator[_Placed]:
-    """Every instruction with how often it runs; loops of unknown length once, branches all."""
-    for instruction in computation.instructions:
-        yield computation, instruction, times
-        trips = 1
-        if instruction.opcode == "while":
-            trips = trips_of(program, computation, instruction) or 1
-        if instruction.opcode in ("while", "conditional", *RUNNING):
-            for name in instruction.all_called:
-                yield from _running(program, program.computations[name], times * trips)
 
 
 def _replicated_arguments(compiled: Compiled, memory: MemoryLedger) -> Iterator[Finding]:

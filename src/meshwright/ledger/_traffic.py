@@ -1,7 +1,7 @@
 """Bytes that one device's program exchanges in a step, by collective and mesh axes.
 
 Counted: all-gather, reduce-scatter, all-reduce, all-to-all and collective-permute, synchronous, started and
-awaited, or inside an async computation, times trip counts; a `conditional` by the branch that sends most.
+awaited, or inside an async computation or a fusion, as often as `Executions` has it.
 Wire bytes are those of a ring or any other scheme that sends no byte twice (`Collective`'s docstring).
 Not counted, but named as unpriced: point-to-point sends, broadcasts, ragged exchanges, and groups that are
 no block of the mesh. Dropped: groups of one device, which send nothing.
@@ -20,6 +20,8 @@ from ..hlo import (
     Axes,
     Computation,
     Coordinates,
+    Execution,
+    Executions,
     Instruction,
     Program,
     axes_of,
@@ -28,9 +30,7 @@ from ..hlo import (
     leaves_of,
     leaves_the_domain,
     parse_groups,
-    trips_of,
 )
-from ._flops import RUNNING
 from ._records import Collective
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
@@ -115,21 +115,36 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
 
 
 def traffic_of(
-    program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
+    executions: Executions, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """The collectives of one step on `fleet`, most wire bytes first, and what has no rule.
+    """Return the collectives of one step on `fleet`, most wire bytes first, and what has no rule.
 
     `coordinates`: of each device in its TPU slice, in the mesh's order; none where they are not known.
 
     Raises:
         ValueError: replica groups of an unknown form.
     """
-    walk = _Walk(program, mesh_axes, fleet, coordinates)
-    total = walk.computation(program.entry, 1, False, False)
-    collectives = sorted(total.by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
+    count = _Count(executions.program, mesh_axes, fleet, coordinates)
+    for execution in executions:
+        count.add(execution)
+    collectives = sorted(count.by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
     return tuple(collectives), tuple(
-        f"{entry}, {count} times" if count > 1 else entry for entry, count in total.unpriced.items()
+        f"{entry}, {times} times" if times > 1 else entry for entry, times in count.unpriced.items()
     )
+
+
+def split_channels(program: Program) -> frozenset[str]:
+    """Return the channels of collectives that are started, carried on and ended in several fusions.
+
+    XLA's TPU backend does so, to compute beside them. Each of the fusions holds the collective's instruction.
+    """
+    fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
+    channels = Counter(
+        i.attributes.get("channel_id", "")
+        for computation, i in program.instructions()
+        if computation.name in fused and i.opcode in KINDS
+    )
+    return frozenset(channel for channel, count in channels.items() if channel and count > 1)
 
 
 def _done(computation: Computation, start: Instruction) -> Instruction:
@@ -146,17 +161,63 @@ def _results(computation: Computation, instruction: Instruction) -> tuple[Array,
     return instruction.shapes
 
 
-@dataclass(slots=True)
-class _Traffic:
-    by_key: dict[tuple[str, tuple[str, ...], int, bool, str, tuple[str, ...]], Collective]
-    unpriced: Counter[str]
+class _Count:
+    """Adds the messages of executions up."""
 
-    def add(self, other: _Traffic) -> None:
-        for collective in other.by_key.values():
-            self.add_one(collective)
-        self.unpriced.update(other.unpriced)
+    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates) -> None:
+        self.by_key: dict[tuple[str, tuple[str, ...], int, bool, str, tuple[str, ...]], Collective] = {}
+        self.unpriced: Counter[str] = Counter()
+        self._mesh_axes = mesh_axes
+        self._fleet = fleet
+        self._coordinates = coordinates
+        self._split_channels = split_channels(program)
+        self._seen_channels: set[str] = set()
 
-    def add_one(self, new: Collective) -> None:
+    def add(self, execution: Execution) -> None:
+        computation, instruction, times = execution.computation, execution.instruction, execution.times
+        if instruction.opcode in KINDS_WITHOUT_RULE:
+            shapes = ", ".join(map(str, instruction.shapes))
+            place = instruction.op_name or "an unnamed operation"
+            self.unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
+        message = message_of(computation, instruction, self._mesh_axes)
+        if message is None:
+            return
+        channel = instruction.attributes.get("channel_id", "")
+        if channel in self._split_channels:
+            if channel in self._seen_channels:
+                return
+            self._seen_channels.add(channel)
+        if message.axes is None:
+            text = (
+                f"{message.kind} of {message.payload_bytes} bytes: {message.groups} is no block of the mesh"
+            )
+            self.unpriced[text] += times
+            return
+        overlapped = (
+            channel in self._split_channels
+            or is_overlapped(computation, instruction)
+            or (execution.caller is not None and _computes_beside(execution.caller))
+        )
+        link, link_name = self._link(message)
+        self._add(
+            Collective(
+                kind=message.kind,
+                axes=message.axes,
+                group_size=message.group_size,
+                count=times,
+                payload_bytes=times * message.payload_bytes,
+                wire_bytes=times * message.wire_bytes,
+                overlapped_count=times if overlapped else 0,
+                in_loop=execution.in_loop,
+                link=link,
+                link_name=link_name,
+                dimensions=dimensions_of(
+                    parse_groups(message.groups, self._fleet.num_devices), self._coordinates
+                ),
+            )
+        )
+
+    def _add(self, new: Collective) -> None:
         key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
         if old := self.by_key.get(key):
             new = dataclasses.replace(
@@ -168,95 +229,16 @@ class _Traffic:
             )
         self.by_key[key] = new
 
-
-class _Walk:
-    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates) -> None:
-        self._program = program
-        self._mesh_axes = mesh_axes
-        self._fleet = fleet
-        self._coordinates = coordinates
-        fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
-        self._channels = Counter(
-            i.attributes.get("channel_id", "")
-            for computation, i in program.instructions()
-            if computation.name in fused and i.opcode in KINDS
-        )
-        self._seen_channels: set[str] = set()
-
-    def _split_channel(self, instruction: Instruction) -> str:
-        """The channel of a TPU collective that is started, carried on and ended in several fusions."""
-        channel = instruction.attributes.get("channel_id", "")
-        return channel if self._channels[channel] > 1 else ""
-
-    def computation(self, computation: Computation, times: int, in_loop: bool, overlapped: bool) -> _Traffic:
-        total = _Traffic(by_key={}, unpriced=Counter())
-        for instruction in computation.instructions:
-            self._one(total, computation, instruction, times, in_loop, overlapped)
-            called = [self._program.computations[name] for name in instruction.all_called]
-            if instruction.opcode == "while":
-                # A loop of unknown length counts once; the FLOPs' walk names it among the unpriced.
-                trips = trips_of(self._program, computation, instruction)
-                for inner in called:
-                    total.add(self.computation(inner, times * (1 if trips is None else trips), True, False))
-            elif instruction.opcode == "conditional":
-                branches = [self.computation(inner, times, in_loop, False) for inner in called]
-                total.add(max(branches, key=lambda t: sum(c.wire_bytes for c in t.by_key.values())))
-            elif instruction.opcode in RUNNING:
-                beside = instruction.opcode == "async-start" and is_overlapped(computation, instruction)
-                for inner in called:
-                    total.add(self.computation(inner, times, in_loop, beside))
-        return total
-
-    def _one(
-        self,
-        total: _Traffic,
-        computation: Computation,
-        instruction: Instruction,
-        times: int,
-        in_loop: bool,
-        overlapped: bool,
-    ) -> None:
-        if instruction.opcode in KINDS_WITHOUT_RULE:
-            shapes = ", ".join(map(str, instruction.shapes))
-            place = instruction.op_name or "an unnamed operation"
-            total.unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
-        message = message_of(computation, instruction, self._mesh_axes)
-        if message is None:
-            return
-        if channel := self._split_channel(instruction):
-            if channel in self._seen_channels:
-                return
-            self._seen_channels.add(channel)
-            overlapped = True
-        if message.axes is None:
-            text = (
-                f"{message.kind} of {message.payload_bytes} bytes: {message.groups} is no block of the mesh"
-            )
-            total.unpriced[text] += times
-            return
-        overlapped = overlapped or is_overlapped(computation, instruction)
-        link, link_name = self._link(message)
-        total.add_one(
-            Collective(
-                kind=message.kind,
-                axes=message.axes,
-                group_size=message.group_size,
-                count=times,
-                payload_bytes=times * message.payload_bytes,
-                wire_bytes=times * message.wire_bytes,
-                overlapped_count=times if overlapped else 0,
-                in_loop=in_loop,
-                link=link,
-                link_name=link_name,
-                dimensions=dimensions_of(
-                    parse_groups(message.groups, self._fleet.num_devices), self._coordinates
-                ),
-            )
-        )
-
     def _link(self, message: Message) -> tuple[str, str]:
         """The class of the slowest link that a message crosses, and its name in the catalog."""
         chip, per_domain = self._fleet.chip, self._fleet.chips_per_domain
         if leaves_the_domain(message.groups, self._fleet.num_devices, per_domain):
             return "between", chip.between.name if chip.between else ""
         return "inside", chip.inside.name if chip.inside else ""
+
+
+def _computes_beside(caller: Execution) -> bool:
+    """Return whether an asynchronous computation runs while something else is computed."""
+    return caller.instruction.opcode == "async-start" and is_overlapped(
+        caller.computation, caller.instruction
+    )

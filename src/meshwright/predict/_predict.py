@@ -19,7 +19,7 @@ from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
 from meshwright.hardware import Fleet
-from meshwright.hlo import Program
+from meshwright.hlo import Executions
 from meshwright.ledger import Ledger
 from meshwright.units import format_seconds
 
@@ -161,7 +161,7 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
 
 
 def predict(
-    program: Program,
+    executions: Executions,
     ledger: Ledger,
     compiled: Compiled,
     fleet: Fleet,
@@ -175,6 +175,7 @@ def predict(
     Not counted: the host's dispatch and data loading, stragglers, checkpoints, compilation.
 
     Args:
+        executions: of the compiled program, from `ledger.executions_in`.
         calibration: of the host whose simulated devices the fleet is; of an accelerator, where one of its
             kind was measured.
         attention_kernel: "cudnn", or "flash-2" to price the program as if that library attended.
@@ -186,7 +187,7 @@ def predict(
         ValueError: the program has replica groups of an unknown form.
     """
     prices: Prices = {}
-    machine, walked = _walked(program, compiled, fleet, calibration, attention_kernel, prices)
+    machine, walked = _walked(executions, compiled, fleet, calibration, attention_kernel, prices)
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"
     peak = _peak(machine, walked)
@@ -206,13 +207,13 @@ def predict(
         slices=_slices(walked),
         basis=interval.basis,
         interval_reasons=interval.reasons,
-        what_helps=what_helps(machine, program, compiled, fleet, ledger.memory, walked, prices),
+        what_helps=what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices),
         unpriced=unpriced,
     )
 
 
 def predicted_trace(
-    program: Program, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
+    executions: Executions, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
 ) -> dict[str, Any]:
     """The predicted step of one device as a trace that ui.perfetto.dev opens, as JSON's types.
 
@@ -220,12 +221,12 @@ def predicted_trace(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(program, compiled, fleet, calibration, CUDNN)
+    _, walked = _walked(executions, compiled, fleet, calibration, CUDNN)
     return trace_of(walked.events, f"{compiled.name} on {fleet.name}")
 
 
 def _walked(
-    program: Program,
+    executions: Executions,
     compiled: Compiled,
     fleet: Fleet,
     calibration: Calibration | None,
@@ -239,7 +240,7 @@ def _walked(
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
     machine = machine_of(fleet, calibration, attention_kernel)
-    return machine, walk(machine, program, compiled.mesh_axes, prices=prices)
+    return machine, walk(machine, executions, compiled.mesh_axes, prices=prices)
 
 
 def _peak(machine: Machine, walked: Walked) -> float:

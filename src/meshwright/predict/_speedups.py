@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.hlo import Computation, Instruction, Phases, Program
+from meshwright.hlo import Computation, Executions, Instruction, Phases
 from meshwright.ledger import MemoryLedger
 from meshwright.units import format_bytes
 
@@ -34,26 +34,27 @@ class _Again:
     """Walks over one program."""
 
     machine: Machine
-    program: Program
+    executions: Executions
     compiled: Compiled
     walked: Walked
     prices: Prices
 
     def saving(self, change: Change) -> float:
         """Return the seconds that a changed walk takes less; its kernels cost what they did."""
-        again = walk(self.machine, self.program, self.compiled.mesh_axes, change, self.prices)
+        again = walk(self.machine, self.executions, self.compiled.mesh_axes, change, self.prices)
         return self.walked.seconds - again.seconds
 
     def saving_on(self, machine: Machine, prices: Prices | None = None) -> float:
         """Return the seconds that the walk takes less on another machine."""
         return (
-            self.walked.seconds - walk(machine, self.program, self.compiled.mesh_axes, prices=prices).seconds
+            self.walked.seconds
+            - walk(machine, self.executions, self.compiled.mesh_axes, prices=prices).seconds
         )
 
 
 def what_helps(
     machine: Machine,
-    program: Program,
+    executions: Executions,
     compiled: Compiled,
     fleet: Fleet,
     memory: MemoryLedger,
@@ -65,7 +66,7 @@ def what_helps(
     Args:
         walked, prices: the walk over the program as it is, and what its kernels cost.
     """
-    again = _Again(machine=machine, program=program, compiled=compiled, walked=walked, prices=prices)
+    again = _Again(machine=machine, executions=executions, compiled=compiled, walked=walked, prices=prices)
     bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
     least = LEAST_SHARE * walked.seconds
     told = [help_ for help_ in bounds if help_.saving_seconds > least]
@@ -111,7 +112,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
 
 def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     """Recomputation left out."""
-    phases = Phases(again.program)
+    phases = Phases(again.executions.program)
     repeats: dict[tuple[str, str], bool] = {}
 
     def skips(computation: Computation, instruction: Instruction) -> bool:

@@ -4,7 +4,8 @@ A walk over a program's schedule with three clocks: compute, the links inside do
 
 An asynchronous collective occupies its link from the moment it starts or the link is free; what awaits it
 holds the compute clock until it ends. A synchronous one holds both. A loop's body is walked once and
-counted as often as it runs; a conditional costs its dearest branch. Not modelled: that compute slows down
+counted as often as it runs. A fusion that computes beside a collective, as XLA's TPU backend writes them,
+runs beside it here too. Not modelled: that compute slows down
 while collectives run (measured, but over published runs it made no difference that could be seen).
 
 The predicted step as a trace: each stream a track, each kernel and message a slice.
@@ -20,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.hlo import Computation, Instruction, Program, module_of, trips_of
-from meshwright.ledger import message_of
+from meshwright.hlo import Computation, Executions, Instruction, module_of
+from meshwright.ledger import KINDS, message_of, split_channels
 
 from ._collectives import Order, Transfer, transfer_of
 from ._kernels import FREE, Kernel, kernel_of
@@ -94,26 +95,28 @@ AS_IT_IS = Change()
 
 def walk(
     machine: Machine,
-    program: Program,
+    executions: Executions,
     mesh_axes: tuple[tuple[str, int], ...],
     change: Change = AS_IT_IS,
     prices: Prices | None = None,
 ) -> Walked:
-    """Times of one run of the entry computation, with something changed where `change` says so.
+    """Return the times of one step, with something changed where `change` says so.
+
+    Trip counts and branches are those of `executions`.
 
     Raises:
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    walker = _Walker(machine, program, mesh_axes, change, {} if prices is None else prices)
-    return walker.computation(program.entry)
+    walker = _Walker(machine, executions, mesh_axes, change, {} if prices is None else prices)
+    return walker.computation(executions.program.entry)
 
 
 class _Walker:
     def __init__(
         self,
         machine: Machine,
-        program: Program,
+        executions: Executions,
         mesh_axes: tuple[tuple[str, int], ...],
         change: Change,
         prices: Prices,
@@ -121,12 +124,15 @@ class _Walker:
         self.machine = machine
         self.change = change
         self._prices = prices
-        self.program = program
+        self.executions = executions
+        self.program = executions.program
+        self.split_channels = split_channels(self.program)
         self.mesh_axes = mesh_axes
         self.num_devices = 1
         for _, size in mesh_axes:
             self.num_devices *= size
         self._known: dict[str, Walked] = {}
+        self._carried: dict[tuple[str, str], Mapping[str, Transfer]] = {}
 
     def computation(self, computation: Computation) -> Walked:
         """The times of one run; a computation is priced once however often it is called."""
@@ -152,6 +158,24 @@ class _Walker:
         found = transfer_of(self.machine, message, self.num_devices, self.change.order)
         return None if found.axes == self.change.hidden else found
 
+    def carried(self, computation: Computation, instruction: Instruction) -> Mapping[str, Transfer]:
+        """Return the collectives inside a fusion of `computation`, by channel."""
+        key = (computation.name, instruction.name)
+        if key not in self._carried:
+            found: dict[str, Transfer] = {}
+            if instruction.opcode == "fusion":
+                inner = self.program.computations[instruction.all_called[0]]
+                for each in inner.instructions:
+                    if transfer := self.transfer(inner, each):
+                        channel = each.attributes.get("channel_id", "")
+                        found[channel if channel in self.split_channels else each.name] = transfer
+            self._carried[key] = found
+        return self._carried[key]
+
+    def num_carriers(self, computation: Computation, channel: str) -> int:
+        """Return how many fusions of `computation` carry a channel."""
+        return sum(channel in self.carried(computation, each) for each in computation.instructions)
+
     def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
         """What an instruction of the compute stream costs, reckoned once."""
         key = (computation.name, instruction.name)
@@ -170,6 +194,8 @@ class _Stream:
         self._busy: dict[str, list[_Busy]] = {"inside": [], "between": []}
         self._free = {"inside": 0.0, "between": 0.0}  # from when on a link is free
         self._started: dict[str, tuple[str, float]] = {}  # by instruction: link and end
+        self._carriers: dict[str, int] = {}  # by channel: fusions still to come that carry it
+        self._carried_until: dict[str, float] = {}
         self._walked = Walked()
 
     def run(self, instruction: Instruction) -> None:
@@ -183,8 +209,9 @@ class _Stream:
         elif opcode == "while":
             self._loop(instruction)
         elif opcode == "conditional":
-            branches = [self._walker.computation(each) for each in self._called(instruction)]
-            self._add(max(branches, key=lambda branch: branch.seconds))
+            executions = self._walker.executions
+            chosen = executions.branches(instruction)[executions.branch(instruction)]
+            self._add(self._walker.computation(chosen))
         elif self._is_collective(instruction):
             transfer = self._walker.transfer(self._computation, instruction)
             if transfer:  # a group of one sends nothing
@@ -192,6 +219,8 @@ class _Stream:
         elif opcode in ("call", "async-start"):
             for called in self._called(instruction):
                 self._add(self._walker.computation(called))
+        elif carried := self._walker.carried(self._computation, instruction):
+            self._carry(instruction, carried)
         else:
             self._kernel(instruction)
 
@@ -219,6 +248,25 @@ class _Stream:
         elif awaited:
             self._wait(*awaited)
 
+    def _carry(self, instruction: Instruction, carried: Mapping[str, Transfer]) -> None:
+        """Run a fusion that computes while collectives run, as XLA's TPU backend makes them.
+
+        A channel that several fusions carry begins with the first of them and is awaited by the last.
+        """
+        ending: list[tuple[str, float]] = []
+        for channel, transfer in carried.items():
+            left = self._carriers.get(channel)
+            if left is None:
+                left = self._walker.num_carriers(self._computation, channel)
+                self._carried_until[channel] = self._begin(instruction, transfer)
+            self._carriers[channel] = left - 1
+            if left == 1:
+                ending.append((transfer.link, self._carried_until[channel]))
+                del self._carriers[channel]
+        self._kernel(instruction)
+        for link, end in ending:
+            self._wait(link, end)
+
     def _kernel(self, instruction: Instruction) -> None:
         kernel = self._walker.kernel(self._computation, instruction)
         self._note(kernel.kind, "compute", self._now, kernel.seconds, instruction)
@@ -245,6 +293,15 @@ class _Stream:
         _add_to(self._walked.exposed, {name: seconds})
 
     def _transfer(self, instruction: Instruction, transfer: Transfer) -> None:
+        end = self._begin(instruction, transfer)
+        if instruction.opcode.endswith("-start"):
+            self._started[instruction.name] = (transfer.link, end)
+            if not _is_sync(instruction):
+                return
+        self._wait(transfer.link, end)
+
+    def _begin(self, instruction: Instruction, transfer: Transfer) -> float:
+        """Put a transfer on its link as soon as the link is free; return when it ends."""
         begin = max(self._now, self._free[transfer.link])
         end = begin + transfer.seconds
         self._free[transfer.link] = end
@@ -253,11 +310,7 @@ class _Stream:
         self._walked.links.add(transfer.link)
         self._walked.transfers[transfer.name] = transfer.axes
         _add_to(self._walked.total, {transfer.name: transfer.seconds})
-        if instruction.opcode.endswith("-start"):
-            self._started[instruction.name] = (transfer.link, end)
-            if not _is_sync(instruction):
-                return
-        self._wait(transfer.link, end)
+        return end
 
     def _wait(self, link: str, end: float) -> None:
         """Hold the compute clock until `end`; what the link did meanwhile is exposed."""
@@ -275,7 +328,7 @@ class _Stream:
 
     def _loop(self, instruction: Instruction) -> None:
         """A loop of unknown length is counted once, which the ledger names among the unpriced."""
-        known = trips_of(self._walker.program, self._computation, instruction)
+        known = self._walker.executions.trips(self._computation, instruction)
         trips = 1 if known is None else known
         body, condition = (
             self._walker.computation(self._walker.program.computations[instruction.called[role][0]])
@@ -316,8 +369,7 @@ def _add_to(sums: dict[str, float], more: Mapping[str, float], times: int = 1) -
 
 
 def _is_collective_opcode(opcode: str) -> bool:
-    kinds = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-    return opcode.removesuffix("-start") in kinds
+    return opcode.removesuffix("-start") in KINDS
 
 
 def _is_sync(instruction: Instruction) -> bool:

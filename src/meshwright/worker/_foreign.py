@@ -19,7 +19,9 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
 
-JAX = (str(Path(jax.__file__).parent), str(Path(__file__).parent))  # and ourselves, who call it
+_OWN = Path(__file__).parents[1]
+# Frames of jax, and of the two packages of ours that call the user's function.
+JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
 

@@ -1,4 +1,4 @@
-"""The compile worker: `python -m meshwright.compiler._worker WORK_FOLDER MADE_FOLDER PARENT_PID`.
+"""The compile worker: `python -m meshwright.worker._main WORK_FOLDER MADE_FOLDER PARENT_PID`.
 
 Reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target,
 and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing, WORK_FOLDER/pid
@@ -9,7 +9,6 @@ user's function has started.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import re
@@ -32,7 +31,6 @@ from ..compiler import (
     installed_versions,
 )
 from ..errors import CompileError, InputError, MeshwrightError
-from ..sharding import axes_of
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 ROLES = {
@@ -64,9 +62,10 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     started = time.monotonic()
     say("starting")
     devices = _devices(request)
-    from ._traced import count_traced  # imported here: jax reads its settings on import
+    from ..sharding import mesh_of  # imported here: jax reads its settings on import
+    from ._traced import count_traced
 
-    mesh = _above("sharding").mesh_of(request.mesh_axes, devices)
+    mesh = mesh_of(request.mesh_axes, devices)
     say("tracing")
     step, arguments, keywords, facts = _program(request, mesh)
     if request.function is None:
@@ -151,9 +150,10 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
     """The jitted step, its abstract arguments, and what is known of the config."""
     if request.config is not None:
         from ..config import RunConfig, TransformerModel
+        from ..step import build_step
 
         config = RunConfig.model_validate_json(json.dumps(request.config))
-        built = _above("step").build_step(config, mesh)
+        built = build_step(config, mesh)
         facts = {
             "num_parameters": config.model.num_parameters,
             "num_matmul_parameters": config.model.num_matmul_parameters,
@@ -169,11 +169,6 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     return *foreign_program(request, mesh), unknown
-
-
-def _above(package: str) -> Any:
-    """A package that stands above this one; the worker alone reaches up, and by name."""
-    return importlib.import_module(f"meshwright.{package}")
 
 
 def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], dump: str) -> Any:
@@ -230,6 +225,8 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> 
 
 def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
     """Return the mesh axes, of more than one device, that a sharding splits an argument over."""
+    from ..sharding import axes_of
+
     named = {axis for entry in getattr(sharding, "spec", ()) for axis in axes_of(entry)}
     return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
 
