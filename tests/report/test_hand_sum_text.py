@@ -1,6 +1,6 @@
 from meshwright.config import load_config
-from meshwright.report import hand_sum
-from meshwright.report._hand_sum import hand_sum_table
+from meshwright.plan import hand_sum
+from meshwright.report._terminal import hand_sum_table
 
 
 def test_the_rows_stand_below_each_other_with_the_total_last(plain, weighing):

@@ -13,7 +13,7 @@ from typing import Any
 from ..config import Layout, TransformerModel, check_layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
-from ..report import Suggestion, suggestions
+from ..plan import Suggestion, suggestions
 from ._weigh import Weighing, weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # of the step, waited for collectives over an axis: less is no reason to change it

@@ -30,8 +30,8 @@ from ..hardware import Calibration, Fleet, Link, check_compilable, memory_fracti
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
 from ..measure import calibration_of_chip, calibration_of_this_machine, cautions
+from ..plan import HandSum, hand_sum
 from ..predict import Prediction, RunTotal, checked_price, predict, predicted_trace, run_total, steps_for
-from ..report import HandSum, hand_sum
 
 SCHEMA = 4
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see

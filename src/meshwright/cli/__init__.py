@@ -9,6 +9,7 @@ def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         from ._app import main as run
-    except KeyboardInterrupt:  # Ctrl-C before there is anything to interrupt
+
+        run()
+    except KeyboardInterrupt:  # before a command begins, or after it has ended: commands catch it themselves
         sys.exit(130)
-    run()

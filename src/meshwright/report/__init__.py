@@ -3,16 +3,11 @@ Imports: `eager`, `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units
 No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
 """
 
-from ._hand_sum import HandRow as HandRow
-from ._hand_sum import HandSum as HandSum
-from ._hand_sum import hand_sum as hand_sum
 from ._html import write_report as write_report
 from ._html import write_weighing as write_weighing
 from ._screen import Weighed as Weighed
 from ._screen import screen_text as screen_text
 from ._screen import verdict as verdict
-from ._shrink import Suggestion as Suggestion
-from ._shrink import suggestions as suggestions
 from ._sweep import Sweep as Sweep
 from ._sweep import SweepRun as SweepRun
 from ._sweep import sweep_text as sweep_text

@@ -16,10 +16,10 @@ from meshwright.compiler import Compiled
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger, MemoryLedger
+from meshwright.plan import suggestions
 from meshwright.predict import Prediction, RunTotal
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._shrink import suggestions
 from ._terminal_parts import add_row, heading, indented, memory_bar, spaced
 from ._wording import cost_words, interval_words, kind_of_slice, run_words
 

@@ -11,12 +11,11 @@ from rich.text import Text
 
 from meshwright.config import ticks_of
 from meshwright.ledger import Collective, Finding
+from meshwright.plan import HandSum, hand_sum, suggestions
 from meshwright.predict import Prediction
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._hand_sum import hand_sum, hand_sum_table
 from ._screen import SIMULATED, Weighed, active_parameters, head_lines, source_line, unpriced
-from ._shrink import suggestions
 from ._terminal_parts import (
     add_row,
     buffer_table,
@@ -260,3 +259,23 @@ def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
         for found in findings
     ]
     return [Text("What could be mended", style="bold yellow"), *map(indented, lines), Text()]
+
+
+def hand_sum_table(found: HandSum) -> RenderableType:
+    """One row for each quantity: by hand on the whole fleet, on one device, and compiled."""
+    table = plain_table(
+        "quantity", "by hand", "/ devices", "compiled", "why", right=("by hand", "/ devices", "compiled")
+    )
+    for row in found.rows:
+        add_row(
+            table,
+            f"{'= ' * (row.quantity == 'total')}{row.quantity}",
+            format_bytes(row.whole_bytes),
+            format_bytes(row.device_bytes),
+            format_bytes(row.compiled_bytes),
+            row.why,
+            style="bold" if row.quantity == "total" else "",
+        )
+    for column in table.columns[:4]:
+        column.no_wrap = True
+    return indented(table)

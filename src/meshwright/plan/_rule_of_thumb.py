@@ -6,8 +6,6 @@ the compiler allocates, with the reason for each difference.
 The rule is that of Stanford's CS336, lecture 2: everything in float32, one activation for each output of a
 layer (batch x width x layers), as many gradients as parameters. Not counted by it: the batch, logits and
 loss, gathered copies, what layers keep beside their outputs, communication buffers.
-
-The hand sum beside the compiled program's bytes, on a terminal.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import RenderableType
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
@@ -40,8 +36,6 @@ from meshwright.config import (
 )
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
-
-from ._terminal_parts import add_row, indented, plain_table
 
 BYTES = 4
 NONE_ALIVE = "none is alive at the peak"
@@ -270,23 +264,3 @@ def _num_elements(buffer: Buffer) -> int:
     """Elements of "f32[64,64]"."""
     inside = buffer.shape.partition("[")[2].partition("]")[0]
     return math.prod(int(size) for size in inside.split(",") if size)
-
-
-def hand_sum_table(found: HandSum) -> RenderableType:
-    """One row for each quantity: by hand on the whole fleet, on one device, and compiled."""
-    table = plain_table(
-        "quantity", "by hand", "/ devices", "compiled", "why", right=("by hand", "/ devices", "compiled")
-    )
-    for row in found.rows:
-        add_row(
-            table,
-            f"{'= ' * (row.quantity == 'total')}{row.quantity}",
-            format_bytes(row.whole_bytes),
-            format_bytes(row.device_bytes),
-            format_bytes(row.compiled_bytes),
-            row.why,
-            style="bold" if row.quantity == "total" else "",
-        )
-    for column in table.columns[:4]:
-        column.no_wrap = True
-    return indented(table)
