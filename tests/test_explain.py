@@ -6,7 +6,7 @@ import meshwright as mw
 from meshwright.api import _explain
 from meshwright.errors import CompileError
 from meshwright.hardware import Link
-from meshwright.plan import Suggestion
+from meshwright.planning import Suggestion
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,14 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function, without its docstring."""
+    first = function.body[0]
+    has_docstring = ast.get_docstring(function, clean=False) is not None
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
 @pytest.mark.parametrize("path", CODE, ids=name_of)
 def test_a_module_has_700_lines_at_most_and_a_function_60(path: Path):
     text = path.read_text()
@@ -30,8 +38,7 @@ def test_a_module_has_700_lines_at_most_and_a_function_60(path: Path):
     functions = [
         n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    lengths = {n.name: (n.end_lineno or n.lineno) - n.lineno + 1 for n in functions}
-    long = {name: lines for name, lines in lengths.items() if lines > 60}
+    long = {n.name: lines_of(n) for n in functions if lines_of(n) > 60}
     assert not long, f"{name_of(path)}: split {long}"
 
 
@@ -102,7 +109,7 @@ RECKONING = (
     "hlo",
     "ledger",
     "predict",
-    "reconcile",
+    "reconciliation",
     "cli",
 )
 

@@ -1,4 +1,4 @@
-from meshwright.reconcile import Spread
+from meshwright.reconciliation import Spread
 
 
 def test_a_spread_keeps_its_seconds_and_how_many_they_are_of():

@@ -9,6 +9,7 @@ import pytest
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.results import FirstStepsCompared
 from meshwright.training import Noticed, StepDone
 
 EVERY = ("checkpoint.every_steps=4", "evaluation.every_steps=4")
@@ -29,14 +30,14 @@ def test_config_and_weighing_are_on_the_disk_with_the_checkpoints_and_the_ledger
 
 def test_the_first_steps_are_compared_before_the_run_is_over(tmp_path):
     order: list[str] = []
-    mw.train(
-        "linear",
-        on="1xCPU",
-        steps=9,
-        folder=tmp_path / "run",
-        on_event=lambda event: order.append(type(event).__name__),
-        on_first_steps=lambda rows: order.extend(row.quantity for row in rows),
-    )
+
+    def listen(event: object) -> None:
+        if isinstance(event, FirstStepsCompared):
+            order.extend(row.quantity for row in event.rows)
+        else:
+            order.append(type(event).__name__)
+
+    mw.train("linear", on="1xCPU", steps=9, folder=tmp_path / "run", on_event=listen)
     place = order.index("argument bytes per device")
     assert order[place + 1] == "step seconds"
     assert order[:place].count("StepDone") == 7

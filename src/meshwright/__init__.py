@@ -1,18 +1,22 @@
 """Meshwright: what a training run costs before the machines are rented, and then the run itself.
 
-`import meshwright as mw; mw.weigh("llama3-8b", on="8xH100")`. Names are imported on first use, so
-that `meshwright --help` loads nothing.
+Names are imported on first use, so that `meshwright --help` loads nothing.
+
+>>> import meshwright as mw
+>>> weighing = mw.weigh("linear", on="8xH100")
+>>> weighing.fits
+True
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api._explain import Change as Change
+    from . import tools as tools
     from .api._explain import explain as explain
+    from .api._reconcile import reconcile as reconcile
     from .api._sweep import sweep as sweep
-    from .api._train import Run as Run
     from .api._train import train as train
-    from .api._weigh import Weighing as Weighing
+    from .api._weigh import load as load
     from .api._weigh import weigh as weigh
     from .config import RunConfig as RunConfig
     from .errors import CompileError as CompileError
@@ -28,18 +32,23 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
-    from .report import Sweep as Sweep
-    from .report import SweepRun as SweepRun
+    from .results import Change as Change
+    from .results import Run as Run
+    from .results import Sweep as Sweep
+    from .results import SweepRun as SweepRun
+    from .results import Weighing as Weighing
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
 _HOMES = {
-    "Change": "api._explain",
+    "Change": "results",
     "explain": "api._explain",
     "sweep": "api._sweep",
-    "Run": "api._train",
+    "Run": "results",
     "train": "api._train",
-    "Weighing": "api._weigh",
+    "Weighing": "results",
+    "load": "api._weigh",
+    "reconcile": "api._reconcile",
     "weigh": "api._weigh",
     "RunConfig": "config",
     "account_torch": "torch_account",
@@ -56,8 +65,8 @@ _HOMES = {
     "matmul_mfu": "measure",
     "memory": "measure",
     "probe": "measure",
-    "Sweep": "report",
-    "SweepRun": "report",
+    "Sweep": "results",
+    "SweepRun": "results",
     "sharding_errors": "sharding",
 }
 __all__ = [
@@ -78,20 +87,25 @@ __all__ = [
     "explain",
     "footprint",
     "live",
+    "load",
     "matmul_mfu",
     "memory",
     "probe",
+    "reconcile",
     "register_call",
     "sharding_errors",
     "sweep",
+    "tools",
     "train",
     "weigh",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name != "tools":
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     import importlib
 
+    if name == "tools":
+        return importlib.import_module("meshwright.tools")
     return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)

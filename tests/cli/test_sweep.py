@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from meshwright.cli import _sweep
+from meshwright.results import Phase, SweepRunStarted
 from meshwright.training import StepDone
 
 
@@ -57,9 +58,9 @@ def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
             shown.append(told)
 
     monkeypatch.setattr("rich.progress.Progress", Progress)
-    with _sweep._progress("linear") as (on_run, on_phase, on_event):
-        on_run(2, 6, {"seed": "3"})
-        on_phase("compile")
+    with _sweep._progress("linear") as on_event:
+        on_event(SweepRunStarted(number=2, total=6, values={"seed": "3"}))
+        on_event(Phase(name="compile"))
         on_event(
             StepDone(
                 step=3,

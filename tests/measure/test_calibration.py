@@ -19,7 +19,7 @@ from meshwright.measure import (
     doubt_calibration,
     probe,
 )
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconciliation import Reconciliation, Row
 
 MADE = Calibration(
     matmul_flops_per_second={"fp32": 1e11},

@@ -8,7 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.measure import Timing
-from meshwright.reconcile import Spread
+from meshwright.reconciliation import Spread
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():

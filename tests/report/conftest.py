@@ -18,7 +18,7 @@ from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.predict import Help, Interval, Prediction, RunTotal, Slice, run_total
-from meshwright.reconcile import Measurement, Spread
+from meshwright.reconciliation import Measurement, Spread
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ import meshwright as mw
 from meshwright.compiler import Argument
 from meshwright.config import load_config
 from meshwright.ledger import Buffer, MemoryLedger, Timeline
-from meshwright.plan import hand_sum
+from meshwright.planning import hand_sum
 
 
 def memory(buffers=(), most=None, **by_category: int) -> MemoryLedger:

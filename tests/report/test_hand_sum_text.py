@@ -1,5 +1,5 @@
 from meshwright.config import load_config
-from meshwright.plan import hand_sum
+from meshwright.planning import hand_sum
 from meshwright.report._terminal import hand_sum_table
 
 

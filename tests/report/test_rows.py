@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.predict import Interval
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconciliation import Reconciliation, Row
 from meshwright.report._wording import (
     comparison_rows,
     elementwise_words,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconciliation import Reconciliation, Row
 from meshwright.report import run_text
 
 ROWS = (

@@ -7,7 +7,7 @@ import pytest
 from meshwright.config import Layout, check_layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger, Timeline
-from meshwright.plan import suggestions
+from meshwright.planning import suggestions
 
 GIB = 2**30
 

@@ -2,7 +2,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from meshwright.report import Sweep, SweepRun, sweep_text
+from meshwright.report import sweep_text
+from meshwright.results import Sweep, SweepRun
 
 
 def a_run(number, loss, failed="", **values):

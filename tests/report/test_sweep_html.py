@@ -2,7 +2,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from meshwright.report import Sweep, SweepRun, write_sweep
+from meshwright.report import write_sweep
+from meshwright.results import Sweep, SweepRun
 
 
 def a_sweep(tmp_path: Path, *losses, value="1e-3"):

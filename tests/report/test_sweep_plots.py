@@ -5,9 +5,9 @@ import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from meshwright.report import Sweep, SweepRun
 from meshwright.report import _sweep as _sweep_plots
 from meshwright.report._sweep import curves_svg, values_svg
+from meshwright.results import Sweep, SweepRun
 
 
 def a_run(loss, **values):

@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
-from meshwright.reconcile import Measurement
+from meshwright.reconciliation import Measurement
 from meshwright.training import Event, _run
 from meshwright.training._run import Asked, train
 

@@ -7,46 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from ..config import Layout, TransformerModel, check_layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
-from ..plan import Suggestion, suggestions
-from ._weigh import Weighing, weigh
+from ..planning import Suggestion, suggestions
+from ..results import Change, Changes, Phase, Weighing, ignore
+from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # of the step, waited for collectives over an axis: less is no reason to change it
 REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One change, compiled: what one device then reserves, and what the step then costs.
-
-    `saved_bytes` and `extra_...` are differences to the step that was explained, saved ones positive.
-    `failed`: why it could not be compiled, else "". Seconds are None where no time is predicted.
-    """
-
-    arguments: str  # as `meshwright weigh` takes them
-    effect: str
-    reserved_bytes: int | None
-    saved_bytes: int | None
-    fits: bool | None
-    extra_executed_flops: int | None
-    step_seconds: float | None
-    extra_seconds: float | None
-    failed: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON's types."""
-        return dataclasses.asdict(self)
-
-
-def explain(
-    weighing: Weighing, *, on_phase: Callable[[str], None] = lambda phase: None
-) -> tuple[Change, ...]:
-    """Every change that this config can have, compiled as the step itself was; the largest saving first.
+def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -> Changes:
+    """Compile every change that this config can have, as the step itself was; the largest saving first.
 
     Changes that the config accepts: microbatch, rematerialisation, the layout's axes and their order,
     precision, a larger fleet.
@@ -67,9 +41,9 @@ def explain(
     tried = dict.fromkeys(s.arguments for s in (*known, *others))
     by_arguments = {s.arguments: s for s in (*others, *known)}
     for place, suggestion in enumerate((by_arguments[each] for each in tried), start=1):
-        on_phase(f"change {place}: {suggestion.arguments}")
+        on_event(Phase(name=f"change {place}: {suggestion.arguments}"))
         changes.append(_compiled(weighing, suggestion))
-    return tuple(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
+    return Changes(sorted(changes, key=lambda c: -(c.saved_bytes or 0)))
 
 
 def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Suggestion]:

@@ -9,21 +9,22 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..config import RunConfig, load_config, overridden, trainable
+from ..config import RunConfig, trainable
 from ..errors import InputError, MeshwrightError
-from ..reconcile import Measurement
-from ..report import Sweep, SweepRun, write_sweep
+from ..reconciliation import Measurement
+from ..report import write_sweep
+from ..results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
 from ..units import format_count
 from ._train import new_folder, train
+from ._weigh import config_of_run
 
 if TYPE_CHECKING:
     from ..training import Event
@@ -36,25 +37,24 @@ Values = dict[str, str]
 
 def sweep(
     config: str | RunConfig,
-    over: Sequence[str],
+    over: Sequence[str] | Mapping[str, Any],
     *,
     on: str = "local",
     layout: str | None = None,
     steps: int | None = None,
     folder: Path | None = None,
-    on_run: Callable[[int, int, Values], None] = lambda number, total, values: None,
-    on_phase: Callable[[str], None] = lambda phase: None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event | Phase | FirstStepsCompared | SweepRunStarted], None] = ignore,
 ) -> Sweep:
     """Train every combination of values, each in a folder of its own; a page with table and pictures beside.
 
     Args:
-        over: "section.key=value,value,..." each; one with a single value holds for all runs. Commas inside
-            brackets or quotes part no values: 'layout="fsdp=4,tensor=2","data=8"'.
+        over: {"section.key": [value, ...]}, or "section.key=value,value,..." each; a single value holds for
+            all runs. A comma inside brackets or quotes does not
+            separate values: 'layout="fsdp=4,tensor=2","data=8"'.
         on, layout, steps: as `train` takes them.
         folder: of the sweep; runs/sweep-NAME-TIME unless told. Finished runs that it holds already are read
             and not run again; one that was not finished goes on from its newest checkpoint.
-        on_run: told the number of a run, of how many, and its values, before it begins.
+        on_event: called with `SweepRunStarted` before each run, and with the events of the run.
 
     A run that fails is listed with the reason, and the others go on. Ctrl-C ends it with what there is.
 
@@ -62,7 +62,8 @@ def sweep(
         InputError: no key has several values, there are more than 1000 combinations, one makes no
             configuration, or the folder cannot be used. All of this is known before the first run.
     """
-    swept, fixed = _parted(over)
+    swept, fixed = _of_mapping(over) if isinstance(over, Mapping) else _of_texts(over)
+    _check_swept(swept, next(iter(over), "optimizer.learning_rate"))
     _check_count(swept)
     combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
     configs = [_config(config, [*fixed, *_overrides(values)], layout) for values in combinations]
@@ -76,12 +77,12 @@ def sweep(
     earlier = [_finished(*each, steps, earlier=True) for each in plan]
     made = Sweep(name=name, fleet=on, folder=folder, keys=tuple(swept), runs=(), not_run=0, stopped=False)
     for number, values in enumerate(combinations):
-        on_run(number + 1, len(combinations), values)
+        on_event(SweepRunStarted(number=number + 1, total=len(combinations), values=values))
         run, stopped = earlier[number], False
         if run is None:
             at = folders[number]
             try:
-                run, stopped = _run(values, configs[number], at, on, steps, on_phase, on_event)
+                run, stopped = _run(values, configs[number], at, on, steps, on_event)
             except KeyboardInterrupt:
                 run, stopped = _failed(values, at, "stopped before its first step"), True
             except InputError as wrong:
@@ -96,8 +97,28 @@ def sweep(
     return made
 
 
-def _parted(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Keys with several values, and the overrides that hold for all runs."""
+def _of_mapping(over: Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the keys with several values, and the overrides that hold for all runs."""
+    swept: dict[str, list[str]] = {}
+    fixed: list[str] = []
+    for key, given in over.items():
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        values = [_written(value) for value in (given if several else [given])]
+        if len(values) == 1:
+            fixed.append(f"{key}={values[0]}")
+        else:
+            _check_values(key, values)
+            swept[key] = values
+    return swept, fixed
+
+
+def _written(value: Any) -> str:
+    """Return a value as an override has it: TOML, where that differs from the text of it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _of_texts(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the keys with several values, and the overrides that hold for all runs."""
     swept: dict[str, list[str]] = {}
     fixed: list[str] = []
     for each in over:
@@ -108,20 +129,28 @@ def _parted(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
             continue
         if key in swept:
             raise InputError(f"{key} is swept twice", hint=f"give all its values at once: {key}={text}")
-        twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
-        if "" in values or twice is not None:
-            what = "an empty value" if twice is None else f"{twice} twice"
-            raise InputError(
-                f"{each!r} has {what}", hint=f"write {key}={','.join(dict.fromkeys(filter(None, values)))}"
-            )
+        _check_values(key, values)
         swept[key] = values
+    return swept, fixed
+
+
+def _check_values(key: str, values: Sequence[str]) -> None:
+    """Refuse an empty value, and one that is given twice."""
+    twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+    if "" in values or twice is not None or not values:
+        what = "an empty value" if twice is None else f"{twice} twice"
+        given = f"{key}={','.join(values)}"
+        raise InputError(
+            f"{given!r} has {what}", hint=f"write {key}={','.join(dict.fromkeys(filter(None, values)))}"
+        )
+
+
+def _check_swept(swept: Mapping[str, Sequence[str]], first: str) -> None:
     if not swept:
-        given = over[0].partition("=")[0] if over else "optimizer.learning_rate"
         raise InputError(
             "nothing to sweep: no key has several values",
-            hint=f"part them by commas, as in --set {given}=VALUE,VALUE",
+            hint=f"separate them by commas, as in --set {first.partition('=')[0]}=VALUE,VALUE",
         )
-    return swept, fixed
 
 
 def _check_count(swept: dict[str, list[str]]) -> None:
@@ -158,13 +187,13 @@ def _overrides(values: Values) -> list[str]:
 
 
 def _config(config: str | RunConfig, overrides: list[str], layout: str | None) -> RunConfig:
-    if isinstance(config, str) and ":" in config and not os.path.exists(config):
+    run = config_of_run(config, overrides, layout)
+    if run is None:
         raise InputError(
             f"{config} is a program of its own; `sweep` runs configs",
             hint="write a config; `meshwright presets` lists some",
         )
-    chosen = overrides if layout is None else [*overrides, f"layout={layout}"]
-    return load_config(config, chosen) if isinstance(config, str) else overridden(config, chosen)
+    return run
 
 
 def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
@@ -197,11 +226,10 @@ def _run(
     folder: Path,
     on: str,
     steps: int | None,
-    on_phase: Callable[[str], None],
-    on_event: Callable[[Event], None],
+    on_event: Callable[[Event | Phase | FirstStepsCompared], None],
 ) -> tuple[SweepRun, bool]:
     """One run, and whether the user stopped it."""
-    told = {"on": on, "steps": steps, "folder": folder, "on_phase": on_phase, "on_event": on_event}
+    told = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
     try:
         # From its newest checkpoint, where it was begun before; without one a stopped run begins again.
         done = train(config, resume=True, discard_steps=True, **told)

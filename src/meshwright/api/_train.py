@@ -8,21 +8,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Layout, RunConfig, settled, trainable
+from ..config import Layout, Overrides, RunConfig, settled, trainable
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..launch import Alone
 from ..measure import doubt_calibration
-from ..reconcile import Measurement, Reconciliation, Row, first_steps, reconcile
+from ..reconciliation import Measurement, Reconciliation, first_steps, reconcile
+from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
-from ._weigh import Weighing, config_of_run, fleet_of, weigh
+from ._weigh import config_of_run, fleet_of, weigh
 
 if TYPE_CHECKING:
     from ..training import Event, RunFolder, StepFlops
@@ -31,33 +31,17 @@ REPORT = "report.html"
 REPORT_SECONDS = 60.0  # a page is drawn within one: more often would cost more than a hundredth of the time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One training run: its folder, what was weighed, what was measured, and the two side by side.
-
-    `not_written`: files of the folder that the disk refused to the end, by name, each with the reason.
-    """
-
-    folder: Path
-    weighing: Weighing
-    measurement: Measurement
-    reconciliation: Reconciliation
-    not_written: dict[str, str]
-
-
 def train(
     config: str | RunConfig | None = None,
     *,
     on: str = "local",
     layout: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     steps: int | None = None,
     folder: Path | None = None,
     resume: bool = False,
     discard_steps: bool = False,
-    on_phase: Callable[[str], None] = lambda phase: None,
-    on_event: Callable[[Event], None] = lambda event: None,
-    on_first_steps: Callable[[tuple[Row, ...]], None] = lambda rows: None,
+    on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
     """Weigh a step, train with that same program, and set what was predicted beside what was measured.
 
@@ -75,9 +59,8 @@ def train(
         resume: go on from the folder's newest good checkpoint, on any layout; begin where there is none.
         discard_steps: with `resume`, train again steps that no checkpoint was to hold, as those of a run with
             `checkpoint.every_steps = none`. Without it such a run is refused.
-        on_event: called with each step, evaluation, checkpoint, notice and sample.
-        on_first_steps: called with the first steps' time and memory beside the predicted ones, once they are
-            done.
+        on_event: called with each event of the run as it happens: phases of the weighing, steps, the
+            comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
     Raises:
         InputError: as `weigh`; also a fleet that is not attached, a folder that cannot be written or that
@@ -96,10 +79,10 @@ def train(
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
         _check_devices(run, fleet, mesh, path, resume)
         held.make()
-        weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_phase=on_phase))
+        weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_event=on_event))
         if steps is not None:  # the run's hours are of the steps that it takes
             weighing = dataclasses.replace(weighing, num_steps=steps)
-        listen = _listener(held, weighing, on_event, on_first_steps, writes=peers.is_first)
+        listen = _listener(held, weighing, on_event, writes=peers.is_first)
         measurement = _measured(weighing, mesh, held, steps, peers, listen)
         return _ended(held, weighing, measurement, peers, on_event)
 
@@ -221,7 +204,7 @@ def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
 
 def _config_to_train(
     config: str | RunConfig | None,
-    overrides: Sequence[str],
+    overrides: Overrides,
     layout: str | None,
     folder: Path | None,
     resume: bool,
@@ -263,8 +246,7 @@ def _work(weighing: Weighing) -> StepFlops | None:
 def _listener(
     held: RunFolder,
     weighing: Weighing,
-    on_event: Callable[[Event], None],
-    on_first_steps: Callable[[tuple[Row, ...]], None],
+    on_event: Callable[[Event | FirstStepsCompared], None],
     *,
     writes: bool,
 ) -> Callable[[Event], None]:
@@ -279,7 +261,7 @@ def _listener(
         if isinstance(event, FirstStepsDone):
             measured = event.step_seconds, event.argument_bytes_per_device
             rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
-            on_first_steps(rows)
+            on_event(FirstStepsCompared(rows=rows))
         if writes and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
             _draw(held)
             drawn = time.monotonic()

@@ -8,176 +8,147 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
-from ..compiler import Compiled, Request, compile_program, requested_options
+from ..compiler import SIMULATED, TARGET_COMPILER, Compiled, Request, compile_program, requested_options
 from ..config import (
     Layout,
+    Overrides,
     RunConfig,
-    Ticks,
     check_layout,
     check_precision,
     load_config,
     overridden,
     settled,
-    ticks_of,
 )
 from ..errors import InputError
-from ..hardware import Calibration, Fleet, Link, check_compilable, memory_fraction, topology_arguments
+from ..hardware import Fleet, check_compilable, memory_fraction, topology_arguments
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
-from ..measure import calibration_of_chip, calibration_of_this_machine, cautions
-from ..plan import HandSum, hand_sum
-from ..predict import Prediction, RunTotal, checked_price, predict, predicted_trace, run_total, steps_for
+from ..measure import cautions
+from ..predict import Prediction, checked_price, predict, steps_for
+from ..results import Phase, Weighing, calibration_for, ignore
+from ..torch_account import Account, account_torch, is_torch_module
 
-SCHEMA = 4
+if TYPE_CHECKING:
+    import torch
+
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
-TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"
 # What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
-    """One step weighed for one fleet: the program, its ledger, and what it is predicted to take.
-
-    `config` is None for a foreign program. `prediction` is None where the fleet's rates are not
-    known; `no_prediction` then says why. `folder` holds the compiled program. `num_steps`: of the whole run;
-    None where neither the config nor the caller says how long it is.
-    """
-
-    name: str
-    config: RunConfig | None
-    fleet: Fleet
-    layout: Layout
-    compiled: Compiled
-    folder: Path
-    cached: bool
-    ledger: Ledger
-    prediction: Prediction | None
-    no_prediction: str
-    num_steps: int | None = None
-
-    @property
-    def run_total(self) -> RunTotal | None:
-        """Hours, device-hours and cost of the whole run; None where its steps or their time are not known."""
-        tokens_per_step = self.compiled.tokens_per_step
-        if self.prediction is None or self.num_steps is None or tokens_per_step is None:
-            return None
-        return run_total(
-            self.prediction.step_seconds,
-            steps=self.num_steps,
-            tokens_per_step=tokens_per_step,
-            num_devices=self.fleet.num_devices,
-            price_per_device_hour=self.fleet.price_per_device_hour,
-        )
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether reserved and allowance bytes are within the usable; None where those are not known."""
-        return self.ledger.memory.fits
-
-    @property
-    def hand_sum(self) -> HandSum | None:
-        """4 x (parameters + activations + gradients + optimizer state) beside the compiled program's bytes;
-        None for a foreign program, whose layers are not known."""
-        if self.config is None:
-            return None
-        return hand_sum(self.config, self.compiled, self.ledger.memory)
-
-    @property
-    def pipeline(self) -> Ticks | None:
-        """What the stages do when; None where the layout has one stage, or the program is foreign."""
-        return None if self.config is None else ticks_of(self.config, self.layout)
-
-    def trace(self) -> dict[str, Any]:
-        """The predicted step of one device, which ui.perfetto.dev opens once it is written as JSON.
-
-        Raises:
-            InputError: no time is predicted; the reason is `no_prediction`'s.
-        """
-        return predicted_trace(
-            executions_in(self.folder), self.compiled, self.fleet, _calibration(self.fleet)
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `weigh --json` prints it; docs/how-weighing-works.md says what each name means."""
-        compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
-        target = self.fleet.chip.target
-        return {
-            "schema": SCHEMA,
-            "config": self.name,
-            "run_config": None if self.config is None else self.config.model_dump(mode="json"),
-            "layout": str(self.layout),
-            "sequence_length": compiled.sequence_length,
-            "tokens_per_step": compiled.tokens_per_step,
-            "num_parameters": compiled.num_parameters,
-            "fleet": {
-                "name": self.fleet.name,
-                "chip": self.fleet.chip.name,
-                "num_devices": self.fleet.num_devices,
-                "inside_bytes_per_second": _rate(self.fleet.inside),
-                "between_bytes_per_second": _rate(self.fleet.between),
-            },
-            "source": compiled.source,
-            "fits": self.fits,
-            "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
-            "ledger": self.ledger.to_dict(),
-            "hand_sum": None if by_hand is None else by_hand.to_dict(),
-            "prediction": _prediction_dict(self.prediction),
-            "no_prediction": self.no_prediction,
-            "run_total": None if total is None else dataclasses.asdict(total),
-            "compile": {
-                "seconds": compiled.compile_seconds,
-                "cached": self.cached,
-                "compiler": compiled.compiler,
-                "options": compiled.options,
-                "target": target.origin if target and compiled.source == TARGET_COMPILER else None,
-                "fingerprint": compiled.fingerprint,
-            },
-        }
-
-
-def _rate(link: Link | None) -> float | None:
-    return None if link is None else link.bytes_per_second
-
-
-def _prediction_dict(prediction: Prediction | None) -> dict[str, Any] | None:
-    return None if prediction is None else dataclasses.asdict(prediction)
-
-
+@overload
 def weigh(
     config: str | RunConfig,
     *,
     on: str | Fleet,
     layout: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     simulate: bool = False,
     tokens: float | str | None = None,
     price_per_device_hour: float | str | None = None,
-    on_phase: Callable[[str], None] = lambda phase: None,
-) -> Weighing:
-    """Compile a train step for a fleet, and account for it.
+    on_event: Callable[[Phase], None] = ignore,
+) -> Weighing: ...
+
+
+@overload
+def weigh(
+    config: torch.nn.Module,
+    *,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+) -> Account: ...
+
+
+def weigh(
+    config: Any,
+    *,
+    on: str | Fleet | None = None,
+    layout: str | None = None,
+    overrides: Overrides = (),
+    simulate: bool = False,
+    tokens: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
+    on_event: Callable[[Phase], None] = ignore,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    autocast: Any = None,
+) -> Weighing | Account:
+    """Compile a train step for a fleet, and account for it; or account for a PyTorch module on one device.
 
     Args:
-        config: a preset, a TOML file, a `RunConfig`, or "package.module:function".
+        config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", or a PyTorch
+            module.
         on: the fleet, as `Fleet.parse` reads it: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
-        layout: mesh axes, "fsdp=64,tensor=8"; the config's own unless told.
-        overrides: "section.key=value" each.
+        layout: mesh axes, "fsdp=64,tensor=8"; the config's own where it is not given.
+        overrides: {"section.key": value}, or "section.key=value" each.
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
-        tokens: of the whole run, 15e9 or "15B"; the config's `steps` unless told.
-        price_per_device_hour: in your currency; the fleet's own unless told.
-        on_phase: told what is being done.
+        tokens: the tokens of the whole run, 15e9 or "15B"; the config's `steps` where they are not given.
+        price_per_device_hour: in your currency; the fleet's own where it is not given.
+        on_event: called with each `Phase` of the weighing as it begins.
+        args, kwargs: what a PyTorch module's `forward` takes; tensors may be real, meta or fake.
+        optimizer, loss, autocast: for a PyTorch module, as `account_torch` takes them.
+
+    Returns:
+        A `Weighing`; for a PyTorch module its `Account`, which is of one device and no fleet.
 
     Raises:
-        InputError: the config, fleet, layout, tokens or price is wrong, or the target's compiler is not
-            installed.
+        InputError: the config, fleet, layout, tokens or price is wrong, the target's compiler is not
+            installed, or a PyTorch module cannot run on fake tensors.
         CompileError: the compiler failed; its own words are in the message.
+
+    >>> weighing = weigh("linear", on="8xH100")
+    >>> weighing.fits, weighing.ledger.flops.executed >= weighing.ledger.flops.model
+    (True, True)
     """
+    for_torch = {"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast}
+    if is_torch_module(config):
+        for_configs = {
+            "on": on,
+            "layout": layout,
+            "tokens": tokens,
+            "price_per_device_hour": price_per_device_hour,
+        }
+        _refuse("a PyTorch module, accounted on one device,", {**for_configs, "overrides": overrides or None})
+        return account_torch(
+            config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
+        )
+    if not isinstance(config, str | RunConfig):
+        raise InputError(
+            f"{type(config).__name__} cannot be weighed",
+            hint="give a preset, a TOML file, a RunConfig, 'package.module:function' or a PyTorch module",
+        )
+    _refuse("a config", for_torch)
+    if on is None:
+        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
+    return _weigh(config, on, layout, overrides, simulate, tokens, price_per_device_hour, on_event)
+
+
+def _refuse(what: str, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that have no meaning for what is weighed."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
+
+
+def _weigh(
+    config: str | RunConfig,
+    on: str | Fleet,
+    layout: str | None,
+    overrides: Overrides,
+    simulate: bool,
+    tokens: float | str | None,
+    price_per_device_hour: float | str | None,
+    on_event: Callable[[Phase], None],
+) -> Weighing:
     fleet = _priced(on if isinstance(on, Fleet) else fleet_of(on), price_per_device_hour)
     run = config_of_run(config, overrides, layout)
     if run is None:
@@ -191,8 +162,8 @@ def weigh(
         check_precision(run, fleet.chip)
     num_steps = _steps_of_run(run, tokens)
     request = _request(config if run is None else run, fleet, mesh, simulate)
-    compiled, folder, cached = compile_program(request, on_phase=on_phase)
-    on_phase("reckoning")
+    compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
+    on_event(Phase(name="reckoning"))
     executions = executions_in(folder)
     ledger = ledger_of(folder, compiled, fleet, executions)
     prediction, why_not = _prediction(compiled, executions, ledger, fleet)
@@ -243,17 +214,42 @@ def fleet_of(text: str) -> Fleet:
     return local_fleet()
 
 
-def config_of_run(config: str | RunConfig, overrides: Sequence[str], layout: str | None) -> RunConfig | None:
-    """The config with its overrides and layout; None for a foreign program, which takes none."""
+def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
+    """Return a run's configuration, checked.
+
+    Args:
+        config: a preset, a TOML file, the folder of an earlier run, or a `RunConfig`.
+        overrides: {"section.key": value}, or "section.key=value" each.
+
+    Raises:
+        InputError: an unknown preset, file, section or key, or values that are wrong, all at once.
+
+    >>> load("bytes-nano", {"batch.sequences": 16, "model.num_layers": 2}).batch.sequences
+    16
+    """
+    return load_config(config, overrides) if isinstance(config, str) else overridden(config, overrides)
+
+
+def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig | None:
+    """Return the config with its overrides and layout; None for a foreign program, which takes none.
+
+    Raises:
+        InputError: as `load`; also overrides of a foreign program.
+    """
     if isinstance(config, str) and ":" in config and not os.path.exists(config):
         if overrides:
+            first = overrides if isinstance(overrides, str) else next(iter(overrides))
             raise InputError(
-                f"{config} is a program of its own: {overrides[0]!r} sets nothing in it",
+                f"{config} is a program of its own: {first!r} sets nothing in it",
                 hint="change the program, or leave --set out",
             )
         return None
-    chosen = list(overrides) if layout is None else [*overrides, f"layout={layout}"]
-    return load_config(config, chosen) if isinstance(config, str) else overridden(config, chosen)
+    if layout is None:
+        return load(config, overrides)
+    if isinstance(overrides, Mapping):
+        return load(config, {**overrides, "layout": layout})
+    given = [overrides] if isinstance(overrides, str) else overrides
+    return load(config, [*given, f"layout={layout}"])
 
 
 def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool) -> Request:
@@ -297,18 +293,11 @@ def _check_compiler_package(fleet: Fleet) -> None:
         ) from missing
 
 
-def _calibration(fleet: Fleet) -> Calibration | None:
-    """What was measured: of a CPU always, of an accelerator where `probe` ran on one of its kind."""
-    if fleet.chip.platform == "cpu":
-        return calibration_of_this_machine()
-    return calibration_of_chip(fleet.chip.name)
-
-
 def _prediction(
     compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
     """The prediction, or why there is none. A CPU's rates are measured once on this machine."""
-    calibration = _calibration(fleet)
+    calibration = calibration_for(fleet)
     try:
         doubts = () if calibration is None else cautions(calibration)
         return predict(executions, ledger, compiled, fleet, calibration, cautions=doubts), ""

@@ -22,12 +22,14 @@ from meshwright.units import format_bytes, format_count, format_seconds
 from ._console import console
 
 if TYPE_CHECKING:
-    from meshwright.reconcile import Row
-    from meshwright.training import Event
+    from meshwright.reconciliation import Row
+    from meshwright.results import FirstStepsCompared, Phase, SweepRunStarted
+    from meshwright.training import Event as TrainingEvent
+
+    Event = TrainingEvent | Phase | FirstStepsCompared | SweepRunStarted
 
 COMMAND = "MESHWRIGHT_COMMAND"  # the words of the command that started this process as one of its own
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-Told = tuple[Callable[[str], None], Callable[["Event"], None], Callable[["tuple[Row, ...]"], None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +75,6 @@ class RunLog:
         """Print that the command has begun, and on which day."""
         self.say(f"training {config} on {on} ({datetime.now(UTC):%Y-%m-%d}, UTC)")
 
-    def phase(self, phase: str) -> None:
-        """Print a phase of the weighing."""
-        self.say(f"weighing: {phase}")
-
     def event(self, event: Event) -> None:
         """Print an event, unless it is a step that is not due."""
         from meshwright.training import Compiled, Finished, Sampled, Started, StepDone
@@ -111,12 +109,15 @@ class RunLog:
 
 
 @contextmanager
-def progress(config: str, on: str, log_every: LogEvery | None, default: LogEvery) -> Iterator[Told]:
-    """Yield what is called with phases, events and the comparison of the first steps.
+def progress(
+    config: str, on: str, log_every: LogEvery | None, default: LogEvery
+) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows each event of a run.
 
-    Notices and the comparison are lines on stderr. On a terminal there is a bar beside; elsewhere, or where
-    `log_every` asks for it, everything else is lines as well.
+    Notices and the comparison of the first steps are lines on stderr. On a terminal there is a bar beside;
+    elsewhere, or where `log_every` asks for it, everything else is lines as well.
     """
+    from meshwright.results import FirstStepsCompared
     from meshwright.training import Noticed
 
     terminal = sys.stderr.isatty()
@@ -130,17 +131,15 @@ def progress(config: str, on: str, log_every: LogEvery | None, default: LogEvery
             say(f"{event.kind}: {event.message}")
             if event.hint:
                 print(f"hint: {event.hint}", file=sys.stderr)
+        elif isinstance(event, FirstStepsCompared):
+            say(first_steps_line(event.rows))
         elif log is not None:
             log.event(event)
-
-    def on_rows(rows: tuple[Row, ...]) -> None:
-        say(first_steps_line(rows))
 
     if log is not None:
         log.begin(config, on)
     if not terminal:
-        assert log is not None, "without a terminal there are lines"
-        yield log.phase, on_event, on_rows
+        yield on_event
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -153,11 +152,7 @@ def progress(config: str, on: str, log_every: LogEvery | None, default: LogEvery
             on_event(event)
             bar.update(task, **bar_state(event))
 
-        yield (
-            lambda phase: bar.update(task, description=f"weighing {config} on {on}: {phase}"),
-            on_bar_event,
-            on_rows,
-        )
+        yield on_bar_event
 
 
 def first_steps_line(rows: tuple[Row, ...]) -> str:
@@ -174,9 +169,12 @@ def first_steps_line(rows: tuple[Row, ...]) -> str:
 
 def bar_state(event: Event) -> dict[str, Any]:
     """Return what a progress bar shows after `event`: its words, and how far the run is."""
+    from meshwright.results import Phase
     from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Started, StepDone
 
     match event:
+        case Phase():
+            return {"description": f"weighing: {event.name}"}
         case Started():
             return {"description": f"compiling {event.name} for {event.num_devices} x {event.device_kind}"}
         case Compiled():

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,10 +16,9 @@ from ._train import EXIT_INTERRUPTED
 from ._weigh import Config, LayoutOption
 
 if TYPE_CHECKING:
-    from meshwright.training import Event
+    from ._progress import Event
 
 EXIT_FAILED = 1
-Told = tuple[Callable[[int, int, dict[str, str]], None], Callable[[str], None], Callable[["Event"], None]]
 
 
 def sweep(
@@ -54,7 +53,7 @@ def sweep(
     from meshwright import sweep as run_sweep
 
     say_readings(config, on, layout)
-    with _progress(config) as (on_run, on_phase, on_event):
+    with _progress(config) as on_event:
         made = run_sweep(
             config,
             over or (),
@@ -62,8 +61,6 @@ def sweep(
             layout=layout,
             steps=steps,
             folder=folder,
-            on_run=on_run,
-            on_phase=on_phase,
             on_event=on_event,
         )
     if as_json:
@@ -80,10 +77,15 @@ def sweep(
 
 
 @contextmanager
-def _progress(config: str) -> Iterator[Told]:
-    """A bar for the runs, and one for the steps of the run that goes on. Silent in a pipe."""
+def _progress(config: str) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows each event: a bar for the runs, and one for the present run's steps.
+
+    Nothing is shown in a pipe.
+    """
+    from meshwright.results import SweepRunStarted
+
     if not sys.stderr.isatty():
-        yield (lambda number, total, values: None), (lambda phase: None), (lambda event: None)
+        yield lambda event: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -93,15 +95,13 @@ def _progress(config: str) -> Iterator[Told]:
         runs = progress.add_task(f"sweep of {config}", total=None)
         steps = progress.add_task("", total=None)
 
-        def on_run(number: int, total: int, values: dict[str, str]) -> None:
-            told = ", ".join(f"{key}={value}" for key, value in values.items())
-            progress.update(
-                runs, description=f"run {number} of {total}: {told}", completed=number - 1, total=total
-            )
-            progress.reset(steps, description="weighing", total=None)
-
         def on_event(event: Event) -> None:
-            changed: dict[str, Any] = bar_state(event)
-            progress.update(steps, **changed)
+            if isinstance(event, SweepRunStarted):
+                values = ", ".join(f"{key}={value}" for key, value in event.values.items())
+                words = f"run {event.number} of {event.total}: {values}"
+                progress.update(runs, description=words, completed=event.number - 1, total=event.total)
+                progress.reset(steps, description="weighing", total=None)
+            else:
+                progress.update(steps, **bar_state(event))
 
-        yield on_run, (lambda phase: progress.update(steps, description=f"weighing: {phase}")), on_event
+        yield on_event

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,14 +17,14 @@ from meshwright.launch import join, over, place_in
 
 from ._console import JsonFlag, complete_config, print_json, say_readings, show
 from ._launch import run_processes, run_with_restarts
-from ._progress import LogEvery, Told, how_to_go_on, progress
+from ._progress import LogEvery, how_to_go_on, progress
 from ._weigh import LayoutOption, SetOption
 
 if TYPE_CHECKING:
     from meshwright import Run
-    from meshwright.training import Event
 
-SCHEMA = 2
+    from ._progress import Event
+
 SIGNAL_BASE = 128
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
 LOG_EVERY = "30s"  # where no terminal shows a bar
@@ -115,7 +114,7 @@ def train(
         say_readings(config, on, layout)
     stopped = _Stopped(says=is_first)
     try:
-        with _told(config or str(folder), on, every, is_first) as (on_phase, on_event, on_first_steps):
+        with _told(config or str(folder), on, every, is_first) as on_event:
 
             def listen(event: Event) -> None:
                 stopped.event(event)
@@ -130,9 +129,7 @@ def train(
                 folder=folder,
                 resume=resume,
                 discard_steps=discard_steps,
-                on_phase=on_phase,
                 on_event=listen,
-                on_first_steps=on_first_steps,
             )
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
         stopped.say()
@@ -175,18 +172,18 @@ class _Stopped:
 
 
 @contextmanager
-def _told(config: str, on: str, every: LogEvery | None, is_first: bool) -> Iterator[Told]:
-    """Yield the callbacks that show progress. Of several processes only the first prints."""
+def _told(config: str, on: str, every: LogEvery | None, is_first: bool) -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows each event. Of several processes only the first prints."""
     if is_first:
-        with progress(config, on, every, LogEvery.parse(LOG_EVERY)) as told:
-            yield told
+        with progress(config, on, every, LogEvery.parse(LOG_EVERY)) as on_event:
+            yield on_event
     else:
-        yield (lambda phase: None), (lambda event: None), (lambda rows: None)
+        yield lambda event: None
 
 
 def _print(run: Run, as_json: bool) -> None:
     if as_json:
-        print_json(_answer(run))
+        print_json(run.to_dict())
         return
     from meshwright.report import run_text
 
@@ -215,14 +212,3 @@ def _joined() -> bool:
     """Join the other processes of the run, where there are some; whether this is the first, or alone."""
     place = place_in(os.environ)
     return place is None or join(place).is_first
-
-
-def _answer(run: Run) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "folder": str(run.folder),
-        "not_written": run.not_written,
-        "weighing": run.weighing.to_dict(),
-        "measurement": json.loads(run.measurement.to_json()),
-        "reconciliation": json.loads(run.reconciliation.to_json()),
-    }

@@ -24,6 +24,7 @@ from meshwright.errors import InputError, MeshwrightError
 from ._console import JsonFlag, complete_config, phases, print_json, say_readings, show, write_json
 
 if TYPE_CHECKING:
+    from meshwright.results import Phase
     from meshwright.torch_account import Account
 
 EXIT_DOES_NOT_FIT = 3
@@ -91,11 +92,15 @@ def weigh(
 ) -> None:
     """Memory, FLOPs, traffic and time of one training step on a fleet that need not be there."""
     from meshwright import explain
-    from meshwright.api import _weigh as api
+    from meshwright import weigh as run_weigh
 
     say_readings(config, on, layout)
     with phases(f"weighing {config} on {on}") as on_phase:
-        weighing = api.weigh(
+
+        def on_event(event: Phase) -> None:
+            on_phase(event.name)
+
+        weighing = run_weigh(
             config,
             on=on,
             layout=layout,
@@ -103,18 +108,15 @@ def weigh(
             simulate=simulate,
             tokens=tokens,
             price_per_device_hour=price,
-            on_phase=on_phase,
+            on_event=on_event,
         )
-        changes = explain(weighing, on_phase=on_phase) if explains else None
+        changes = explain(weighing, on_event=on_event) if explains else None
     if html is not None:
-        from meshwright.report import write_weighing
-
-        write_weighing(html, weighing.to_dict())
+        weighing.to_html(html)
     if trace is not None:
         write_json(trace, weighing.trace())
     if as_json:
-        told = {} if changes is None else {"changes": [change.to_dict() for change in changes]}
-        print_json({**weighing.to_dict(), **told})
+        print_json(weighing.to_dict() | ({} if changes is None else changes.to_dict()))
     else:
         from meshwright.report import changes_text, screen_text, weighing_text
 

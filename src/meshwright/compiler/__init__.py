@@ -14,6 +14,8 @@ from ._options import OptionValue as OptionValue
 from ._options import accepted_options as accepted_options
 from ._options import requested_options as requested_options
 from ._record import SCHEMA as SCHEMA
+from ._record import SIMULATED as SIMULATED
+from ._record import TARGET_COMPILER as TARGET_COMPILER
 from ._record import TEXTS as TEXTS
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled

@@ -156,6 +156,7 @@ PACKAGES = (
     "optax",
     "numpy",
 )
+TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # where a program came from
 SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
 
 

@@ -22,6 +22,7 @@ from ._layout_checks import check_layout as check_layout
 from ._layout_checks import check_precision as check_precision
 from ._layout_checks import settled as settled
 from ._layout_checks import ticks_of as ticks_of
+from ._load import Overrides as Overrides
 from ._load import config_schema as config_schema
 from ._load import load_config as load_config
 from ._load import overridden as overridden

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from ._models import TransformerModel
 from ._problems import input_error, keys_meant, known_keys, problems_of, value_meant, variants
 from ._run import RunConfig
 
+Overrides = Sequence[str] | Mapping[str, Any]
+"""Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
 _PRESETS = Path(__file__).parent / "presets"
 _PATHS = {"path", "folder"}  # of the section `data`
 _RUN_FILE = "config.json"  # in the folder of a run
@@ -47,15 +49,16 @@ def config_schema() -> dict[str, Any]:
     return schema
 
 
-def load_config(text: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     """Return the run that a preset, a file or the folder of an earlier run describes.
 
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
             one; the folder of a run, or the `config.json` in it. A file's `data.path` or `data.folder` is
             relative to the file.
-        overrides: "section.key=value", applied in order; the value is TOML, or else text. A
-            `data.path` or `data.folder` given here, or a preset's, is relative to the working directory.
+        overrides: "section.key=value" each, applied in order, whose value is TOML or else text; or a dict
+            {"section.key": value}. A `data.path` or `data.folder` given here, or a preset's, is relative to
+            the working directory.
 
     Where a file or an override chooses another `kind` (or `source`) of a section, the keys that only
     the old kind had go with it.
@@ -84,7 +87,7 @@ def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
     return overridden(config, [f"steps={steps}"])
 
 
-def overridden(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def overridden(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Return the same run with some keys changed; `overrides` as `load_config` takes them.
 
     Raises:
@@ -229,27 +232,44 @@ def _foreign_hint(tree: object) -> str:
     return f"{made}, with {told}" if told else made
 
 
-def _override_tree(overrides: Sequence[str]) -> dict[str, Any]:
-    """Overrides as one tree, later ones over earlier ones."""
+def _override_tree(overrides: Overrides) -> dict[str, Any]:
+    """Return overrides as one tree, later ones over earlier ones."""
     tree: dict[str, Any] = {}
-    for override in overrides:
-        dotted, equals, text = override.partition("=")
-        keys = dotted.strip().split(".")
-        if not equals or not all(keys):
-            raise InputError(
-                f"override {override!r} is not section.key=value", hint="as in model.num_layers=12"
-            )
+    for dotted, value in _override_pairs(overrides):
+        keys = dotted.split(".")
         if len(keys) > 2:
+            shown = f"{dotted}={value}"
             raise InputError(
-                f"override {override!r}: {dotted.strip()} is too deep; {'.'.join(keys[:2])} holds one value",
-                hint=f"write {'.'.join(keys[:2])}={text.strip()}",
+                f"override {shown!r}: {dotted} is too deep; {'.'.join(keys[:2])} holds one value",
+                hint=f"write {'.'.join(keys[:2])}={value}",
             )
-        value = _override_value(text.strip())
-        if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str):
-            value = _absolute(dotted.strip(), Path.cwd(), value)
+        if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str | Path):
+            value = _absolute(dotted, Path.cwd(), str(value))
         branch: dict[str, Any] = {keys[-1]: value}
         tree = _merged(tree, {keys[0]: branch} if len(keys) == 2 else branch)
     return tree
+
+
+def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Yield each override's dotted key and its value."""
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            if not all(key.split(".")):
+                raise InputError(
+                    f"override {key!r} is not section.key", hint='as in {"model.num_layers": 12}'
+                )
+            if is_table(value) and "." not in key:
+                yield from _override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
+            else:
+                yield key, value
+        return
+    for override in [overrides] if isinstance(overrides, str) else overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not all(dotted.strip().split(".")):
+            raise InputError(
+                f"override {override!r} is not section.key=value", hint="as in model.num_layers=12"
+            )
+        yield dotted.strip(), _override_value(text.strip())
 
 
 def _override_value(text: str) -> Any:

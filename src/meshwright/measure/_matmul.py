@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
-from ..reconcile import Spread
+from ..reconciliation import Spread
 from ..units import format_rate, format_seconds
 from ._calibration import cpu_model, usable_cores
 from ._timing import clock

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..reconcile import Spread
+from ..reconciliation import Spread
 from ..units import aligned, format_seconds
 from ._storages import explaining_leaks, is_fake, refuse_traced
 

@@ -1,15 +1,13 @@
 """What people read: a weighing on the terminal, a run as one HTML file.
-Imports: `eager`, `ledger`, `predict`, `reconcile`, `config`, `hardware`, `units`; rich, matplotlib.
-No jax. Used by: `api`, which writes a run's report, and `cli`, which prints.
+Imports: `results` and what they hold, `training` (to write files), rich. No jax. Used by: `api`, which writes
+a run's report and hands the renderers to `results`, and `cli`, which prints.
 """
 
 from ._html import write_report as write_report
-from ._html import write_weighing as write_weighing
-from ._screen import Weighed as Weighed
+from ._results import page_of as page_of
+from ._results import text_of as text_of
 from ._screen import screen_text as screen_text
 from ._screen import verdict as verdict
-from ._sweep import Sweep as Sweep
-from ._sweep import SweepRun as SweepRun
 from ._sweep import sweep_text as sweep_text
 from ._sweep import write_sweep as write_sweep
 from ._terminal import weighing_text as weighing_text

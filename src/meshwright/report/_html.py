@@ -5,12 +5,12 @@ Everything that comes from a file is escaped. No script, no link, no font from e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import InputError
-from meshwright.reconcile import Reconciliation
+from meshwright.reconciliation import Reconciliation
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -42,31 +42,29 @@ def write_report(folder: Path) -> Path:
         OSError: the page cannot be written; the one before stays as it was.
     """
     path = folder / "report.html"
-    write_whole(path, _page(read_run(folder)))
+    write_whole(path, run_page(folder))
     return path
 
 
-def write_weighing(path: Path, weighing: dict[str, Any]) -> None:
-    """Write one weighing, as `weigh --json` gives it, as a page of its own.
+def run_page(folder: Path) -> str:
+    """Return a run's folder as one HTML page."""
+    return _page(read_run(folder))
 
-    Raises:
-        InputError: the file cannot be written.
-    """
-    run = RunFiles(
-        name=weighing["config"],
-        config=weighing["run_config"],
-        weighing=weighing,
-        metrics=(),
-        notices=(),
-        measurement=None,
-        reconciliation=None,
-        notes=(),
+
+def weighing_page(weighing: Mapping[str, Any]) -> str:
+    """Return one weighing, as `weigh --json` gives it, as an HTML page."""
+    return _page(
+        RunFiles(
+            name=weighing["config"],
+            config=weighing["run_config"],
+            weighing=dict(weighing),
+            metrics=(),
+            notices=(),
+            measurement=None,
+            reconciliation=None,
+            notes=(),
+        )
     )
-    try:
-        path.write_text(_page(run), "utf-8")
-    except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
 
 
 def _page(run: RunFiles) -> str:

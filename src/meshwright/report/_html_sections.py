@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshwright.predict import Interval, RunTotal
-from meshwright.reconcile import Measurement
+from meshwright.reconciliation import Measurement
 from meshwright.units import format_count, format_rate, format_seconds
 
 from ._html_parts import INK, SMALLER, bar, colours_of, legend, paragraph, section, table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.errors import InputError
-from meshwright.reconcile import Measurement, Reconciliation
+from meshwright.reconciliation import Measurement, Reconciliation
 
 T = TypeVar("T")
 

@@ -6,18 +6,18 @@ Nothing is computed here but sums, shares and differences of what the records st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.compiler import Compiled
-from meshwright.config import Layout, RunConfig, TransformerModel
+from meshwright.compiler import SIMULATED
+from meshwright.config import TransformerModel
 from meshwright.hardware import Fleet
-from meshwright.ledger import Ledger, MemoryLedger
-from meshwright.plan import suggestions
-from meshwright.predict import Prediction, RunTotal
+from meshwright.ledger import MemoryLedger
+from meshwright.planning import suggestions
+from meshwright.predict import Prediction
+from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._terminal_parts import add_row, heading, indented, memory_bar, spaced
@@ -25,7 +25,6 @@ from ._wording import cost_words, interval_words, kind_of_slice, run_words
 
 MOST_MATTERS = 3
 LEAST_SHARE = 0.02  # of the step: less does not limit it
-SIMULATED = "simulated on CPU"
 MORE = "All of it: --verbose. Pictures: --html FILE. What would help: --explain."
 WASTE = "work done twice"  # the lint's kind for FLOPs beyond the model's
 # Classes of the step's time that are not products, in words.
@@ -36,33 +35,12 @@ LOSSES = {
 }
 
 
-class Weighed(Protocol):
-    """The part of `meshwright.Weighing` that this report reads."""
+def screen_text(weighing: Weighing, more: str = MORE) -> RenderableType:
+    """Return the account of a weighing that fits one screen, for rich's consoles of 80 columns or more.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def config(self) -> RunConfig | None: ...
-    @property
-    def fleet(self) -> Fleet: ...
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def compiled(self) -> Compiled: ...
-    @property
-    def cached(self) -> bool: ...
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def prediction(self) -> Prediction | None: ...
-    @property
-    def no_prediction(self) -> str: ...
-    @property
-    def run_total(self) -> RunTotal | None: ...
-
-
-def screen_text(weighing: Weighed) -> RenderableType:
-    """Return the account of a weighing that fits one screen, for rich's consoles of 80 columns or more."""
+    Args:
+        more: the last line, which says how to see the rest.
+    """
     memory = weighing.ledger.memory
     return Group(
         *head_lines(weighing),
@@ -74,11 +52,11 @@ def screen_text(weighing: Weighed) -> RenderableType:
         _matter_table(weighing),
         Text(),
         source_line(weighing),
-        Text(MORE, style="dim"),
+        Text(more, style="dim"),
     )
 
 
-def head_lines(weighing: Weighed) -> Iterator[Text]:
+def head_lines(weighing: Weighing) -> Iterator[Text]:
     """Yield what was weighed, whether it fits, how long a step takes, and what the whole run comes to."""
     yield _title(weighing)
     if weighing.compiled.source == SIMULATED:
@@ -96,7 +74,7 @@ def head_lines(weighing: Weighed) -> Iterator[Text]:
             yield Text(f"COST: {words}")
 
 
-def _title(weighing: Weighed) -> Text:
+def _title(weighing: Weighing) -> Text:
     compiled = weighing.compiled
     title = Text.assemble((weighing.name, "bold"), " on ", (weighing.fleet.name, "bold"))
     title.append(f", layout {weighing.layout}")
@@ -109,7 +87,7 @@ def _title(weighing: Weighed) -> Text:
     return title
 
 
-def active_parameters(weighing: Weighed) -> int | None:
+def active_parameters(weighing: Weighing) -> int | None:
     """Return how many parameters one token uses; None where it uses all, or the model is not known."""
     model = None if weighing.config is None else weighing.config.model
     if not isinstance(model, TransformerModel) or model.num_experts is None:
@@ -132,7 +110,7 @@ def verdict(memory: MemoryLedger, fleet: Fleet) -> str:
     return f"DOES NOT FIT: {gives}, {format_bytes(-spare)} ({share}) too much"
 
 
-def step_line(weighing: Weighed) -> Text:
+def step_line(weighing: Weighing) -> Text:
     """Return the predicted time of one step with its interval, rate and MFU, or why there is none."""
     prediction = weighing.prediction
     if prediction is None:
@@ -143,7 +121,7 @@ def step_line(weighing: Weighed) -> Text:
     return line.append(f", MFU {100 * prediction.mfu:.1f} %")
 
 
-def source_line(weighing: Weighed) -> Text:
+def source_line(weighing: Weighing) -> Text:
     """Return which compiler made the program, and how long it took."""
     how = "from the cache" if weighing.cached else f"in {format_seconds(weighing.compiled.compile_seconds)}"
     target = weighing.fleet.chip.target
@@ -152,7 +130,7 @@ def source_line(weighing: Weighed) -> Text:
     return Text(f"Compiled {how} by {weighing.compiled.compiler}{source}", style="dim")
 
 
-def _matter_table(weighing: Weighed) -> RenderableType:
+def _matter_table(weighing: Weighing) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -161,7 +139,7 @@ def _matter_table(weighing: Weighed) -> RenderableType:
     return indented(table)
 
 
-def matters(weighing: Weighed) -> list[tuple[str, str]]:
+def matters(weighing: Weighing) -> list[tuple[str, str]]:
     """Return what limits a step, the most pressing first: what it concerns, and a sentence with the values.
 
     The order: memory that lacks, work that no rule counts, what the lint found, losses of time from the
@@ -177,7 +155,7 @@ def matters(weighing: Weighed) -> list[tuple[str, str]]:
     ]
 
 
-def _lacking(weighing: Weighed) -> Iterator[tuple[str, str]]:
+def _lacking(weighing: Weighing) -> Iterator[tuple[str, str]]:
     memory = weighing.ledger.memory
     if memory.fits is not False:
         return
@@ -190,13 +168,13 @@ def _lacking(weighing: Weighed) -> Iterator[tuple[str, str]]:
     yield "memory", f"most of it is {words}{then}{others}"
 
 
-def unpriced(weighing: Weighed) -> list[str]:
+def unpriced(weighing: Weighing) -> list[str]:
     """Return each thing without a rule once: the prediction repeats the ledger's."""
     predicted = () if weighing.prediction is None else weighing.prediction.unpriced
     return list(dict.fromkeys((*weighing.ledger.unpriced, *predicted)))
 
 
-def _uncounted(weighing: Weighed) -> Iterator[tuple[str, str]]:
+def _uncounted(weighing: Weighing) -> Iterator[tuple[str, str]]:
     if found := unpriced(weighing):
         yield "unpriced", f"no rule counts {_first(found)}: FLOPs and time leave it out"
     if taken := weighing.ledger.assumptions:
@@ -207,14 +185,14 @@ def _first(lines: list[str]) -> str:
     return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
-def _found(weighing: Weighed) -> Iterator[tuple[str, str]]:
+def _found(weighing: Weighing) -> Iterator[tuple[str, str]]:
     findings = list(weighing.ledger.findings)
     if findings:
         others = f" (and {len(findings) - 1} more: --verbose)" if len(findings) > 1 else ""
         yield "finding", f"{findings[0].what}. To mend it, {findings[0].mend}{others}"
 
 
-def _losses(weighing: Weighed) -> Iterator[tuple[str, str]]:
+def _losses(weighing: Weighing) -> Iterator[tuple[str, str]]:
     """Yield what a step spends on anything but its products, the largest share first."""
     losses: list[tuple[float, str, str]] = []
     flops, prediction = weighing.ledger.flops, weighing.prediction

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,99 +20,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from meshwright.results import Sweep, SweepRun
 from meshwright.units import format_count, format_seconds
 
 from ._html_parts import COLOURS, FAINT, legend, page, paragraph, section, svg_of, table, text, thinned
 from ._run_files import read_run
 from ._terminal_parts import add_row, heading, indented, plain_table
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
-    """One run of a sweep: its values by key as text, and what came of it.
-
-    `held_out_loss` (nats): after the last step; `loss`: of the last step. Both are None where the run was not
-    finished, and `failed` says why. `earlier`: it was there already, and was not run again.
-    """
-
-    values: dict[str, str]
-    folder: Path
-    steps: int
-    held_out_loss: float | None
-    loss: float | None
-    step_seconds: float | None
-    tokens_per_second: float | None
-    failed: str
-    earlier: bool
-
-    @property
-    def label(self) -> str:
-        """Its values in short: "learning_rate=1e-3, momentum=0.9"."""
-        return self.label_of(self.values)
-
-    @staticmethod
-    def label_of(values: dict[str, str]) -> str:
-        """Values by key in short."""
-        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """Runs of one configuration with several values of some `keys`, in the order in which they were run.
-
-    `stopped`: by the user; `not_run`: how many were then not begun.
-    """
-
-    name: str
-    fleet: str
-    folder: Path
-    keys: tuple[str, ...]
-    runs: tuple[SweepRun, ...]
-    not_run: int
-    stopped: bool
-
-    @property
-    def ranked(self) -> tuple[SweepRun, ...]:
-        """The best held-out loss first; then those that have none, in the order in which they were run."""
-        finished = [run for run in self.runs if run.held_out_loss is not None]
-        return (
-            *sorted(finished, key=lambda run: run.held_out_loss or 0.0),
-            *(run for run in self.runs if run.held_out_loss is None),
-        )
-
-    @property
-    def best(self) -> SweepRun | None:
-        """The run with the lowest held-out loss; None where none was finished."""
-        return next((run for run in self.ranked if run.held_out_loss is not None), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As `sweep --json` prints it, the best run first."""
-        return {
-            "schema": SCHEMA,
-            "config": self.name,
-            "fleet": self.fleet,
-            "folder": str(self.folder),
-            "keys": list(self.keys),
-            "not_run": self.not_run,
-            "stopped": self.stopped,
-            "runs": [
-                {
-                    "values": run.values,
-                    "folder": str(run.folder),
-                    "steps": run.steps,
-                    "held_out_loss": run.held_out_loss,
-                    "loss": run.loss,
-                    "step_seconds": run.step_seconds,
-                    "tokens_per_second": run.tokens_per_second,
-                    "failed": run.failed,
-                    "earlier": run.earlier,
-                }
-                for run in self.ranked
-            ],
-        }
-
 
 COLUMNS = ("held-out loss", "training loss", "step", "tokens/s")
 
@@ -253,11 +165,12 @@ def _number(text: str) -> float | None:
 def write_sweep(sweep: Sweep) -> Path:
     """Write report.html into the sweep's folder, from its runs' folders, and return its path."""
     path = sweep.folder / "report.html"
-    path.write_text(_page(sweep), "utf-8")
+    path.write_text(sweep_page(sweep), "utf-8")
     return path
 
 
-def _page(sweep: Sweep) -> str:
+def sweep_page(sweep: Sweep) -> str:
+    """Return the sweep as one HTML page: its table, and pictures from its runs' folders."""
     title, best = f"Sweep of {sweep.name}", sweep.best
     head = f"<header>\n<h1>{escape(title)}</h1>\n{paragraph(sweep_title(sweep), 'facts')}"
     if best is not None:

@@ -9,13 +9,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.compiler import SIMULATED
 from meshwright.config import ticks_of
 from meshwright.ledger import Collective, Finding
-from meshwright.plan import HandSum, hand_sum, suggestions
+from meshwright.planning import HandSum, hand_sum, suggestions
 from meshwright.predict import Prediction
+from meshwright.results import Weighing
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._screen import SIMULATED, Weighed, active_parameters, head_lines, source_line, unpriced
+from ._screen import active_parameters, head_lines, source_line, unpriced
 from ._terminal_parts import (
     add_row,
     buffer_table,
@@ -47,7 +49,7 @@ SIMULATED_NOTE = (
 )
 
 
-def weighing_text(weighing: Weighed) -> RenderableType:
+def weighing_text(weighing: Weighing) -> RenderableType:
     """Return the whole account of a weighing, for rich's consoles of 80 columns or more."""
     ledger, compiled = weighing.ledger, weighing.compiled
     parts: list[RenderableType] = [*head_lines(weighing)]
@@ -72,7 +74,7 @@ def weighing_text(weighing: Weighed) -> RenderableType:
     return Group(*parts)
 
 
-def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
+def _what_would_shrink_it(weighing: Weighing) -> list[RenderableType]:
     """The largest contributors in a sentence, then a table of changes to the command line."""
     memory = weighing.ledger.memory
     largest = list(memory.by_category.items())[:2]
@@ -88,7 +90,7 @@ def _what_would_shrink_it(weighing: Weighed) -> list[RenderableType]:
     return parts
 
 
-def _flop_parts(weighing: Weighed) -> list[RenderableType]:
+def _flop_parts(weighing: Weighing) -> list[RenderableType]:
     """The counts, how they are counted, and the elementwise work that is in none of them."""
     flops = weighing.ledger.flops
     words = elementwise_words(flops.elementwise_by_class)
@@ -96,7 +98,7 @@ def _flop_parts(weighing: Weighed) -> list[RenderableType]:
     return [_flop_table(weighing), indented(Text(FLOP_CONVENTION + beside, style="dim"))]
 
 
-def _flop_table(weighing: Weighed) -> RenderableType:
+def _flop_table(weighing: Weighing) -> RenderableType:
     flops = weighing.ledger.flops
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -134,7 +136,7 @@ def _flop_table(weighing: Weighed) -> RenderableType:
     return indented(table)
 
 
-def _rule_differences(weighing: Weighed) -> list[tuple[str, int, str]]:
+def _rule_differences(weighing: Weighing) -> list[tuple[str, int, str]]:
     """What leads from the 6ND rule to the model's FLOPs, exactly: the steps add up."""
     flops, compiled = weighing.ledger.flops, weighing.compiled
     assert flops.rule_6nd is not None
@@ -186,7 +188,7 @@ def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
     return indented(table)
 
 
-def _prediction_parts(weighing: Weighed) -> list[RenderableType]:
+def _prediction_parts(weighing: Weighing) -> list[RenderableType]:
     prediction = weighing.prediction
     if prediction is None:
         return [indented(Text(f"none: {weighing.no_prediction}"))]
@@ -233,7 +235,7 @@ def _or_zero(seconds: float) -> str:
     return format_seconds(seconds) if seconds else "0"
 
 
-def _unpriced_parts(weighing: Weighed) -> list[RenderableType]:
+def _unpriced_parts(weighing: Weighing) -> list[RenderableType]:
     """Return each thing without a rule, and each assumption of the counts."""
     found = (
         ("Unpriced: no rule counts these", unpriced(weighing)),

@@ -12,13 +12,13 @@ A finished run as a person reads it on a terminal: losses, a sample, predicted b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.hardware import Calibration
-from meshwright.reconcile import Measurement, Reconciliation
+from meshwright.reconciliation import Measurement, Reconciliation
+from meshwright.results import Change
 from meshwright.torch_account import Account, Table, flop_table, memory_table, module_table, unknown_table
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -86,28 +86,7 @@ def calibration_text(calibration: Calibration) -> RenderableType:
     return Group(*parts)
 
 
-class Changed(Protocol):
-    """What is read of a change; `meshwright.Change` is one."""
-
-    @property
-    def arguments(self) -> str: ...
-    @property
-    def reserved_bytes(self) -> int | None: ...
-    @property
-    def saved_bytes(self) -> int | None: ...
-    @property
-    def fits(self) -> bool | None: ...
-    @property
-    def extra_executed_flops(self) -> int | None: ...
-    @property
-    def step_seconds(self) -> float | None: ...
-    @property
-    def extra_seconds(self) -> float | None: ...
-    @property
-    def failed(self) -> str: ...
-
-
-def changes_text(changes: Sequence[Changed]) -> RenderableType:
+def changes_text(changes: Sequence[Change]) -> RenderableType:
     """One row for each change with its difference to the step; those that could not be compiled with why."""
     if not changes:
         return Group(heading("What would help"), indented(Text("nothing that this config can change")))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshwright.config import Ticks
 from meshwright.predict import Interval, RunTotal
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconciliation import Reconciliation, Row
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 FLOP_CONVENTION = (

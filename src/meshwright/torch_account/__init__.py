@@ -5,6 +5,7 @@ Used by: `report`, `cli`, and users as `mw.account_torch`.
 
 from ._account import account_function as account_function
 from ._account import account_torch as account_torch
+from ._account import is_torch_module as is_torch_module
 from ._records import Account as Account
 from ._records import FlopCount as FlopCount
 from ._records import MemoryCount as MemoryCount

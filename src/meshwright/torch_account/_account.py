@@ -7,6 +7,7 @@ The account of what `package.module:function` makes, called for shapes alone. No
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,12 @@ def account_torch(
     from ._step import Step, account_step
 
     return account_step(Step(module, inputs, keyword_inputs, optimizer, loss, autocast))
+
+
+def is_torch_module(given: object) -> bool:
+    """Return whether something is a PyTorch module. Where PyTorch was never imported, nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(given, torch.nn.Module)
 
 
 def require_torch() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..reconcile import Spread
+from ..reconciliation import Spread
 
 Phase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
 

@@ -28,7 +28,7 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..launch import Alone, processes_of_this_run
 from ..measure import ResidentGrowth, describe_host
-from ..reconcile import Measurement
+from ..reconciliation import Measurement
 from ..sharding import mesh_of
 from ..step import build_step
 from ._devices import devices_of

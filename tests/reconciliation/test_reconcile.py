@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from meshwright.reconcile import reconcile
+from meshwright.reconciliation import reconcile
 
 
 def rows_of(*given):

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.predict import Interval, Prediction
-from meshwright.reconcile import Measurement, Spread
+from meshwright.reconciliation import Measurement, Spread
 
 
 @pytest.fixture

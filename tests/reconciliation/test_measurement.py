@@ -4,7 +4,7 @@ import json
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.reconcile import Measurement
+from meshwright.reconciliation import Measurement
 
 
 def test_a_measurement_reads_back_as_it_was_written(measurement):

@@ -1,0 +1,364 @@
+"""What the verbs return, and the events that they emit while they run.
+
+`Weighing`, `Run`, `Sweep` and `Changes` hold records of the packages below and print as their reports: `str`
+gives the terminal's text, a notebook shows the page, `to_html` writes it. The text and the page are made by
+`report`, which stands above; `api` hands its functions over with `render_with`.
+
+Imports: `compiler`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`. Used by: `report`, `api`
+and the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .compiler import TARGET_COMPILER, Compiled
+from .config import Layout, RunConfig, Ticks, ticks_of
+from .errors import InputError
+from .hardware import Calibration, Fleet, Link
+from .ledger import Ledger, executions_in
+from .measure import calibration_of_chip, calibration_of_this_machine
+from .planning import HandSum, hand_sum
+from .predict import Prediction, RunTotal, predicted_trace, run_total
+from .reconciliation import Measurement, Reconciliation, Row
+
+WEIGHING_SCHEMA = 4
+RUN_SCHEMA = 2
+SWEEP_SCHEMA = 1
+
+_renderers: dict[str, Callable[[Any], str]] = {}
+
+
+def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
+    """Set the functions that make a result's terminal text and its HTML page."""
+    _renderers.update(text=text, page=page)
+
+
+class Shown:
+    """A result that prints as its report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON's types, as the command's `--json` prints it."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Return the result as JSON text, as the command's `--json` prints it."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the result as one HTML page that needs no other file, and write it to `path` if given.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        page = _renderers["page"](self)
+        if path is not None:
+            _write(Path(path), page)
+        return page
+
+    def __str__(self) -> str:
+        return _renderers["text"](self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the page for a notebook, in a frame of its own so that neither's styles reach the other."""
+        from html import escape
+
+        return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as refused:
+        hint = "name a file in a folder that exists and can be written"
+        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing(Shown):
+    """One step weighed for one fleet: the program, its ledger, and its predicted time.
+
+    `config` is None for a foreign program. `prediction` is None where the fleet's rates are not known;
+    `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
+    run; None where neither the config nor the caller says how long it is.
+    """
+
+    name: str
+    config: RunConfig | None
+    fleet: Fleet
+    layout: Layout
+    compiled: Compiled
+    folder: Path
+    cached: bool
+    ledger: Ledger
+    prediction: Prediction | None
+    no_prediction: str
+    num_steps: int | None = None
+
+    @property
+    def run_total(self) -> RunTotal | None:
+        """Hours, device-hours and cost of the whole run; None where its steps or their time are not known."""
+        tokens_per_step = self.compiled.tokens_per_step
+        if self.prediction is None or self.num_steps is None or tokens_per_step is None:
+            return None
+        return run_total(
+            self.prediction.step_seconds,
+            steps=self.num_steps,
+            tokens_per_step=tokens_per_step,
+            num_devices=self.fleet.num_devices,
+            price_per_device_hour=self.fleet.price_per_device_hour,
+        )
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether reserved and allowance bytes are within the usable; None where those are not known."""
+        return self.ledger.memory.fits
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Expected seconds of one step; None where no time is predicted."""
+        return None if self.prediction is None else self.prediction.step_seconds.expected
+
+    @property
+    def hand_sum(self) -> HandSum | None:
+        """4 x (parameters + activations + gradients + optimizer state) beside the compiled program's bytes.
+
+        None for a foreign program, whose layers are not known.
+        """
+        if self.config is None:
+            return None
+        return hand_sum(self.config, self.compiled, self.ledger.memory)
+
+    @property
+    def pipeline(self) -> Ticks | None:
+        """The schedule of the stages; None where the layout has one stage, or the program is foreign."""
+        return None if self.config is None else ticks_of(self.config, self.layout)
+
+    def trace(self) -> dict[str, Any]:
+        """Return the predicted step of one device as a trace of Chrome's trace events, in JSON's types.
+
+        Raises:
+            InputError: no time is predicted; the reason is `no_prediction`'s.
+        """
+        return predicted_trace(
+            executions_in(self.folder), self.compiled, self.fleet, calibration_for(self.fleet)
+        )
+
+    def to_perfetto(self, path: str | Path) -> None:
+        """Write the predicted step of one device as a file that ui.perfetto.dev opens.
+
+        Raises:
+            InputError: no time is predicted, or the file cannot be written.
+        """
+        _write(Path(path), json.dumps(self.trace()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `weigh --json` prints; docs/how-weighing-works.md says what each name means."""
+        compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
+        target = self.fleet.chip.target
+        return {
+            "schema": WEIGHING_SCHEMA,
+            "config": self.name,
+            "run_config": None if self.config is None else self.config.model_dump(mode="json"),
+            "layout": str(self.layout),
+            "sequence_length": compiled.sequence_length,
+            "tokens_per_step": compiled.tokens_per_step,
+            "num_parameters": compiled.num_parameters,
+            "fleet": {
+                "name": self.fleet.name,
+                "chip": self.fleet.chip.name,
+                "num_devices": self.fleet.num_devices,
+                "inside_bytes_per_second": _rate(self.fleet.inside),
+                "between_bytes_per_second": _rate(self.fleet.between),
+            },
+            "source": compiled.source,
+            "fits": self.fits,
+            "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
+            "ledger": self.ledger.to_dict(),
+            "hand_sum": None if by_hand is None else by_hand.to_dict(),
+            "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
+            "no_prediction": self.no_prediction,
+            "run_total": None if total is None else dataclasses.asdict(total),
+            "compile": {
+                "seconds": compiled.compile_seconds,
+                "cached": self.cached,
+                "compiler": compiled.compiler,
+                "options": compiled.options,
+                "target": target.origin if target and compiled.source == TARGET_COMPILER else None,
+                "fingerprint": compiled.fingerprint,
+            },
+        }
+
+
+def _rate(link: Link | None) -> float | None:
+    return None if link is None else link.bytes_per_second
+
+
+def calibration_for(fleet: Fleet) -> Calibration | None:
+    """Return what was measured on a fleet's chip: of a CPU always, of an accelerator where `probe` ran."""
+    if fleet.chip.platform == "cpu":
+        return calibration_of_this_machine()
+    return calibration_of_chip(fleet.chip.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Shown):
+    """One training run: its folder, its weighing, its measurement, and the two side by side.
+
+    `not_written`: files of the folder that the disk refused to the end, by name, each with the reason.
+    """
+
+    folder: Path
+    weighing: Weighing
+    measurement: Measurement
+    reconciliation: Reconciliation
+    not_written: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `train --json` prints."""
+        return {
+            "schema": RUN_SCHEMA,
+            "folder": str(self.folder),
+            "not_written": self.not_written,
+            "weighing": self.weighing.to_dict(),
+            "measurement": json.loads(self.measurement.to_json()),
+            "reconciliation": json.loads(self.reconciliation.to_json()),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One run of a sweep: its values by key as text, and its results.
+
+    `held_out_loss` (nats) is that after the last step, `loss` that of the last step. Both are None where the
+    run was not finished, and `failed` says why. `earlier`: it was there already, and was not run again.
+    """
+
+    values: dict[str, str]
+    folder: Path
+    steps: int
+    held_out_loss: float | None
+    loss: float | None
+    step_seconds: float | None
+    tokens_per_second: float | None
+    failed: str
+    earlier: bool
+
+    @property
+    def label(self) -> str:
+        """Its values in short: "learning_rate=1e-3, momentum=0.9"."""
+        return self.label_of(self.values)
+
+    @staticmethod
+    def label_of(values: dict[str, str]) -> str:
+        """Return values by key in short."""
+        return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep(Shown):
+    """Runs of one configuration with several values of some `keys`, in the order in which they were run.
+
+    `stopped`: by the user; `not_run`: how many runs had then not begun.
+    """
+
+    name: str
+    fleet: str
+    folder: Path
+    keys: tuple[str, ...]
+    runs: tuple[SweepRun, ...]
+    not_run: int
+    stopped: bool
+
+    @property
+    def ranked(self) -> tuple[SweepRun, ...]:
+        """The best held-out loss first; then the runs without one, in the order in which they were run."""
+        finished = [run for run in self.runs if run.held_out_loss is not None]
+        return (
+            *sorted(finished, key=lambda run: run.held_out_loss or 0.0),
+            *(run for run in self.runs if run.held_out_loss is None),
+        )
+
+    @property
+    def best(self) -> SweepRun | None:
+        """The run with the lowest held-out loss; None where none was finished."""
+        return next((run for run in self.ranked if run.held_out_loss is not None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `sweep --json` prints, the best run first."""
+        return {
+            "schema": SWEEP_SCHEMA,
+            "config": self.name,
+            "fleet": self.fleet,
+            "folder": str(self.folder),
+            "keys": list(self.keys),
+            "not_run": self.not_run,
+            "stopped": self.stopped,
+            "runs": [{**dataclasses.asdict(run), "folder": str(run.folder)} for run in self.ranked],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change to a step, compiled: what one device then reserves, and what the step then costs.
+
+    `saved_bytes` and `extra_...` are differences to the step that was explained, saved ones positive.
+    `failed` says why it could not be compiled, else it is "". Seconds are None where no time is predicted.
+    """
+
+    arguments: str  # as `meshwright weigh` takes them
+    effect: str
+    reserved_bytes: int | None
+    saved_bytes: int | None
+    fits: bool | None
+    extra_executed_flops: int | None
+    step_seconds: float | None
+    extra_seconds: float | None
+    failed: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change as JSON's types."""
+        return dataclasses.asdict(self)
+
+
+class Changes(tuple[Change, ...], Shown):
+    """The changes that `explain` compiled, the largest saving of memory first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changes as `weigh --explain --json` prints them."""
+        return {"changes": [change.to_dict() for change in self]}
+
+    def __str__(self) -> str:
+        return Shown.__str__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A weighing, or the preparation of a run, has begun something: "tracing", "compiling"."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepsCompared:
+    """Time and memory of a run's first steps, beside the predicted ones."""
+
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRunStarted:
+    """Run `number` (from 1) of a sweep's `total` begins, with these values by key."""
+
+    number: int
+    total: int
+    values: dict[str, str]
+
+
+def ignore(event: object) -> None:
+    """Take an event and do nothing: the listener of a caller who gives none."""

@@ -1,0 +1,21 @@
+"""Measure what a Python process holds and does; each works with jax, numpy and PyTorch alike where it can.
+
+`footprint(tree)` counts the bytes of arrays, shared storage once. `live_arrays()` lists the jax arrays that
+are alive, and their holders. `device_memory()` reads what each device has allocated. `clock(function)` times
+a function until its call returns and until its results are there. `matmul_mfu()` times one large product.
+
+Imports: `measure`. Used by: users, as `mw.tools`.
+
+>>> import numpy as np
+>>> from meshwright import tools
+>>> tools.footprint({"weights": np.zeros((2, 3), "float32")}).total_bytes
+24
+"""
+
+from .measure import clock as clock
+from .measure import footprint as footprint
+from .measure import live as live_arrays
+from .measure import matmul_mfu as matmul_mfu
+from .measure import memory as device_memory
+
+__all__ = ["clock", "device_memory", "footprint", "live_arrays", "matmul_mfu"]
