@@ -110,7 +110,7 @@ def test_a_signal_goes_to_all_and_is_the_status(tmp_path):
     script = CHILD.format(folder=str(tmp_path), ends=("saves", "saves"), sleepers=2)
     parent = f"""
 import subprocess, sys
-from meshwright.cli import _processes
+from meshwright.cli import _launch as _processes
 started = subprocess.Popen
 script = {script!r}
 _processes.subprocess.Popen = lambda command, **told: started([sys.executable, "-c", script], **told)
