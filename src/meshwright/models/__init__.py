@@ -1,5 +1,6 @@
-"""The reference models: pure functions over declared parameters (docs/adr/0001).
-Imports: `config`, `sharding`, jax. Imported by: `step`, `training`.
+"""Define the reference models: pure functions over declared parameters (docs/adr/0001).
+
+Imports: `config`, `sharding`, jax. Used by: `step`, `training`.
 """
 
 from ._base import Context as Context

@@ -1,4 +1,4 @@
-"""What every model is: a table of declared parameters, and a loss that is a pure function of them."""
+"""Define the interface of a model: a table of declared parameters, and a loss that is pure in them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TRUNCATION_SIGMAS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter before it exists: shape, the names of its dimensions, how it starts.
+    """The declaration of one parameter: its shape, its dimension names and its initialisation.
 
-    `initial`: "fan_in" draws from a normal truncated at three sigma, scaled by 1/sqrt(fan_in).
-    `wide`: used in float32, whatever the format of the computation.
+    `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by 1/sqrt(fan_in).
+    `wide`: the parameter is used in float32, whatever the compute format.
     """
 
     shape: tuple[int, ...]
@@ -36,39 +36,39 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a model must know of the run: where it lies and in which format it computes.
+    """The settings of a run that a model depends on: its mesh, its compute format and its policies.
 
-    `mesh` is the abstract one where the model is called inside a `shard_map` over some axes (`AnyMesh`).
+    `mesh` is an abstract mesh if the model is called inside a `shard_map` over some axes (`AnyMesh`).
     """
 
     mesh: AnyMesh
     dtype: jax.typing.DTypeLike
     platform: str  # cuda | tpu | cpu
     remat: str
-    zero1: bool = False  # gradients are left split over `data`
-    offloads: bool = False  # what is saved for the backward pass waits in host memory
-    fp8: bool = False  # the layers' products in eight bits
+    zero1: bool = False  # gradients stay sharded over `data`
+    offloads: bool = False  # activations saved for the backward pass are kept in host memory
+    fp8: bool = False  # the layers' matrix products run in eight bits
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
-    training: bool = True  # False where held-out data is judged
+    training: bool = True  # False for evaluation on held-out data
 
     def pin(self, x: Array, *dims: str) -> Array:
-        """`x`, laid on the mesh by the names of its dimensions."""
+        """Constrain the sharding of `x` by the names of its dimensions."""
         return pin(x, self.mesh, *dims)
 
     def on_each_device(
         self, local: Callable[..., Any], inputs: tuple[tuple[str, ...], ...], output: tuple[str, ...]
     ) -> Callable[..., Any]:
-        """`local`, run on each device's shards of activations laid by the names of their dimensions."""
+        """Wrap `local` to run on each device's shards; dimension names set the activations' shardings."""
         specs = tuple(activation_spec(dims, self.mesh) for dims in inputs)
         return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
 
     def gather(self, x: Array, *dims: str, wide: bool = False) -> Array:
-        """A parameter in the format of the computation, in float32 if `wide`, gathered over `fsdp`."""
+        """Cast a parameter to the compute format (float32 if `wide`) and all-gather it over `fsdp`."""
         return gather(x, self.mesh, jnp.float32 if wide else self.dtype, *dims, zero1=self.zero1)
 
 
 class Outcome(NamedTuple):
-    """What a batch leaves beside its loss: the model's new state, and figures to show by name (scalars)."""
+    """The results of a batch other than its loss: the new model state, and scalar metrics by name."""
 
     state: Tree
     metrics: dict[str, Array]
@@ -79,20 +79,20 @@ STATELESS = Outcome({}, {})
 
 @runtime_checkable
 class Model(Protocol):
-    """A model: declared parameters, what it keeps beside them, and a loss."""
+    """A model: its declared parameters, its state without gradients, and its loss."""
 
     def parameters(self) -> Tree:
-        """The tree of `Parameter`."""
+        """Return the tree of `Parameter` declarations."""
         ...
 
     def state(self) -> Tree:
-        """The tree of `Parameter` of what the model keeps from step to step and no gradient moves."""
+        """Return the declarations of the model state: arrays kept between steps and not updated by gradients."""
         ...
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean loss over the batch, in float32, and what else came of it."""
+        """Return the mean loss over the batch in float32, and the batch's `Outcome`."""
         ...
 
 
@@ -108,8 +108,11 @@ def _initial(key: Key[Array, ""], parameter: Parameter) -> Array:
 
 
 def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
-    """Initial values, float32. Each parameter's key depends on its path alone, so the values do not
-    depend on the layout, nor on which other parameters there are."""
+    """Draw the initial values of the declared parameters, in float32.
+
+    Each parameter's random key depends only on its path. So its values depend neither on the layout nor on
+    the other parameters.
+    """
 
     def one(path: Any, parameter: Parameter) -> Array:
         name = jax.tree_util.keystr(path)

@@ -1,4 +1,4 @@
-"""From a config's model section to the model."""
+"""Build a model from the `model` section of a config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .vision import LeNet, ResNet
 
 
 def model_of(config: LinearModel | CruncherModel | LeNetModel | ResNetModel | TransformerModel) -> Model:
-    """The model that a config's `model` section describes."""
+    """Return the model that a config's `model` section describes."""
     match config:
         case LinearModel():
             return Linear(config)

@@ -1,11 +1,10 @@
 """Define the linear model and the deep linear model, the smallest programs to weigh.
 
-A linear model with one output: prediction = inputs . weight (+ bias); mean squared error.
+Both have one output and a mean squared error. `Linear` predicts inputs . weight (+ bias). `Cruncher` has
+`num_layers` square matrices and a head, without biases.
 
-A deep linear model: `num_layers` square matrices and a head with one output; no biases.
-
-FLOPs by hand, batch B, width D, P parameters: forward 2BP; backward 4BP less 2BD^2, the gradient
-of the input, which nobody asks for.
+FLOPs of `Cruncher` for batch B, width D and P parameters: forward 2BP; backward 4BP - 2BD^2. The term 2BD^2
+is the gradient of the inputs, which is not computed.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
 
 
 class Linear:
-    """See the module."""
+    """The linear model with one output."""
 
     def __init__(self, config: LinearModel) -> None:
         self.config = config
 
     def parameters(self) -> Tree:
-        """`weight` [input_dim] and, where asked for, `bias` []."""
+        """Declare `weight` [input_dim, 1] and, if the config asks for it, `bias` [1]."""
         width = self.config.input_dim
         declared = {"weight": Parameter(shape=(width, 1), dims=("embed", "one"), fan_in=width)}
         if self.config.bias:
@@ -33,13 +32,13 @@ class Linear:
         return declared
 
     def state(self) -> Tree:
-        """Nothing."""
+        """Return an empty tree: the model has no state."""
         return {}
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean squared error over the rows; batch: inputs [rows, input_dim], targets [rows]."""
+        """Return the mean squared error over the rows; batch: inputs [rows, input_dim], targets [rows]."""
         weight = context.gather(parameters["weight"], "embed", "one")
         prediction = (batch["inputs"].astype(context.dtype) @ weight)[:, 0].astype(jnp.float32)
         if self.config.bias:
@@ -49,13 +48,13 @@ class Linear:
 
 
 class Cruncher:
-    """See the module."""
+    """The deep linear model: square matrices and a head with one output."""
 
     def __init__(self, config: CruncherModel) -> None:
         self.config = config
 
     def parameters(self) -> Tree:
-        """`layers`: a list of [width, width]; `head`: [width, 1]."""
+        """Declare `layers`, a list of [width, width] matrices, and `head` [width, 1]."""
         width = self.config.width
         layer = Parameter(shape=(width, width), dims=("embed", "mlp"), fan_in=width)
         return {
@@ -64,13 +63,13 @@ class Cruncher:
         }
 
     def state(self) -> Tree:
-        """Nothing."""
+        """Return an empty tree: the model has no state."""
         return {}
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean squared error over the rows; batch: inputs [rows, width], targets [rows]."""
+        """Return the mean squared error over the rows; batch: inputs [rows, width], targets [rows]."""
         x = batch["inputs"].astype(context.dtype)
         for index, layer in enumerate(parameters["layers"]):
             with jax.named_scope(f"layer{index}"):

@@ -1,12 +1,12 @@
-"""Cross entropy from the last hidden states, without the logits of the whole batch.
+"""Compute the cross entropy from the last hidden states, without holding the logits of the whole batch.
 
-Logits are made a chunk of the sequence at a time. When the loss is differentiated, each chunk's
-gradients are made beside it, so that no matmul is done twice; what is kept for the backward pass is
-the gradients themselves, in the format of the computation, to be scaled there. The gradient of the
-head is summed over chunks in float32 where it arises and crosses the network once.
+Logits are computed for one chunk of the sequence at a time. If the loss is differentiated, the forward pass
+also computes each chunk's gradients, so that no matmul runs twice. It saves these gradients in the compute
+format, and the backward pass only scales them. Each device sums the gradient of the head over its chunks in
+float32. The sum crosses the network once.
 
-Written by hand for each device (`shard_map`): the partitioner, left to itself, reduces that
-gradient in every chunk, or gathers the vocabulary.
+The code runs per device (`shard_map`): the automatic partitioner would reduce the gradient of the head in
+every chunk, or gather the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jaxtyping import Array, Float, Int
 from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
 from ._base import Context
 
-Saved = tuple[Array, Array]  # d_hidden, d_head: of the sum, not yet of the mean
-LEFT_OUT = -1  # a target that is not predicted
-BACKWARD = "transpose(loss)"  # names work of the backward pass as JAX does, though it is done early
+Saved = tuple[Array, Array]  # d_hidden, d_head: gradients of the summed loss, not of the mean
+LEFT_OUT = -1  # marks a position that the loss leaves out
+BACKWARD = "transpose(loss)"  # JAX's name for backward work; here it runs in the forward pass
 
 
 def mean_cross_entropy(
@@ -36,14 +36,15 @@ def mean_cross_entropy(
     gaps: bool = False,
     whole: Int[Array, "batch all_of_sequence"] | None = None,
 ) -> Float[Array, ""]:
-    """Mean of -log softmax(hidden . head)[target] over the positions that count, in nats, float32.
+    """Return the mean of -log softmax(hidden . head)[target] over the counted positions, in nats, float32.
 
     Args:
-        head: gathered over `fsdp`; its vocabulary may be split over `tensor`.
-        most_positions: of a device's part of the sequence, whose logits may exist at once; divides it, or
-            exceeds it.
-        gaps: whether targets may be `LEFT_OUT`, and then do not count; without any that counts it is 0.
-        whole: the targets of which these are some, where they are: the sum is divided by how many those are.
+        head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`.
+        most_positions: the most positions whose logits may exist at once on a device. It must divide the
+            length of the device's part of the sequence, or exceed it.
+        gaps: targets may be `LEFT_OUT`. Such positions do not count; if none counts, the loss is 0.
+        whole: all targets of the batch, if `targets` are only some of them. The sum is then divided by the
+            number of all counted targets.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = min(most_positions, held)
@@ -53,13 +54,13 @@ def mean_cross_entropy(
     whole = targets if whole is None else whole
     if not gaps:
         return total / whole.size
-    # Where the code is one replica's, a mean over replicas follows: each must divide by the same count.
+    # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
     counted = mean_over_manual(jnp.sum(whole != LEFT_OUT).astype(jnp.float32), context.mesh)
     return total / jnp.where(counted > 0, counted, 1.0)
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
-    """The axes that split the tokens, and the one that splits the vocabulary, of more than one device."""
+    """Return the axes that shard the tokens, and the axis that shards the vocabulary, if larger than 1."""
     return token_axes(context.mesh), "tensor" if axis_size(context.mesh, "tensor") > 1 else None
 
 
@@ -79,7 +80,7 @@ def _is_target(logits: Array, targets: Array, vocab_axis: str | None) -> Array:
 def _chunk(
     x: Array, head: Array, targets: Array, vocab: str | None, gaps: bool
 ) -> tuple[Array, Array, Array, Array]:
-    """Summed loss of one chunk, and what its gradient needs: logits, log-sum-exp, which are targets."""
+    """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
     logits = _logits(x, head)
     is_target = _is_target(logits, targets, vocab)
     chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)
@@ -137,7 +138,7 @@ def _forward(
         zeros = (jnp.float32(0), jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
         (total, d_hidden, d_head), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
         with jax.named_scope(BACKWARD):
-            if head.dtype != jnp.float16:  # of the sum over the batch, it could overflow there
+            if head.dtype != jnp.float16:  # float16 could overflow: this gradient is a sum over the batch
                 d_head = d_head.astype(head.dtype)
             for axis in scattered:
                 d_head = jax.lax.psum_scatter(d_head, axis, scatter_dimension=1, tiled=True)
@@ -153,7 +154,7 @@ def _forward(
 
 
 def _backward(_: Context, __: tuple[int, bool], saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
-    # In float32: 1 / targets.size in bfloat16 would make every gradient wrong by the same 0.4 % at most.
+    # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
     dtype = saved[0].dtype
     d_hidden, d_head = ((x.astype(jnp.float32) * gradient).astype(dtype) for x in saved)
     return d_hidden, d_head, None
