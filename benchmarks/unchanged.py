@@ -1,8 +1,8 @@
 """Compare what this tree weighs and trains with what another commit did, field by field.
 
 Run: python benchmarks/unchanged.py COMMIT [--only WORD]. It is for a refactoring: it checks the commit out in
-a second tree, runs the same cases with both, and prints every field that differs. Each tree has its own compile
-cache. Exits with 1 where anything differs.
+a second tree, runs the same cases with both, and prints every field that differs. Each tree has its own
+compile cache. Exits with 1 where anything differs.
 
 Cases: `weigh --json` of every preset on a GPU fleet, of the small ones on a CPU fleet, and of bytes-nano in
 twelve layouts; the losses of twenty steps of bytes-nano in eight layouts. Not compared: compile seconds,
