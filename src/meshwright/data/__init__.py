@@ -1,7 +1,9 @@
-"""What a run reads: batches of the whole fleet, or some of their rows, as numpy arrays, a pure function of
-seed and step.
-`tokenize` makes the token files. Imports: `config`, `errors`, numpy, pydantic. No jax. Imported by:
-`training`, `api`, `cli`.
+"""Generate or read the batches of a run, and write token files and image files.
+
+A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
+function of seed, step and split.
+Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` only for a tokenizer.json. No jax.
+Imported by: `training`, `cli`.
 """
 
 from ._images import ImageFiles as ImageFiles

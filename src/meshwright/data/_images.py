@@ -1,13 +1,11 @@
-"""Read labelled images from IDX files, or make them from a seed.
+"""Read labelled images from IDX files, write such files, or generate images from a seed.
 
-Images and labels in IDX files, the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist/).
+`open_data` makes `ImageFiles` or `LabelledImages` for the image models. `write_sample_images` writes a small
+artificial data set under Fashion-MNIST's file names, for trials without the real images.
 
-Big-endian: a magic number whose last two bytes are the type (8: unsigned bytes) and the number of
-dimensions, each dimension's size as 32 bits, then the numbers.
-
-Labelled images: made from the seed, or from files.
-
-A small set of images in Fashion-MNIST's files, made by arithmetic: to try things without the real ones.
+IDX is the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist/). All numbers are big-endian.
+A file begins with four bytes of magic number; the last two are the type (8: unsigned bytes) and the number of
+dimensions. The size of each dimension follows as 32 bits, then the numbers themselves.
 """
 
 from __future__ import annotations
@@ -35,18 +33,18 @@ _UNSIGNED_BYTES = 0x08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdxPart:
-    """One part of a folder: `images` uint8 [rows, height, width] and `labels` uint8 [rows], below 10."""
+    """One split of a folder: `images` uint8 [rows, height, width] and `labels` uint8 [rows], below 10."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 def idx_parts(folder: Path) -> dict[Split, IdxPart]:
-    """Both parts of a folder of four files, each plain or with `.gz` behind its name.
+    """Read both splits from a folder of four files, each plain or with `.gz` appended to its name.
 
     Raises:
-        InputError: a file that is absent, cut short, too long or of another kind; images and labels that
-            do not go together; a label that is none of the ten.
+        InputError: a file is absent, cut short, too long or not an IDX file; images and labels differ in
+            number; or a label is not one of the ten.
     """
     idx_files(folder)
     return {split: _part(folder, *names) for split, names in NAMES.items()}
@@ -56,7 +54,7 @@ def idx_files(folder: Path) -> list[Path]:
     """Return the four files of a folder, in the order of `NAMES`.
 
     Raises:
-        InputError: some are absent; all of those are named.
+        InputError: files are absent; the message names all of them.
     """
     every = [name for names in NAMES.values() for name in names]
     found = {name: _found(folder, name) for name in every}
@@ -90,10 +88,10 @@ def _found(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
-    """The unsigned bytes of a file that is there, shaped as its header says: `dims` dimensions.
+    """Return the unsigned bytes of an existing file, shaped as its header says, with `dims` dimensions.
 
     Raises:
-        InputError: no such IDX file, or its size is not what its header says.
+        InputError: the file is not such an IDX file, or its size does not match its header.
     """
     path = _found(folder, name)
     assert path is not None, f"{folder / name} was looked for before"
@@ -125,7 +123,10 @@ def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
-    """`array` of unsigned bytes as an IDX file, the same each time; gzipped where the name ends in `.gz`."""
+    """Write `array` of unsigned bytes as an IDX file, gzipped if the name ends in `.gz`.
+
+    Equal arrays make identical files.
+    """
     assert array.dtype == np.uint8, f"{array.dtype} is not written"
     header = bytes((0, 0, _UNSIGNED_BYTES, array.ndim)) + np.array(array.shape, ">u4").tobytes()
     raw = header + array.tobytes()
@@ -135,15 +136,15 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 def write_images(
     folder: Path, *, train: tuple[np.ndarray, np.ndarray], held_out: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, int]:
-    """Write images of ten classes as the four gzipped files of MNIST; return the rows of each part.
+    """Write images of ten classes as the four gzipped files of MNIST; return the number of rows by split.
 
     Args:
-        folder: made where it is missing.
+        folder: created if missing.
         train, held_out: images uint8 [rows, height, width] and their labels, uint8 [rows], below 10.
 
     Raises:
-        InputError: images and labels do not go together; the folder holds one of the files already, or
-            cannot be written.
+        InputError: images and labels do not match; the folder already holds one of the files, or cannot be
+            written.
     """
     there = [path.name for names in NAMES.values() for name in names for path in folder.glob(f"{name}*")]
     if there:
@@ -168,14 +169,14 @@ def write_images(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledImages:
-    """Each class has a pattern of standard normal pixels; an image is its class's plus as much noise."""
+    """Images of ten classes: a class's fixed pattern of standard normal pixels plus standard normal noise."""
 
     seed: int
     rows: int
     side: int
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`images` float32 [rows, 1, side, side] and `labels` int32 [rows], below 10."""
+        """Return `images` float32 [rows, 1, side, side] and `labels` int32 [rows], below 10."""
         shape = (1, self.side, self.side)
         patterns = fixed_generator(self.seed).standard_normal((CLASSES, *shape), dtype=np.float32)
         random = generator(self.seed, step, split)
@@ -186,11 +187,11 @@ class LabelledImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFiles:
-    """Epochs over images of files, resized to `side`.
+    """Epochs over the images of files, resized to `side`.
 
-    An epoch of training takes each image once, in an order of its own; held-out images come in the files'
-    order, first to last. An epoch's last batch has the rows that are left, then rows of weight zero.
-    `evaluation_batches`: how many held-out batches are judged together.
+    A training epoch takes each image once, in an order that differs between epochs. Held-out images come in
+    the order of the files. The last batch of an epoch holds the remaining images, then padding rows of weight
+    zero. `evaluation_batches`: the number of held-out batches in one evaluation.
     """
 
     parts: Mapping[Split, IdxPart]
@@ -200,15 +201,16 @@ class ImageFiles:
     evaluation_batches: int
 
     def steps_per_epoch(self, split: Split) -> int:
-        """Batches in which each image of a part comes once."""
+        """Return the number of batches in which each image of a split comes once."""
         return -(-len(self.parts[split].labels) // self.rows)
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`images` float32 [rows, 1, side, side] of 0 to 1, `labels` int32 [rows] below 10, `weights` float32
-        [rows]. Reads these rows alone.
+        """Return some rows of a step's batch, reading only those images.
 
-        In training the weights make the plain mean over the batch that over its images. Held-out ones
-        make the plain mean over the first `evaluation_batches` batches that over all their images.
+        `images` are float32 [rows, 1, side, side] from 0 to 1, `labels` int32 [rows] below 10, and `weights`
+        float32 [rows]. In training, the mean of weighted rows over the batch equals the plain mean over its
+        images. For held-out data, the mean of weighted rows over the first `evaluation_batches` batches
+        equals the plain mean over all their images.
         """
         part, chosen = self.parts[split], self._chosen(step, split)
         weight = self.rows / len(chosen) if split == "train" else self._held_out_weight()
@@ -223,7 +225,7 @@ class ImageFiles:
         }
 
     def _count(self, step: int, split: Split) -> int:
-        """Images in the batch of a step."""
+        """Count the images in the batch of a step."""
         start = step % self.steps_per_epoch(split) * self.rows
         return min(self.rows, len(self.parts[split].labels) - start)
 
@@ -240,10 +242,10 @@ class ImageFiles:
 
 
 def resized(images: np.ndarray, side: int) -> np.ndarray:
-    """uint8 [rows, height, width] to float32 [rows, side, side], bilinear between the centres of pixels.
+    """Resize uint8 [rows, height, width] to float32 [rows, side, side], bilinearly between pixel centres.
 
-    As `torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`: at the border the nearest
-    pixel, and no smoothing where an image is made smaller. Images of that size are not touched.
+    Equals `torch.nn.functional.interpolate(mode="bilinear", align_corners=False)`: the border repeats the
+    nearest pixel, and shrinking does no smoothing. Images that already have this size keep their values.
     """
     if images.shape[1:] == (side, side):
         return images.astype(np.float32)
@@ -252,7 +254,7 @@ def resized(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def _mixture(size: int, side: int) -> np.ndarray:
-    """float32 [side, size]: how much of each of `size` pixels is in each of `side`; rows sum to 1."""
+    """Return float32 [side, size]: the share of each of `size` pixels in each of `side`; rows sum to 1."""
     centres = np.clip((np.arange(side) + 0.5) * size / side - 0.5, 0, size - 1)
     below = np.minimum(centres.astype(np.int64), max(size - 2, 0))
     share = (centres - below).astype(np.float32)
@@ -264,20 +266,20 @@ def _mixture(size: int, side: int) -> np.ndarray:
 
 SIDE = 28
 ROWS = {"train": 4096, "held-out": 1024}
-_COARSE = 7  # a class's shape is drawn on 7 x 7 fields of 4 x 4 pixels
-_FARTHEST = 2  # pixels by which an image is moved
+_COARSE = 7  # a class's pattern has 7 x 7 squares of 4 x 4 pixels
+_FARTHEST = 2  # the largest shift of an image, in pixels
 _SEED = 1
 
 
 def write_sample_images(folder: Path) -> dict[str, int]:
-    """Write the four files to `folder`: 4,096 images to train and 1,024 held out; rows by part.
+    """Write four files with 4,096 training and 1,024 held-out images; return the number of rows by split.
 
-    Every class has a shape of its own. An image is its class's, moved by up to two pixels each way, of a
-    brightness of its own, with noise, so that classes can be told apart, though not each image with
-    certainty. The same files each time.
+    Every class has its own pattern. An image is its class's pattern, shifted by up to two pixels along each
+    dimension, with a random brightness and noise. So the classes can be distinguished, but not every image
+    with certainty. The files are the same each time.
 
     Raises:
-        InputError: the folder cannot be made, or holds one of the files already.
+        InputError: the folder cannot be created, or already holds one of the files.
     """
     random = np.random.Generator(np.random.PCG64(_SEED))
     shapes = random.random((CLASSES, _COARSE, _COARSE)) < 0.5

@@ -1,4 +1,4 @@
-"""From a run's description to the data it trains on."""
+"""Open the data that a run's configuration describes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Dataset = RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens
 
 
 def open_data(config: RunConfig) -> Dataset:
-    """The data of `config`.
+    """Return the data set of `config`.
 
     Raises:
-        InputError: a file that is missing, short or of another type, or an interpreter without sources.
+        InputError: a file is missing, short or of another type, or the interpreter has no sources on disk.
     """
     model, data, batch = config.model, config.data, config.batch
     if isinstance(data, LineData):

@@ -1,16 +1,11 @@
-"""Split data into training and held-out parts, and compute the order in which rows are read.
+"""Order the rows of epochs, seed the random generators, and generate rows for regression.
 
-The two parts of any data, and the generator of one step of one part.
-
-The order of windows in an epoch: a permutation that is computed, not stored.
-
-A balanced Feistel network of six rounds permutes [0, 4^k); what falls outside [0, size) is permuted
-again until it falls inside ("cycle-walking"), which leaves a permutation of [0, size) (Black and Rogaway
-2002, https://doi.org/10.1007/3-540-45760-7_9). 4^k is below 4 x size, so fewer than four walks are expected
-for an index. Rounds mix with SplitMix64's finaliser (Steele et al. 2014): integer arithmetic of our own,
-so that the order outlives NumPy's generators. No cryptography.
-
-Rows for regression, made from the seed.
+The order of windows in an epoch is a permutation that is computed, not stored. A balanced Feistel network of
+six rounds permutes [0, 4^k). A result outside [0, size) is permuted again until it is inside
+("cycle-walking"), which leaves a permutation of [0, size) (Black and Rogaway 2002,
+https://doi.org/10.1007/3-540-45760-7_9). 4^k is at most 4 x size, so an index needs at most four passes on
+average. Rounds mix with SplitMix64's finaliser (Steele et al. 2014). This integer arithmetic is our own, so
+the order does not change with NumPy's generators. It is not cryptography.
 """
 
 from __future__ import annotations
@@ -31,26 +26,26 @@ ALL = slice(None)
 
 
 def generator(seed: int, step: int, split: Split) -> np.random.Generator:
-    """Randomness that depends on these three alone, so that any step can be made again at any time."""
+    """Return a generator that depends only on these three values, so that any step can be repeated."""
     return np.random.default_rng([seed, STREAMS[split], step])
 
 
 def fixed_generator(seed: int) -> np.random.Generator:
-    """Randomness of the seed alone: for what is the same in every step of both parts."""
+    """Return a generator that depends only on the seed, for values shared by all steps of both splits."""
     return np.random.default_rng([seed, _FIXED])
 
 
 _ROUNDS = 6
-_AT_ONCE = 4096  # NumPy's cost per call is spread over this many places
+_AT_ONCE = 4096  # this many places share the cost of a NumPy call
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def windows_at(first: int, count: int, *, size: int, seed: int, split: Split) -> np.ndarray:
-    """Which of `size` windows stand at the places `first` .. `first + count - 1` of an endless run of epochs.
+    """Return the windows at places `first` to `first + count - 1` of an endless run of epochs.
 
-    int64 [count]. Place p belongs to epoch p // size; an epoch holds each window once, in an order of its
-    own. Takes the same time at any place.
+    The result is int64 [count], with values below `size`. Place p belongs to epoch p // size. Each epoch
+    holds every window once, in its own order. The time does not depend on the place.
     """
     blocks = range(first // _AT_ONCE, (first + count - 1) // _AT_ONCE + 1)
     found = np.concatenate([_block(block, size, seed, split) for block in blocks])
@@ -63,18 +58,18 @@ def _block(block: int, size: int, seed: int, split: Split) -> np.ndarray:
     places = np.arange(block * _AT_ONCE, (block + 1) * _AT_ONCE, dtype=np.uint64)
     epochs, indices = np.divmod(places, np.uint64(size))
     found = _permuted(indices, _key(seed, split, epochs), size).astype(np.int64)
-    found.flags.writeable = False  # it is shared by all who ask
+    found.flags.writeable = False  # all callers share the cached array
     return found
 
 
 def _key(seed: int, split: Split, epochs: np.ndarray) -> np.ndarray:
-    """One key per place: places of an epoch share theirs."""
+    """Return one key per place; places of one epoch share a key."""
     root = _mixed(np.array([seed], np.uint64) * np.uint64(len(STREAMS)) + np.uint64(STREAMS[split]))
     return _mixed(root + epochs)
 
 
 def _permuted(indices: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
-    """Each of `indices` below `size` to another below it, one to one for equal keys."""
+    """Permute each of `indices` within [0, size); for equal keys the mapping is one to one."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     found = _rounds(indices, key, half_bits)
     while (outside := found >= size).any():
@@ -86,14 +81,15 @@ def _rounds(indices: np.ndarray, key: np.ndarray, half_bits: int) -> np.ndarray:
     bits, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = indices >> bits, indices & mask
     for number in range(_ROUNDS):
-        # Far apart for each round: were they neighbours, small halves would meet the same few numbers again.
+        # Keep the keys of the rounds distant: with neighbouring keys, small halves would yield the same few
+        # numbers in every round.
         mixed = _mixed(right ^ (key + np.uint64(number << 40)))
         left, right = right, left ^ (mixed & mask)
     return (left << bits) | right
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's output for the state `x`; arithmetic modulo 2^64."""
+    """Return SplitMix64's output for the state `x`, with arithmetic modulo 2^64."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
@@ -102,9 +98,9 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionRows:
-    """Standard normal inputs; targets are inputs . [0, 1, ..., D-1] without noise, or normal as well.
+    """Standard normal inputs with targets that are inputs . [0, 1, ..., D-1] without noise, or normal too.
 
-    `has_answer`: whether the targets follow from the inputs.
+    `has_answer`: the targets follow from the inputs.
     """
 
     seed: int
@@ -113,7 +109,7 @@ class RegressionRows:
     has_answer: bool
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`inputs` float32 [rows, dim] and `targets` float32 [rows]."""
+        """Return `inputs` float32 [rows, dim] and `targets` float32 [rows]."""
         random = generator(self.seed, step, split)
         inputs = random.standard_normal((self.rows, self.dim), dtype=np.float32)
         if self.has_answer:
@@ -125,7 +121,7 @@ class RegressionRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineRows:
-    """Points about a line: slope x + intercept + noise x a standard normal number, x standard normal."""
+    """Points near a line: slope x + intercept + noise x a standard normal number, with x standard normal."""
 
     seed: int
     rows: int
@@ -134,7 +130,7 @@ class LineRows:
     noise: float
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`inputs` float32 [rows, 1] and `targets` float32 [rows]."""
+        """Return `inputs` float32 [rows, 1] and `targets` float32 [rows]."""
         random = generator(self.seed, step, split)
         inputs = random.standard_normal((self.rows, 1), dtype=np.float32)
         off = random.standard_normal(self.rows, dtype=np.float32)

@@ -1,12 +1,11 @@
-"""Find the texts to tokenize, and turn text into token ids.
+"""Find the texts to tokenize, and convert between text and token ids.
 
-Texts to be tokenized: which files, in which pieces of work, which documents.
+A file whose name ends in `.jsonl` or `.ndjson` holds one JSON object per line, each a document; blank lines
+are skipped. Any other file is one document. A piece of work is a whole file, or the lines that begin in a
+byte range of a long one.
 
-A file whose name ends in `.jsonl` or `.ndjson` holds a JSON object per line, each a document; blank lines
-are none. Any other file is one document. A piece of work is a whole file, or the lines that begin in a
-range of bytes of a long one.
-
-From text to ids: bytes, or a `tokenizer.json` by Hugging Face's package, imported only for one.
+Token ids are bytes, or come from a `tokenizer.json` through Hugging Face's package `tokenizers`, which is
+imported only then. `_tokenize` and `training` use this.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Bytes `start` to `stop` of an input; `modified_ns` tells whether it is still the file it was."""
+    """Bytes `start` to `stop` of an input; `modified_ns` shows whether the file has changed since."""
 
     path: str
     num_bytes: int
@@ -40,12 +39,12 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole file."""
+        """True if the piece is the whole file."""
         return self.stop - self.start == self.num_bytes
 
 
 def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
-    """The work, in the order of the inputs.
+    """Split the inputs into pieces of work, in their order.
 
     Raises:
         InputError: no inputs, or one that is missing, a folder, empty, or named twice.
@@ -81,10 +80,10 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
 
 
 def documents_in(piece: Piece, text_key: str) -> Iterator[str]:
-    """The documents of a piece, in order.
+    """Yield the documents of a piece, in order.
 
     Raises:
-        InputError: bytes that are no UTF-8, a line that is no JSON object, or has no text under `text_key`.
+        InputError: bytes are not UTF-8, or a line is not a JSON object or has no text under `text_key`.
     """
     path = Path(piece.path)
     try:
@@ -111,7 +110,7 @@ def _text(content: bytes, where: str, first_byte: int) -> str:
 def _lines(piece: Piece, text_key: str) -> Iterator[str]:
     with Path(piece.path).open("rb") as file:
         begin = piece.start
-        if begin:  # a line that began before belongs to the piece before
+        if begin:  # a line that began earlier belongs to the previous piece
             file.seek(begin - 1)
             begin += len(file.readline()) - 1
         while begin < piece.stop and (line := file.readline()):
@@ -145,7 +144,7 @@ def _document(line: bytes, piece: Piece, begin: int, text_key: str) -> str:
 
 
 def _where(piece: Piece, begin: int) -> str:
-    """File and line of a byte; the lines before are counted only when there is something wrong."""
+    """Return the file and line of a byte; counts the lines before it, which only error messages need."""
     with Path(piece.path).open("rb") as file:
         lines, left = 1, begin
         while left and (block := file.read(min(left, 1 << 20))):
@@ -160,25 +159,25 @@ NUM_BYTES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteTokenizer:
-    """The ids are the bytes of UTF-8; 256 may end a document."""
+    """A tokenizer whose ids are the bytes of UTF-8; id 256 may end a document."""
 
     name: str = BYTES
     sha256: None = None
     num_ids: int = NUM_BYTES
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
+        """Return the ids of each text."""
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text; what is no UTF-8 shows as the replacement sign, and what is no byte is left out."""
+        """Return the text, with replacement characters for invalid UTF-8 and without ids above 255."""
         return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def end_of_document(self, asked: str) -> int:
-        """The id that ends a document.
+        """Return the id that ends a document.
 
         Raises:
-            InputError: another than 256.
+            InputError: `asked` is not 256.
         """
         if asked != str(NUM_BYTES):
             raise InputError(
@@ -190,7 +189,7 @@ class ByteTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTokenizer:
-    """A `tokenizer.json`; adds nothing around a text, cuts nothing off it."""
+    """The tokenizer of a `tokenizer.json`, without special tokens around a text and without truncation."""
 
     name: str
     sha256: str
@@ -198,17 +197,17 @@ class FileTokenizer:
     inner: Any
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
+        """Return the ids of each text."""
         encoded = self.inner.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.uint32) for one in encoded]
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text; ids without a token are left out, special tokens are not."""
+        """Return the text, with special tokens; ids without a token are left out."""
         text: str = self.inner.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
     def end_of_document(self, asked: str) -> int:
-        """The id of a token by its text, or a number that is one.
+        """Return the id of a token, given as the token's text or as the id.
 
         Raises:
             InputError: no such token.
@@ -229,10 +228,10 @@ Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer "bytes", or that of a local `tokenizer.json`.
+    """Open the tokenizer "bytes", or that of a local `tokenizer.json`.
 
     Raises:
-        InputError: no such file, one that is no tokenizer, or the package `tokenizers` is missing.
+        InputError: the file is missing or is no tokenizer, or the package `tokenizers` is not installed.
     """
     if name == BYTES:
         return ByteTokenizer()
@@ -250,8 +249,8 @@ def open_tokenizer(name: str) -> Tokenizer:
         inner: Any = tokenizers.Tokenizer.from_file(name)
     except Exception as wrong:  # the package raises bare Exception
         raise InputError(f"{name} is no tokenizer: {wrong}", hint="name a file tokenizer.json") from wrong
-    inner.no_truncation()  # both may be written in the file, for use in a model
+    inner.no_truncation()  # the file may set truncation and padding, for use in a model
     inner.no_padding()
-    num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1  # there may be holes
+    num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     return FileTokenizer(name=path.name, sha256=sha256, num_ids=num_ids, inner=inner)

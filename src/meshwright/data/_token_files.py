@@ -1,12 +1,10 @@
-"""Read token files and the description that lies beside each.
+"""Read token files with the facts recorded about them, and identify the data of a run.
 
-The sources of the Python standard library as bytes: real text that is on every machine.
-
-Files of data: token files read so that one cut short is an error, and any file told from another.
-
-A memory map of a file that is truncated meanwhile ends the process with SIGBUS, so none is used.
-
-What is known of a token file: a JSON file beside it, which the loader holds the configuration to.
+A token file's facts are in a JSON file next to it; `open_data` checks the configuration against them. A token
+file is read with `pread`, so that one cut short raises an error. A memory map is not used: if the file is
+truncated meanwhile, it ends the process with SIGBUS. The sources of the Python standard library are also read
+here, as bytes: real text that exists on almost every machine. `data_identity` distinguishes a run's data from
+other data.
 """
 
 from __future__ import annotations
@@ -30,15 +28,16 @@ from meshwright.errors import InputError, MeshwrightError
 from ._images import idx_files
 from ._order import Split
 
-# Packages of others, and tests, which are long, repeat themselves and are not installed everywhere.
+# Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 @functools.cache
 def stdlib_parts(held_out_fraction: float) -> dict[Split, np.ndarray]:
-    """All sources but tests, in the order of their paths, as uint8; every n-th whole file is held out.
+    """Return the standard library's sources without tests as uint8, in order of paths, split by whole files.
 
-    The text is that of the running interpreter, so it differs between Python releases.
+    Every n-th file is held out, n = round(1 / `held_out_fraction`). The text is that of the running
+    interpreter, so it differs between Python releases.
 
     Raises:
         InputError: this interpreter has too few sources on disk to hold one file out.
@@ -64,17 +63,17 @@ def _joined(files: list[bytes]) -> np.ndarray:
 
 
 BLOCK_BYTES = 1 << 20
-NUM_BLOCKS = 64  # so that a file of any size is told from another in about 0.1 s
+NUM_BLOCKS = 64  # identifies a file of any size in about 0.1 s
 
 
 class TokenFile:
-    """Tokens of a raw file, all or a range of them, read when they are asked for.
+    """The tokens of a raw file, or of a range of it, read on demand.
 
-    It stays the file that was opened, also where another is renamed into its place.
+    The object keeps reading the file that it opened, even if another file is renamed to its path.
 
     Args:
-        path: of the file.
-        dtype: of its tokens, with their byte order.
+        path: the file.
+        dtype: the type of its tokens, with byte order.
 
     Raises:
         InputError: the file cannot be opened.
@@ -96,7 +95,7 @@ class TokenFile:
         """Return the tokens from `start` up to `stop`, without reading them."""
         made = object.__new__(TokenFile)
         made.path, made._dtype, made._descriptor = self.path, self._dtype, self._descriptor
-        made._whole = self._whole  # it closes the file once no part is left
+        made._whole = self._whole  # keeps the file open while this part exists
         made._start, made._stop = self._start + start, min(self._start + stop, self._stop)
         return made
 
@@ -104,17 +103,17 @@ class TokenFile:
         return self._stop - self._start
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        """Read the tokens of a slice without steps."""
+        """Read the tokens of a slice with step 1."""
         start, stop, step = place.indices(len(self))
         assert step == 1, "tokens are read in a row"
         return np.frombuffer(self._bytes(start, max(stop - start, 0)), self._dtype)
 
     def windows(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Read `length` tokens from each of `starts` on: [starts, length].
+        """Read `length` tokens from each of `starts`; return [starts, length].
 
         Raises:
             InputError: the file has been cut short since it was opened.
-            MeshwrightError: the disk does not give it.
+            MeshwrightError: the disk fails to return the tokens.
         """
         rows = [self._bytes(start, length) for start in starts.tolist()]
         return np.frombuffer(b"".join(rows), self._dtype).reshape(len(rows), length)
@@ -124,7 +123,7 @@ class TokenFile:
         offset, left = (self._start + start) * size, count * size
         found = b""
         try:
-            while len(found) < left:  # the system gives 2 GiB at most
+            while len(found) < left:  # one call returns 2 GiB at most
                 more = os.pread(self._descriptor, left - len(found), offset + len(found))
                 if not more:
                     raise self._cut_short()
@@ -146,12 +145,12 @@ class TokenFile:
 
 
 def data_identity(config: RunConfig) -> dict[str, Any] | None:
-    """Return what tells a run's data from other data, as JSON: `name`, `num_bytes`, `hashed` and `sha256`.
+    """Return a fingerprint of a run's data as JSON: `name`, `num_bytes`, `hashed` and `sha256`.
 
-    Of a file of at most 64 MiB all bytes are hashed. Of a longer one 64 blocks of 1 MiB are, spread evenly
-    from its first byte to its last: a file that was replaced, cut or made again is found, a change between
-    the blocks is not. `hashed` says which. Python's sources are hashed whole. None where the data comes from
-    the seed.
+    A file of at most 64 MiB is hashed whole. From a longer one, 64 blocks of 1 MiB are hashed, spread evenly
+    from the first byte to the last. This detects a file that was replaced, cut or made again, but not a
+    change between the blocks. `hashed` says which of the two was done. Python's sources are hashed whole. The
+    result is None if the data comes from the seed.
 
     Raises:
         InputError: a file cannot be read.
@@ -195,10 +194,11 @@ def _identity(name: str, paths: list[Path]) -> dict[str, Any]:
 
 
 def identity_difference(was: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return in words how one identity of data differs from another; empty where it does not."""
+    """Describe how one identity of data differs from another; empty if it does not."""
     if was["num_bytes"] != now["num_bytes"]:
         return f"it has {now['num_bytes']} bytes, and had {was['num_bytes']}"
-    same = was["hashed"] != now["hashed"] or was["sha256"] == now["sha256"]  # ways cannot be compared
+    # Hashes of different extents cannot be compared.
+    same = was["hashed"] != now["hashed"] or was["sha256"] == now["sha256"]
     return "" if same else f"its {now['num_bytes']} bytes are as many as before, and not the same"
 
 
@@ -207,7 +207,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFacts:
-    """One text that was tokenized; `path` as it was given."""
+    """One text that was tokenized, with `path` as the caller wrote it."""
 
     path: str
     num_bytes: int
@@ -218,10 +218,11 @@ class InputFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFileFacts:
-    """What a token file holds and what made it.
+    """The content and origin of a token file.
 
-    `tokenizer`: "bytes", or a file's name; `tokenizer_sha256`: of that file. `vocab_size`: ids there may be,
-    that of the end of a document included. `inputs`: in the order of the file.
+    `tokenizer`: "bytes", or a file's name. `tokenizer_sha256`: the hash of that file. `vocab_size`: the
+    number of possible ids, including the id that ends a document. `inputs`: in the order of their tokens in
+    the file.
     """
 
     schema: int
@@ -235,20 +236,20 @@ class TokenFileFacts:
     inputs: tuple[InputFacts, ...]
 
     def as_json(self) -> str:
-        """The content of the file that `read_facts` reads."""
+        """Return the content of the file that `read_facts` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def facts_path(tokens: Path) -> Path:
-    """Where the facts of a token file are: its name with `.json` behind it."""
+    """Return the path of a token file's facts: its name with `.json` appended."""
     return tokens.with_name(tokens.name + ".json")
 
 
 def read_facts(tokens: Path) -> TokenFileFacts | None:
-    """The facts of a token file; None where there are none.
+    """Read the facts of a token file; return None if it has none.
 
     Raises:
-        InputError: they cannot be read, or are of another release's schema.
+        InputError: the facts cannot be read, or follow the schema of another release.
     """
     path = facts_path(tokens)
     if not path.is_file():
@@ -270,10 +271,10 @@ def read_facts(tokens: Path) -> TokenFileFacts | None:
 
 
 def check_facts(data: TokenFileData, facts: TokenFileFacts, vocab_size: int) -> None:
-    """Hold a configuration to what is known of its token file.
+    """Check a configuration against the facts of its token file.
 
     Raises:
-        InputError: another type, length, vocabulary or end of document than the file's.
+        InputError: the type, length, vocabulary or end of document differs from the file's.
     """
     path, beside = Path(data.path), facts_path(Path(data.path)).name
     if data.dtype != facts.dtype:

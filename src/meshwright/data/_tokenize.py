@@ -1,15 +1,11 @@
-"""Write token files from texts: in parallel, resumable, and only ever whole.
+"""Write token files from texts, in parallel and resumably; a file appears only when it is complete.
 
-Tokens of pieces, each written to a file of its own, so that work done is never done again.
-
-A part is named by a hash of all that it depends on: settings, the input's path, size and time, the range.
-It counts as done once the record beside it is there, which is written last; both appear by renaming.
-
-Token files from texts: in parallel, resumable, and only ever whole.
-
-Work goes to `FILE.partial`, a part for each piece (see `_parts`). When all are there they are joined, in the
-order of the inputs, and the facts, then the file, are moved to their places. Whatever kills the process, the
-same command goes on from the parts that are done; needs twice the bytes of the file on disk.
+The tokens of each piece of work go to a part, a file in `FILE.partial`. A part's name is a hash of everything
+that its content depends on: the settings, the input's path, size and modification time, and the byte range. A
+record next to the part is written last; a part counts as done once its record exists. Both appear by
+renaming. When all parts are done they are joined in the order of the inputs; first the facts, then the token
+file are moved into place. After a crash or a kill, the same command continues from the finished parts. This
+needs twice the file's bytes on disk.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _ENCODED_AT_ONCE = 1 << 20  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that decides the tokens of a text; `tokenizer` as it was named, with a file's hash."""
+    """The settings that determine the tokens of a text; `tokenizer` as it was named, with its file's hash."""
 
     tokenizer: str
     tokenizer_sha256: str | None
@@ -53,31 +49,31 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a piece came to."""
+    """The number of tokens and documents of a piece."""
 
     num_tokens: int
     num_documents: int
 
 
 def part_path(folder: Path, piece: Piece, settings: Settings) -> Path:
-    """Where the tokens of a piece go."""
+    """Return the path of a piece's tokens."""
     absolute = str(Path(piece.path).resolve())
     about = json.dumps([asdict(piece) | {"path": absolute}, asdict(settings)], sort_keys=True)
     return folder / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.bin"
 
 
 def finished_part(path: Path, dtype: str) -> Part | None:
-    """What an earlier run left of a part; None where it is not whole."""
+    """Return the record of a part that an earlier run finished; None if the part is not complete."""
     try:
         part = Part(**json.loads(_record_of(path).read_bytes()))
         whole = path.stat().st_size == part.num_tokens * np.dtype(dtype).itemsize
-    except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: it is made anew
+    except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: made again
         return None
     return part if whole else None
 
 
 def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer) -> Part:
-    """Tokenize a piece.
+    """Tokenize a piece and write its part.
 
     Raises:
         InputError: the text is wrong, or an id does not fit the type.
@@ -99,7 +95,7 @@ def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer
 
 
 def as_dtype(ids: np.ndarray, settings: Settings, where: str) -> np.ndarray:
-    """Ids in the file's type, with the end of the document.
+    """Convert ids to the file's type, with the id that ends the document appended if there is one.
 
     Raises:
         InputError: an id does not fit.
@@ -117,17 +113,17 @@ def as_dtype(ids: np.ndarray, settings: Settings, where: str) -> np.ndarray:
 
 
 def sha256_of(path: str) -> str:
-    """The hash of a file's bytes."""
+    """Return the SHA-256 of a file's bytes."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the disk says no to into words.
+    """Run the block, and explain a failed write with the free space at `path`.
 
     Raises:
-        MeshwrightError: the disk is full, or refuses.
+        MeshwrightError: the disk is full, or refuses the write.
     """
     try:
         yield
@@ -141,7 +137,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A small file that is there whole or not at all.
+    """Write a small file that exists completely or not at all.
 
     Raises:
         MeshwrightError: it cannot be written.
@@ -160,7 +156,7 @@ def _record_of(path: Path) -> Path:
 
 
 def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
-    """Texts in lists of about as many characters as are encoded at once."""
+    """Yield lists of texts, each with about `_ENCODED_AT_ONCE` characters."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -173,19 +169,19 @@ def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
         yield batch
 
 
-# What follows runs in the worker processes.
+# The code from here to `work` runs in the worker processes.
 
 _tokenizer: Tokenizer | None = None
 
 
 def start_worker(name: str) -> None:
-    """Open the tokenizer once, leave Ctrl-C to the parent, and end when the parent does."""
+    """Open the tokenizer once, ignore Ctrl-C (the parent handles it), and end when the parent ends."""
     import multiprocessing
     import signal
 
     global _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for each core already
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core already has a process
     parent = multiprocessing.parent_process()
     assert parent is not None, "a worker is started by its parent"
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
@@ -193,7 +189,10 @@ def start_worker(name: str) -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    """A killed parent cannot end its workers, which would wait for work forever."""
+    """End this worker when its parent ends.
+
+    A killed parent cannot end its workers, which would wait for work forever.
+    """
     from multiprocessing.connection import wait
 
     wait([sentinel])
@@ -201,8 +200,10 @@ def _end_with(sentinel: int) -> None:
 
 
 def work(path: Path, piece: Piece, settings: Settings) -> Part | tuple[str, str, bool]:
-    """`make_part` in a worker; an error as message, hint, and whether the input is at fault: an exception
-    would lose its hint on the way to the parent."""
+    """Run `make_part` in a worker; return an error as its message, its hint, and True for a wrong input.
+
+    An exception would lose its hint on the way to the parent.
+    """
     assert _tokenizer is not None, "start_worker comes first"
     try:
         return make_part(path, piece, settings, _tokenizer)
@@ -227,21 +228,22 @@ def tokenize(
     on_progress: OnProgress = lambda done, total: None,
     piece_bytes: int = PIECE_BYTES,
 ) -> TokenFileFacts:
-    """Write the tokens of texts to a file, and what is known of it beside it.
+    """Write the tokens of texts to a file, and their facts to a JSON file next to it.
 
     Args:
         inputs: files; `.jsonl` and `.ndjson` hold a document per line, any other is one document.
-        to: the file to be made.
+        to: the file to write.
         tokenizer: "bytes", or the path of a `tokenizer.json`.
         dtype: uint16, int32 or uint32.
-        end_of_document: what to put behind each document: 256 for bytes, a token or its id for a file.
-        text_key: where a line's object has its text.
-        workers: processes. More than one start anew from your script, whose work must then stand below
-            `if __name__ == "__main__":`, as for any use of `multiprocessing`.
-        piece_bytes: the size in which long files of lines are shared out.
+        end_of_document: appended to each document: 256 for bytes; a token or its id for a tokenizer.json.
+        text_key: the key of the text in a line's object.
+        workers: the number of processes. If more than one, each imports your script, whose work must then be
+            below `if __name__ == "__main__":`, as for any use of `multiprocessing`.
+        on_progress: called with the bytes of text done and the bytes of all texts.
+        piece_bytes: the size of the pieces into which a long file of lines is divided among workers.
 
     Raises:
-        InputError: something is wrong with the inputs, the tokenizer or the place; nothing done is lost.
+        InputError: the inputs, the tokenizer or the destination are wrong; finished work is kept.
         MeshwrightError: the disk is full, or a worker died.
     """
     target = Path(to)
@@ -257,7 +259,7 @@ def tokenize(
     if target.exists() and not folder.exists():
         raise _is_there(target)
     with _alone(folder):
-        if target.exists():  # killed after its last rename, or this folder is of another, older run
+        if target.exists():  # killed after the last rename, or the folder is from an older run
             facts = read_facts(target)
             shutil.rmtree(folder)
             if facts is None or not _is_asked(facts, opened, settings, inputs):
@@ -304,7 +306,7 @@ def _settings(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """The folder of parts, for this process alone; the lock goes with the process, however it ends."""
+    """Lock the folder of parts for this process; the lock ends with the process, however that ends."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
@@ -333,7 +335,7 @@ def _all_parts(
     workers: int,
     on_progress: OnProgress,
 ) -> list[Part]:
-    """Every piece's part, of this run or of one before."""
+    """Return the part of every piece, from this run or an earlier one."""
     found = {path: finished_part(path, settings.dtype) for path, _ in work_to_do}
     missing = [(path, piece) for path, piece in work_to_do if found[path] is None]
     total = sum(piece.stop - piece.start for _, piece in work_to_do)
@@ -359,17 +361,17 @@ def _made_here(missing: Sequence[tuple[Path, Piece]], settings: Settings, opened
 
 
 def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settings) -> _Made:
-    """By other processes, in the order in which they finish; the first error ends it."""
+    """Make parts in other processes and yield each when it is finished; the first error ends the work."""
     import multiprocessing
 
-    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of threads
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
     with safe_path():
         pool = ProcessPoolExecutor(count, context, start_worker, (settings.tokenizer,))
     try:
-        # A worker that is still importing has not yet left Ctrl-C to this process: it starts with it blocked.
+        # A worker ignores Ctrl-C only once it has finished its imports, so it starts with the signal blocked.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with safe_path():  # the processes start as work is submitted
+            with safe_path():  # submitting work starts the processes
                 futures = {pool.submit(work, path, piece, settings): (path, piece) for path, piece in missing}
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -424,7 +426,7 @@ def _facts(
 
 
 def _join(folder: Path, paths: Sequence[Path], target: Path, facts: TokenFileFacts) -> None:
-    """All parts as one file, which appears whole, after its facts."""
+    """Join all parts into one file, which appears complete, after its facts."""
     joined = folder / "joined"
     with writing(joined):
         with joined.open("wb") as file:

@@ -1,6 +1,7 @@
-"""Which document each token of a window belongs to.
+"""Cut long token arrays into windows, number the documents in each window, or draw random tokens.
 
-Windows of tokens: from an array that exists, in one of two orders, or random throughout.
+`open_data` makes `TokenWindows` for text and token files, read in one of two orders, and `RandomTokens` for
+synthetic data.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from ._token_files import TokenFile
 
 
 def segments_of(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
-    """The number of each token's document within its window, from 0; int32, shaped as `tokens`.
+    """Number each token's document within its window, from 0; return int32, shaped as `tokens`.
 
     Args:
-        tokens: [windows, positions]. An id `end_of_document` is its document's last token; a window
-            may begin and end inside a document.
+        tokens: [windows, positions]. An id `end_of_document` is the last token of its document. A window may
+            begin and end inside a document.
     """
     segments = np.zeros(tokens.shape, np.int32)
     np.cumsum(tokens[:, :-1] == end_of_document, axis=1, dtype=np.int32, out=segments[:, 1:])
     return segments
 
 
-_TOKENS_COUNTED_AT_ONCE = 1 << 24  # keeps counting a file larger than memory within 0.3 GB
+_TOKENS_COUNTED_AT_ONCE = 1 << 24  # bounds the memory of the count at 0.3 GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomTokens:
-    """Tokens drawn evenly from the vocabulary: for weighing and timing, there is nothing to learn."""
+    """Tokens drawn uniformly from the vocabulary, for weighing and timing; they hold nothing to learn."""
 
     seed: int
     sequences: int
@@ -46,17 +47,17 @@ class RandomTokens:
     vocab_size: int
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`tokens` int32 [rows, sequence_length + 1]."""
+        """Return `tokens` int32 [rows, sequence_length + 1]."""
         shape = (self.sequences, self.sequence_length + 1)
         random = generator(self.seed, step, split)
         return {"tokens": random.integers(self.vocab_size, size=shape, dtype=np.int32)[rows]}
 
     def unigram_entropy_nats(self, split: Split) -> float:
-        """ln(vocabulary): what no model can beat."""
+        """Return ln(vocabulary), a loss that no model can beat."""
         return math.log(self.vocab_size)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The ids, since they stand for nothing."""
+        """Return the ids as text, since they have no meaning."""
         return _ids_as_text(tokens)
 
 
@@ -64,15 +65,15 @@ class RandomTokens:
 class TokenWindows:
     """Windows of a long array of tokens.
 
-    `name`: of the source, for errors. `parts`: one 1-D array of integers per split, in memory or in a file.
-    `is_bytes`: whether the tokens are the bytes of UTF-8 text. `order`: `random` windows start
-    anywhere and may overlap. For `epochs` window i begins at token i x `sequence_length`, so that every
-    token but the part's first is predicted once per epoch (what is left at the end, less than a window,
-    never is); epochs follow each other without a gap, also within a batch. `end_of_document`: the id that
-    ends a document, where a batch says which document each token belongs to.
+    `name`: the source, for errors. `parts`: one 1-D array of integers per split, in memory or in a file.
+    `is_bytes`: true if the tokens are the bytes of UTF-8 text. `order`: windows of `random` start anywhere
+    and may overlap. In `epochs`, window i begins at token i x `sequence_length`, so that every token but the
+    first of the split is predicted once per epoch; a rest shorter than a window is never predicted. Epochs
+    follow each other without a gap, also within a batch. `end_of_document`: the id that ends a document; if
+    given, a batch also holds the document number of each token.
 
     Raises:
-        InputError: a part is shorter than one window, or `end_of_document` is outside the vocabulary.
+        InputError: a split is shorter than one window, or `end_of_document` is outside the vocabulary.
     """
 
     name: str
@@ -101,17 +102,17 @@ class TokenWindows:
             )
 
     def num_windows(self, split: Split) -> int:
-        """Windows of one epoch of a part."""
+        """Return the number of windows in one epoch of a split."""
         return (len(self.parts[split]) - 1) // self.sequence_length
 
     def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
-        """`tokens` int32 [rows, sequence_length + 1]; for documents `segments` too, int32, same shape.
+        """Return `tokens` int32 [rows, sequence_length + 1], and perhaps `segments` of that type and shape.
 
-        Reads the windows of these rows alone.
+        `segments` exist if `end_of_document` is given. Reads only the windows of these rows.
 
         Raises:
             InputError: a token is outside the model's vocabulary, or a file has been cut short.
-            MeshwrightError: the disk does not give a file's tokens.
+            MeshwrightError: the disk fails to return a file's tokens.
         """
         part, window = self.parts[split], self.sequence_length + 1
         starts = self._starts(step, split)[rows]
@@ -126,7 +127,7 @@ class TokenWindows:
         return batch
 
     def _starts(self, step: int, split: Split) -> np.ndarray:
-        """Where the windows of a step begin."""
+        """Return the first token of each window of a step."""
         if self.order == "random":
             places = len(self.parts[split]) - self.sequence_length
             return generator(self.seed, step, split).integers(places, size=self.sequences)
@@ -135,9 +136,9 @@ class TokenWindows:
         return windows * self.sequence_length
 
     def unigram_entropy_nats(self, split: Split) -> float:
-        """Entropy of the single tokens of a part, in nats per token: what counting alone predicts.
+        """Return the entropy of single tokens in nats per token: the loss of predicting by frequency alone.
 
-        Reads the whole part.
+        Reads the whole split.
 
         Raises:
             InputError: a token is outside the model's vocabulary.
@@ -151,7 +152,7 @@ class TokenWindows:
         return float(-(shares * np.log(shares)).sum())
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of byte tokens (what is no UTF-8 shows as the replacement sign); else the ids."""
+        """Return the text of byte tokens, with replacement characters for invalid UTF-8, or else the ids."""
         if not self.is_bytes:
             return _ids_as_text(tokens)
         return ByteTokenizer().decode(np.asarray(tokens))
@@ -186,10 +187,10 @@ def _ids_as_text(tokens: np.ndarray) -> str:
 
 
 def token_file_parts(data: TokenFileData) -> dict[Split, TokenFile]:
-    """Return a token file's beginning, to train, and its tail, held out.
+    """Return the beginning of a token file for training and its tail as held-out data.
 
     Raises:
-        InputError: no such file, or its size is no whole number of tokens.
+        InputError: the file is missing or empty, or its size is not a whole number of tokens.
     """
     path, dtype = Path(data.path), np.dtype(data.dtype).newbyteorder("<")
     if not path.is_file():

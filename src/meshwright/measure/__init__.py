@@ -1,6 +1,9 @@
-"""What this machine and a run on it really do: bytes of arrays, seconds, memory, rates of the host.
-Imports: `hardware`, `formats`, `tables`, `predict` (the `Calibration` record), `compiler` (where the cache
-lies). jax and torch only inside functions. Imported by: `training`, `api`, and users as `mw.footprint` etc.
+"""Measure a machine and the runs on it: bytes of arrays, seconds, memory, and the rates of the host.
+
+Imports: `children`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
+record), `reconciliation` (the `Spread` record), `formats`, `units`, `errors`. jax and torch only inside
+functions; `_probe` and `_probe_kernels`, which run in a separate process, import jax directly.
+Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` etc.
 """
 
 from ._calibration import calibration_of_chip as calibration_of_chip

@@ -1,8 +1,7 @@
-"""Keep this machine's calibration, and describe the machine in words.
+"""Measure this machine in a separate process, cache its rates, and describe its processor in words.
 
-Which machine this is, in words.
-
-This machine's calibration: measured by a process of its own, and kept until it is in doubt.
+The rates are a `Calibration`. They are kept in `cache_root()` until something puts them in doubt. Predictions
+use them, and `training` describes the host.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def busy_share() -> float:
-    """Return the share of the machine's cores that is busy while this process waits for a moment."""
+    """Return the share of the machine's cores that are busy while this process waits for `LOOKED_SECONDS`."""
     return psutil.cpu_percent(interval=LOOKED_SECONDS) / PERCENT
 
 
 def cpu_model() -> str:
-    """The processor's own name where the system tells it, else its architecture."""
+    """Return the processor's name if the system provides it, or else its architecture."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text().splitlines():
             if line.startswith("model name"):
@@ -51,7 +50,7 @@ def cpu_model() -> str:
 
 
 def describe_host() -> str:
-    """Processor, usable cores and system: "AMD EPYC 7B13, 2 cores, Linux"."""
+    """Describe processor, usable cores and system: "AMD EPYC 7B13, 2 cores, Linux"."""
     return f"{cpu_model()}, {usable_cores()} cores, {platform.system()}"
 
 
@@ -59,18 +58,19 @@ PROBE = "meshwright.measure._probe"
 TIME_LIMIT_SECONDS = 120
 LAST_LINES = 8
 OLD_DAYS = 30
-BUSY = 0.2  # of the cores, kept so by others: rates come out about as much too low, half of a CPU's width
+BUSY = 0.2  # share of cores that others use: rates come out 20 % too low, half the width of a CPU's interval
 
 
 def calibration_of_this_machine() -> Calibration:
-    """Return what this host was measured to do; measured now (a few seconds) where that is not yet known.
+    """Return this host's measured rates; measure them now (a few seconds) if the cache has none.
 
-    Kept under `cache_root()` by processor, cores, version of jaxlib and the probe's own source. Measured
-    again: a file that cannot be read; rates that a run disagreed with (`doubt_calibration`); and rates of a
-    busy machine, once it is half as busy.
+    The cache key is the description of the host (processor, cores, system), the version of jaxlib and the
+    source of `_probe.py`. Rates are measured again if their file cannot be read, if a run disagreed with them
+    (`doubt_calibration`), or if the machine was busy when they were measured and is now less than half as
+    busy.
 
     Raises:
-        MeshwrightError: the probe failed; its last words are in the message.
+        MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
     path = _path()
     kept = _kept(path)
@@ -86,21 +86,22 @@ def calibration_of_this_machine() -> Calibration:
 
 
 def doubt_calibration(chip: str, reason: str) -> None:
-    """Have a chip's rates measured again when they are next needed, because a run disagreed with them.
+    """Record that a run disagreed with a chip's rates.
 
-    A CPU's are measured again by themselves, but not twice in 30 days for such a reason: then it is the
-    prediction that is wrong. Of an accelerator `cautions` says it until `probe` measures again.
+    A CPU's rates are then measured again when next needed, but not twice in 30 days for this reason: if a run
+    disagrees with the new rates too, the prediction is wrong. For an accelerator, `cautions` reports the
+    doubt until `probe` measures again.
     """
     path = _path() if chip == "CPU" else _path_of(chip)
     kept = _kept(path)
     if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
         return
-    with contextlib.suppress(OSError):  # a cache that cannot be written keeps what it has
+    with contextlib.suppress(OSError):  # a cache that cannot be written stays as it is
         _doubts(path).write_text(reason)
 
 
 def cautions(calibration: Calibration) -> tuple[str, ...]:
-    """Return what makes rates doubtful: their age, another jaxlib, a busy machine, a run that disagreed."""
+    """Return the doubts about rates: their age, another jaxlib, a busy machine, or a run that disagreed."""
     found: list[str] = []
     if (days := _age_days(calibration)) > OLD_DAYS:
         found.append(f"the rates were measured {days} days ago: `meshwright probe` measures again")
@@ -119,7 +120,7 @@ def _age_days(calibration: Calibration) -> int:
     try:
         measured = date.fromisoformat(calibration.date)
     except ValueError:
-        return 0  # written by hand, in words
+        return 0  # a person wrote the date, in words
     return (datetime.now(UTC).date() - measured).days
 
 
@@ -131,7 +132,7 @@ def _kept(path: Path) -> Calibration | None:
 
 
 def _doubts(path: Path) -> Path:
-    """Return where the reason stands for which the rates at `path` are to be measured again."""
+    """Return the path of the file with the reason for measuring the rates at `path` again."""
     return path.with_suffix(".doubt")
 
 
@@ -143,13 +144,13 @@ def _doubt_of(path: Path) -> str:
 
 
 def probe() -> Calibration:
-    """Measure the attached device now, in detail, and keep it for predictions: the CPU, or an accelerator.
+    """Measure the attached CPU or accelerator now, in detail, and keep the rates for predictions.
 
-    Of a CPU it takes the place of what `calibration_of_this_machine` kept; of an accelerator it is kept by
-    the chip's name in the catalog.
+    For a CPU they replace the rates that `calibration_of_this_machine` kept. For an accelerator they are kept
+    under the chip's name in the catalog.
 
     Raises:
-        MeshwrightError: the probe failed; its last words are in the message.
+        MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
     with working_folder("meshwright-probe-") as folder:
         made = folder / "calibration.json"
@@ -164,7 +165,7 @@ def probe() -> Calibration:
 
 
 def calibration_of_chip(name: str) -> Calibration | None:
-    """What `probe` measured of such a chip; None where it never did, or the file cannot be read."""
+    """Return the rates that `probe` measured on such a chip; None if none are kept or readable."""
     return _kept(_path_of(name))
 
 
@@ -173,7 +174,7 @@ def _path_of(chip: str) -> Path:
 
 
 def _keep(calibration: Calibration, path: Path) -> None:
-    """Whole or not at all, whoever else measures now."""
+    """Write the rates completely or not at all, even if another process writes them too."""
     with writing_cache():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".calibration-", delete=False) as file:
@@ -196,7 +197,7 @@ def _path() -> Path:
 
 
 def _measure(path: Path, *, detailed: bool = False, why: str = "") -> Calibration:
-    """Measure the CPU and keep it; `why`: the run for which it is measured again."""
+    """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
     with contextlib.ExitStack() as held:
         with writing_cache():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,7 +212,10 @@ def _measure(path: Path, *, detailed: bool = False, why: str = "") -> Calibratio
 
 
 def _run_probe(made: Path, *, detailed: bool = False, cpu: bool = False) -> list[str]:
-    """Run the probe to its end; the last lines it wrote. In detail it measures what there is, or the CPU."""
+    """Run the probe to its end; return the last lines it wrote.
+
+    In detail it measures the attached device, or the CPU if `cpu` is true. Otherwise it measures the CPU.
+    """
     command = own_python("-m", PROBE, str(made), *(["--detailed"] if detailed else []))
     plain = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment = dict(os.environ) if detailed and not cpu else plain

@@ -1,7 +1,7 @@
-"""Bytes of arrays that exist, of any of three libraries, shared storage counted once.
+"""Count the bytes of existing arrays of jax, numpy and torch, with shared storage counted once.
 
-Counted: the storages that the arrays keep alive, whole, also where a view uses a part of one. Not counted:
-Python's own objects around them, the allocator's rounding, what other processes hold.
+Counted: every storage that the arrays keep alive, in full, even if a view uses only some of it.
+Not counted: Python's objects around the arrays, the allocator's rounding, memory of other processes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..errors import InputError
 from ..units import aligned, format_bytes
 from ._storages import Facts, Storage, facts_of
 
-MOST_ROWS = 60  # of a larger tree, `str` shows its largest arrays
-PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path in the table, of one it names
+MOST_ROWS = 60  # of a larger tree, `str` shows only the largest arrays
+PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path; of the path it shares storage with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFootprint:
     """One array of a tree.
 
-    `num_bytes`: elements x bytes each, of the global shape. `storage_bytes`: of the storages it keeps alive,
-    on all devices that this process sees. `strides` and `offset_elements` count elements; None where the
-    library does not show them (jax). `shares_storage_with`: the path of the first array in the tree with the
-    same memory.
+    `num_bytes`: elements x bytes per element, for the global shape. `storage_bytes`: bytes of the storages
+    that the array keeps alive, on all devices that this process sees. `strides` and `offset_elements` count
+    elements; None if the library does not expose them (jax). `shares_storage_with`: the path of the first
+    array in the tree that uses the same memory.
     """
 
     path: str
@@ -47,10 +47,10 @@ class ArrayFootprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What the arrays of a tree take; `str` of it is a table.
+    """The memory of the arrays of a tree; `str` of it is a table.
 
-    `total_bytes`: all storages, each once, over all devices. `by_device`: device to number format to bytes.
-    `not_arrays`: paths of Python's numbers and None, which hold no array's memory.
+    `total_bytes`: every storage once, over all devices. `by_device`: device -> number format -> bytes.
+    `not_arrays`: paths of Python numbers and None, which hold no array memory.
     """
 
     total_bytes: int
@@ -92,7 +92,7 @@ class Footprint:
 
 
 def _places(by_device: dict[str, dict[str, int]]) -> str:
-    """ "cpu:0: fp32 48 B, bf16 2 B; 8 devices, each: fp32 32 B": devices with the same bytes together."""
+    """List bytes by device, equal ones together: "cpu:0: fp32 48 B, bf16 2 B; 8 devices, each: fp32 32 B"."""
     alike: dict[str, list[str]] = {}
     for device, formats in by_device.items():
         words = ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
@@ -108,7 +108,7 @@ def _several(devices: list[str]) -> str:
 
 
 def _short(path: str, columns: int) -> str:
-    """A long path without its middle."""
+    """Shorten a long path by cutting its middle."""
     half = (columns - 3) // 2
     return path if len(path) <= columns else f"{path[:half]}...{path[-half:]}"
 
@@ -124,17 +124,17 @@ def _sharing(array: ArrayFootprint) -> str:
 
 
 def footprint(tree: Any, /) -> Footprint:
-    """What the arrays of `tree` take.
+    """Count the memory of the arrays of `tree`.
 
     Args:
         tree: any pytree, a `torch.nn.Module` (its parameters and buffers), or arrays of jax, numpy or torch.
-            A `jax.ShapeDtypeStruct` counts what it would take, a torch tensor on the meta device or a fake
-            one what it stands for. Of a global array the shards of this process count.
+            A `jax.ShapeDtypeStruct` counts what its array would take; a torch tensor on the meta device or a
+            fake tensor counts what it represents. For a global array, only the shards of this process count.
 
     Raises:
-        InputError: a leaf that is no array and no number, a traced value, a deleted jax array, an array of
-            Python objects or with a mask, or a torch tensor without one storage; its path is named. Or a
-            dict whose keys cannot be sorted.
+        InputError: a leaf is neither an array nor a number, or is a traced value, a deleted jax array, an
+            array of Python objects or with a mask, or a torch tensor without a single storage; the message
+            names its path. Or a dict has keys that cannot be sorted.
     """
     arrays: list[ArrayFootprint] = []
     not_arrays: list[str] = []
@@ -171,16 +171,16 @@ def _array(path: str, facts: Facts, shares: str | None) -> ArrayFootprint:
 
 
 class _Known:
-    """The memory seen so far: intervals of the host's, other storages by their device and address."""
+    """The memory seen so far: intervals of host memory, and other storages by device and address."""
 
     def __init__(self) -> None:
         self.by_device: dict[str, dict[str, int]] = {}
         self._intervals: list[tuple[int, int, int]] = []  # disjoint, in order: start, end, place in _paths
-        self._paths: list[str] = []  # of the arrays that brought an interval, in the tree's order
+        self._paths: list[str] = []  # of the arrays that added an interval, in the tree's order
         self._storages: dict[tuple[str, int], str] = {}
 
     def add(self, path: str, facts: Facts) -> str | None:
-        """Count what is new of an array's storages; the path of the first array that shares one."""
+        """Count the new bytes of an array's storages; return the path of the first array that shares one."""
         shared: str | None = None
         for storage in facts.storages:
             new_bytes, owner = self._new(path, storage)
@@ -199,7 +199,10 @@ class _Known:
         return (storage.num_bytes, None) if owner == path else (0, owner)
 
     def _new_on_host(self, path: str, start: int, end: int) -> tuple[int, str | None]:
-        """The bytes from `start` to `end` that lie in no interval yet. Libraries share parts of blocks."""
+        """Return the number of new bytes from `start` to `end`, and the first owner of the known ones.
+
+        Libraries may share only some bytes of a block.
+        """
         first = bisect_left(self._intervals, (start,))
         if first and self._intervals[first - 1][1] > start:
             first -= 1
@@ -216,12 +219,12 @@ class _Known:
 
 
 def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path; a torch module's parameters and buffers in its place."""
+    """Yield every leaf with its path; a torch module yields its parameters and buffers instead."""
     import jax
 
     try:
         flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)
-    except (TypeError, ValueError, RuntimeError) as error:  # as the keys' own comparison raises
+    except (TypeError, ValueError, RuntimeError) as error:  # raised when keys are compared
         raise InputError(
             f"the tree cannot be walked: {str(error).partition(chr(10))[0]}",
             hint="the keys of a dict must sort, so be all strings or all numbers; else give its values, "
@@ -241,7 +244,7 @@ def _is_torch_module(leaf: Any) -> bool:
 
 
 def _of_module(path: str, module: Any) -> Iterator[tuple[str, Any]]:
-    """A tied parameter under each of its names: it shares its storage with itself."""
+    """Yield a module's tensors; a tied parameter comes under each name and shares storage with itself."""
     before = f"{path}." if path else ""
     for name, tensor in module.named_parameters(remove_duplicate=False):
         yield before + name, tensor
@@ -250,7 +253,7 @@ def _of_module(path: str, module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _part(key: Any) -> str:
-    """One step of a path as Python would write it: ".weight", "[0]"."""
+    """Return one step of a path as Python would write it: ".weight", "[0]"."""
     import jax
 
     if isinstance(key, jax.tree_util.SequenceKey):

@@ -1,4 +1,4 @@
-"""The jax arrays that are alive now: how large, how split, and who holds them."""
+"""List the jax arrays that are alive now, with their sizes, shardings and owners."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ._storages import buffers_of, format_name
 UNKNOWN, NOT_SOUGHT = "unknown", "not sought"
 MOST_OWNED = 200
 """The search starts from so many arrays, the largest: it takes time. Others are found on its way."""
-DEPTH = 8  # containers inside containers that the search climbs
+DEPTH = 8  # levels of nested containers that the search climbs
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, CellType)
-_READING_LOCALS = threading.Lock()  # a thread must not empty what another one reads
+_READING_LOCALS = threading.Lock()  # one thread must not empty a dict that another one reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveArray:
-    """Arrays alike in shape, format, sharding and owner. `num_bytes`: of all of them, on all devices."""
+    """Arrays with the same shape, format, sharding and owner; `num_bytes` is their total over all devices."""
 
     shape: tuple[int, ...]
     format: str
@@ -37,7 +37,7 @@ class LiveArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What is alive; `str` of it is a table. `total_bytes`: of all, also of those beyond `top`."""
+    """The arrays that are alive; `str` of it is a table. `total_bytes` includes the rows beyond `top`."""
 
     total_bytes: int
     arrays: tuple[LiveArray, ...]
@@ -60,16 +60,16 @@ class Live:
 
 
 def live(*, top: int | None = None) -> Live:
-    """The jax arrays of this process that are alive, the largest first.
+    """List the jax arrays of this process that are alive, the largest first.
 
-    An owner is who refers to an array: a module's global, an attribute of an object or class, a local
-    variable of a running function, a function's closure, through lists, tuples, sets and dicts. Of several
-    the nearest is told. The search starts from the 200 largest arrays; of the others those are found that it
-    meets in the same containers. What lies in another array's buffers (a shard that was looked at, say) is
-    left out.
+    An owner is an object that refers to an array: a module's global, an attribute of an object or class, a
+    local variable of a running function, or a function's closure. The reference may pass through lists,
+    tuples, sets and dicts. If there are several owners, the nearest is named. The search starts from the 200
+    largest arrays; of the others it finds only those in the same containers. An array whose memory is all in
+    another array's buffers (a shard that was looked at, for example) is left out.
 
     Args:
-        top: at most so many rows.
+        top: the maximum number of rows.
     """
     import jax
 
@@ -91,11 +91,12 @@ def live(*, top: int | None = None) -> Live:
 
 
 def _whole(arrays: list[Any]) -> tuple[list[Any], dict[int, int]]:
-    """The arrays without those all of whose buffers are another's, and by `id` the bytes of each."""
+    """Drop arrays whose buffers all belong to others; return the rest, and the bytes of each by `id`."""
     seen: set[tuple[Any, int]] = set()
     kept: list[Any] = []
     sizes: dict[int, int] = {}
-    for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):  # the most divided first
+    # Arrays on the most devices first, so that their shards are recognised.
+    for array in sorted(arrays, key=lambda a: -len(a.sharding.device_set)):
         found = buffers_of(array)
         buffers = {(device, address) for device, address, num_bytes in found if num_bytes}
         if not buffers or not buffers <= seen:
@@ -106,7 +107,7 @@ def _whole(arrays: list[Any]) -> tuple[list[Any], dict[int, int]]:
 
 
 def _sharding(array: Any) -> str:
-    """ "P('data', None) on 8 devices", or the one device."""
+    """Describe a sharding as "P('data', None) on 8 devices", or as the name of its only device."""
     devices = array.sharding.device_set
     if len(devices) == 1:
         device = next(iter(devices))
@@ -116,22 +117,22 @@ def _sharding(array: Any) -> str:
 
 
 def _owners(arrays: list[Any]) -> list[str]:
-    """Words for the nearest owner of each array.
+    """Describe the nearest owner of each array.
 
-    One pass over Python's objects for each level, for all arrays together: who refers to them, who refers
-    to those containers, and so on.
+    Each level takes one pass over Python's objects for all arrays together: first the objects that refer to
+    the arrays, then those that refer to these containers, and so on.
     """
     with _READING_LOCALS:
         local = _locals()
     found = {id(array): words for array in arrays if (words := local.get(id(array)))}
-    # By container: the arrays that lie below it, each with the name of the entry that leads to it.
+    # By container: the arrays below it, each with the name of the entry that leads to it.
     leads: dict[int, dict[int, str]] = {
         id(array): {id(array): ""} for array in arrays if id(array) not in found
     }
     level: list[Any] = [array for array in arrays if id(array) in leads][:MOST_OWNED]
     sought = {id(array) for array in level}
     own = {id(arrays), id(level)}
-    climbed: dict[int, set[int]] = {}  # by container, the arrays that have come through it
+    climbed: dict[int, set[int]] = {}  # by container, the arrays already followed through it
     for _ in range(DEPTH):
         holders = [holder for holder in gc.get_referrers(*level) if id(holder) not in own] if level else []
         above: list[Any] = []
@@ -156,19 +157,20 @@ def _owners(arrays: list[Any]) -> list[str]:
 
 
 def _reached(holder: Any, leads: dict[int, dict[int, str]]) -> Iterator[tuple[int, str, str]]:
-    """The arrays below what `holder` refers to: `id`, the name of the entry that leads there, words for it.
+    """Yield `id`, entry name and description of each array below the objects that `holder` refers to.
 
-    A module, a class or an object has words for its entry, a function for all of its own, a container none.
+    A module, a class or an object has a description for each entry, a function has one for all entries, and a
+    container has none.
     """
     title, fields = _title(holder), getattr(holder, "__dict__", None)
     entries: dict[int, str] | None = None
-    # An object refers to its attributes until somebody asks for its `__dict__`, thereafter to that.
+    # An object refers to its attributes directly until its `__dict__` is first read, and then to that dict.
     attributes = _copied(fields).values() if isinstance(fields, dict) else ()
     for held in {id(held): held for held in (*gc.get_referents(holder), *attributes)}.values():
         arrays = leads.get(id(held))
         if not arrays:
             continue
-        entries = _entries(holder) if entries is None else entries  # few holders lead anywhere
+        entries = _entries(holder) if entries is None else entries  # few holders lead to an array
         entry = entries.get(id(held), "")
         of_fields = held is fields or (isinstance(holder, type) and isinstance(held, dict))
         for array, came_by in arrays.items():
@@ -180,13 +182,13 @@ def _reached(holder: Any, leads: dict[int, dict[int, str]]) -> Iterator[tuple[in
 
 
 def _locals() -> dict[int, str]:
-    """Return the local variables of every running function of every thread, by `id`.
+    """Return the local variables of every running function in every thread: words by `id`.
 
-    This module's functions are left out, and what they have called: those end before the answer is used, and
-    the `id` of what they held may then be another object's.
+    This module's functions and their callees are left out. They end before the answer is used, and then the
+    `id` of an object that they held may belong to another object.
     """
     known: dict[int, str] = {}
-    # Taken out one by one: a variable that still held this function's own frame would keep all it refers to.
+    # Remove frames one by one: a variable that still held this function's frame would keep its objects alive.
     frames = sys._current_frames()
     while frames:
         frame: FrameType | None = frames.popitem()[1]
@@ -202,7 +204,7 @@ def _locals() -> dict[int, str]:
 
 
 def _num_own(frame: FrameType | None) -> int:
-    """Return how many frames there are up to the outermost one of this module; 0 in a thread without any."""
+    """Return the number of frames up to this module's outermost one; 0 in a thread without any."""
     number = last = 0
     while frame is not None:
         number += 1
@@ -213,12 +215,13 @@ def _num_own(frame: FrameType | None) -> int:
 
 
 def _locals_of(frame: FrameType) -> dict[str, int]:
-    """The `id` of each local variable.
+    """Return the `id` of each local variable.
 
-    Up to Python 3.12 a function's frame keeps the copy that `f_locals` makes, and thereby every array that
-    the function deletes later. So the copy is emptied, unless somebody else (by `locals()`) has it too:
-    then there are more references than the frame's, this function's and the call's. Nor where a debugger or
-    the like watches: Python writes the copy back into the variables when a trace function returns.
+    Up to Python 3.12, a function's frame keeps the copy that `f_locals` makes, and so every array that the
+    function deletes later. Therefore this empties the copy, with two exceptions. Another holder (through
+    `locals()`) has it too: then it has more references than those of the frame, this function and the call.
+    Or a debugger or similar tool watches: Python writes the copy back into the variables when a trace
+    function returns.
     """
     copy = frame.f_locals
     numbers = {name: id(value) for name, value in _copied(copy).items()}
@@ -230,12 +233,12 @@ def _locals_of(frame: FrameType) -> dict[str, int]:
 
 
 def _copied(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A copy made in one go: other threads change modules, attributes and dicts meanwhile."""
+    """Copy a mapping in one operation, because other threads may change it meanwhile."""
     return dict.copy(mapping) if isinstance(mapping, dict) else dict(mapping)
 
 
 def _entries(holder: Any) -> dict[int, str]:
-    """By the `id` of what it holds, the name under which a dict or an object holds it."""
+    """Return the names under which a dict or an object holds its values, by the `id` of the value."""
     if isinstance(holder, dict):
         pairs = _copied(holder)
     elif isinstance(holder, type | ModuleType):
@@ -253,7 +256,7 @@ def _names(slots: Any) -> list[str]:
 
 
 def _title(holder: Any) -> str:
-    """The name of a holder that has one: a module (by its dict), a class, an object's class, a function."""
+    """Return the name of a module (by its dict), a class, an object's class or a function; "" for others."""
     if isinstance(holder, dict):
         module = sys.modules.get(name) if isinstance(name := holder.get("__name__"), str) else None
         return module.__name__ if module is not None and module.__dict__ is holder else ""

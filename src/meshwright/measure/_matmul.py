@@ -1,4 +1,8 @@
-"""What a device does of what its maker promises: one large square product, by number format."""
+"""Measure the share of a device's peak FLOP/s that one large square product reaches, by number format.
+
+The peak is a catalog entry for an accelerator. For a CPU it is an estimate from cores, clock and instruction
+set. Users call this as `mw.matmul_mfu`.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +22,21 @@ from ._timing import clock
 CPU_SIZE, ACCELERATOR_SIZE = 1024, 8192
 DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _CPUINFO = Path("/proc/cpuinfo")
-# Fused multiply-adds in float32 per core and cycle: two units of 8 or 16 lanes (Intel's and AMD's
-# optimisation manuals; some server parts have one 512-bit unit, so this is an upper estimate).
+# Float32 lanes of a fused multiply-add unit, by instruction set. A core has two units (Intel's and AMD's
+# optimisation manuals). Some server processors have only one 512-bit unit, so this is an upper estimate.
 _LANES = (("avx512f", 16), ("avx2", 8), ("asimd", 4))
 _UNITS, _FLOPS_PER_MULTIPLY_ADD = 2, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulMFU:
-    """One square product of `size`, 2 x size^3 FLOPs.
+    """One square product of `size`, with 2 x size^3 FLOPs.
 
-    `promised_flops_per_second`: the dense peak in this format, None where `promised_source` says why.
-    `promise_is_estimate`: not from a data sheet, but from cores, clock and instruction set; `mfu` may then
-    pass 1. `mfu`: achieved over promised, the utilisation of one kernel; a model's is lower. None without a
-    promise, and where a data sheet's peak was passed, which `promised_source` then says.
+    `promised_flops_per_second`: the dense peak in this format; None if unknown, with the reason in
+    `promised_source`. `promise_is_estimate`: the peak comes from cores, clock and instruction set, not from a
+    data sheet; `mfu` may then exceed 1. `mfu`: achieved over promised, the utilisation of one kernel; a
+    model's is lower. It is None without a promise, and if the rate exceeds a data sheet's peak, which
+    `promised_source` then says.
     """
 
     device: str
@@ -61,12 +66,12 @@ class MatmulMFU:
 def matmul_mfu(
     size: int | None = None, *, formats: Sequence[str] = ("fp32", "bf16"), device: Any = None
 ) -> tuple[MatmulMFU, ...]:
-    """Time a square product in each format, and set it against the device's promise.
+    """Time a square product in each format, and compare its rate with the device's peak.
 
     Args:
-        size: rows and columns; 1024 on a CPU, 8192 on an accelerator unless told.
-        formats: of fp64, fp32, bf16, fp16. fp32 is asked for at full precision, not as tf32.
-        device: a `jax.Device`; the first unless told.
+        size: rows and columns; by default 1024 on a CPU and 8192 on an accelerator.
+        formats: of fp64, fp32, bf16, fp16. fp32 is computed at full precision, not as tf32.
+        device: a `jax.Device`; the first by default.
 
     Raises:
         InputError: an unknown format, a size below 1, or no device.
@@ -121,7 +126,7 @@ def _kind(device: Any) -> str:
 
 
 def _promise(device: Any, name: str) -> tuple[float | None, str, bool]:
-    """FLOP/s promised, its source or why there is none, and whether it is an estimate."""
+    """Return the promised FLOP/s, its source or the reason for its absence, and True for an estimate."""
     if device.platform == "cpu":
         return _cpu_promise(name)
     try:
@@ -135,7 +140,7 @@ def _promise(device: Any, name: str) -> tuple[float | None, str, bool]:
 
 
 def _cpu_promise(name: str) -> tuple[float | None, str, bool]:
-    """Cores x clock x multiply-adds per cycle. A CPU's maker promises no such figure."""
+    """Estimate cores x clock x multiply-adds per cycle, since a CPU's maker promises no such figure."""
     if name not in ("fp32", "fp64"):
         return None, f"whether this CPU has units for {name} is not known here", True
     if not _CPUINFO.exists():
@@ -154,7 +159,7 @@ def _cpu_promise(name: str) -> tuple[float | None, str, bool]:
 
 
 def _cores(text: str) -> int:
-    """Cores that this process may use. Two threads of one core share its units."""
+    """Return the physical cores that this process may use: two threads of a core share its units."""
     threads, cores = (re.search(rf"^{key}\s*:\s*(\d+)", text, re.M) for key in ("siblings", "cpu cores"))
     per_core = int(threads[1]) // int(cores[1]) if threads and cores else 1
     return max(1, usable_cores() // max(1, per_core))

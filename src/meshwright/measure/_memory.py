@@ -1,8 +1,7 @@
-"""Measure the memory of devices and of a run.
+"""Measure the memory of devices, of live arrays, and of this process.
 
-Memory of each device: what is allocated now, the most that was, and what a block of code adds.
-
-Bytes that a run takes: live arrays by the runtime, and what the process grows by.
+`memory` shows what each device has allocated now, its peak, and the growth over a block of code. `bytes_on`
+and `ResidentGrowth` measure a training run: the bytes of its arrays and the growth of its process.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ NO_PEAK = "this device's runtime keeps no peak"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """One device. `peak_bytes` is since the process began; None where `why_no_peak` says why."""
+    """The memory of one device.
+
+    `peak_bytes`: the peak since the process began; None for the reason in `why_no_peak`.
+    """
 
     device: str
     allocated_bytes: int
@@ -40,9 +42,9 @@ class DeviceMemory:
 
 
 class Memory:
-    """Memory when it was made; in a `with`, also before and after the block.
+    """The memory of each device at one moment, and before and after a block if used in a `with`.
 
-    `devices`: when it was made. After a block: `before`, `after`, and `grown_bytes` by device.
+    `devices`: at construction. After a block, `before`, `after` and `grown_bytes` exist too.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class Memory:
         """Each device when the block began.
 
         Raises:
-            InputError: there was no block.
+            InputError: no block was entered.
         """
         return self._of_the_block(self._before)
 
@@ -73,16 +75,16 @@ class Memory:
         """Each device when the block had ended.
 
         Raises:
-            InputError: there was no block, or it has not ended.
+            InputError: no block has ended.
         """
         return self._of_the_block(self._after)
 
     @property
     def grown_bytes(self) -> dict[str, int]:
-        """By device, what is allocated after the block beyond what was before it; may be negative.
+        """Bytes allocated after the block minus bytes before it, by device; may be negative.
 
         Raises:
-            InputError: there was no block, or it has not ended.
+            InputError: no block has ended.
         """
         before = {found.device: found.allocated_bytes for found in self.before}
         return {found.device: found.allocated_bytes - before.get(found.device, 0) for found in self.after}
@@ -113,9 +115,10 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Memory of every device of this process: jax's, and CUDA's of torch where torch has started it.
+    """Return the memory of all devices of this process: jax's, and torch's CUDA devices if torch uses CUDA.
 
-    Where a runtime keeps statistics they are its allocator's; on a CPU the bytes of the jax arrays alive.
+    The numbers are those of the runtime's allocator if it keeps statistics, or else (on a CPU) the bytes of
+    live jax arrays.
     Not counted: numpy's and torch's arrays on the host (`footprint` counts those of a tree).
     """
     return Memory()
@@ -154,7 +157,7 @@ def _of_jax(device: Any, stats: dict[str, int] | None, live: Counter[Any]) -> De
 
 
 def _live_bytes() -> Counter[Any]:
-    """Bytes of the jax arrays alive by device; what shares a buffer counts once."""
+    """Sum the bytes of live jax arrays by device, counting each buffer once."""
     import jax
 
     seen: dict[tuple[Any, int], int] = {}
@@ -189,18 +192,18 @@ _STATUS = Path("/proc/self/status")
 
 
 def bytes_on(device: Any, arrays: Iterable[Any]) -> int:
-    """Bytes that live `jax.Array`s hold on one device, by the runtime: the shards that lie there."""
+    """Sum the bytes that live `jax.Array`s hold on one device, by the runtime: their shards there."""
     return sum(
         shard.data.nbytes for array in arrays for shard in array.addressable_shards if shard.device == device
     )
 
 
 class ResidentGrowth:
-    """How far the peak of this process's resident memory lies above what it held at the start.
+    """The growth of this process's resident memory from the start of the measurement to the peak since then.
 
-    At the start memory that the process has freed but kept is handed back (glibc's `malloc_trim`) and
-    the kernel's mark of the peak is reset; both are Linux's, exact to about a megabyte. Elsewhere `bytes`
-    is None, and `why_not` says so.
+    At the start, glibc's `malloc_trim` returns memory that the process has freed but kept, and the kernel's
+    record of the peak is reset. Both need Linux, and are exact to about a megabyte. On other systems `bytes`
+    returns None, and `why_not` holds the reason.
     """
 
     def __init__(self) -> None:
@@ -221,7 +224,7 @@ class ResidentGrowth:
         self._before = psutil.Process().memory_info().rss
 
     def bytes(self) -> int | None:
-        """Bytes from the start to the peak since; None where `why_not` says why."""
+        """Return the bytes from the start to the peak since; None if `why_not` holds a reason."""
         return None if self.why_not else max(_peak_bytes() - self._before, 0)
 
 

@@ -1,17 +1,19 @@
-"""Measures the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
+"""Measure the attached device: `python -m meshwright.measure._probe OUT.json [--detailed]`.
 
-Takes four to eight seconds on a CPU, in detail half a minute; in detail a CPU is eight simulated devices.
+This takes four to eight seconds on a CPU, and half a minute in detail. In detail a CPU is eight simulated
+devices. A measurement is the shortest of several runs of a compiled program, each until its result is ready.
+It is repeated in rounds until the two best agree.
 
-Each rate is the best of several runs of a compiled program, waited for, in rounds until the two best agree.
-* FLOP/s: a square product of 1536, in float32 and in bfloat16.
-* Bytes per second: of fused elementwise kernels as a train step has them, each of 12.6 MB arrays: exact
-  GELU and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. Read plus written,
-  all bytes over all seconds. On a CPU such kernels are bound by their arithmetic: a plain copy is
-  several times as fast, and says nothing about a step.
-* In detail also: attention (`_probe_attention`), collectives (`_probe_collectives`), and products over
-  sizes and a copy, which are shown and not used.
-* Launch: a chain of products of 8 x 8, where arithmetic is nothing; 192 more links, so that the start of
-  the program cancels. In detail also on several simulated devices at once, which share the cores.
+* FLOP/s: a square product of 1536 (8192 on an accelerator), in float32 and in bfloat16.
+* Bytes per second: fused elementwise kernels as a train step has them, each on arrays of 12.6 MB: exact GELU
+  and its gradient, a softmax over rows of 256, RMSNorm, AdamW's update in place. The rate is all bytes read
+  and written over all seconds. On a CPU such kernels are bound by their arithmetic. A plain copy is several
+  times as fast there, and says nothing about a step.
+* Launch: a chain of products of 8 x 8, whose arithmetic is negligible. The time of a chain with 192 fewer
+  links is subtracted, so that the start of the program cancels. In detail also on several simulated devices
+  at once, which share the cores.
+* In detail also: attention and collectives (`_probe_kernels`), and products of several sizes and a copy,
+  which are shown but not used.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ Args = tuple[Any, ...]
 
 
 def probe(*, detailed: bool = False) -> Calibration:
-    """Rates of this host's CPU, all cores together, or of the first accelerator.
+    """Return the rates of this host's CPU, all cores together, or of the first accelerator.
 
     Raises:
-        InputError: an accelerator that the catalog does not know.
+        InputError: the catalog does not know the accelerator.
     """
     device = jax.local_devices()[0]
     on_cpu = device.platform == "cpu"
@@ -123,7 +125,7 @@ def _fused_bytes_per_second() -> float:
 
 
 def _launch_seconds(num_devices: int = 1) -> float:
-    """Of one launch on each of several devices at once."""
+    """Return the seconds of one launch on each of several devices at once."""
     mesh = jax.make_mesh((num_devices,), ("devices",), devices=jax.local_devices()[:num_devices])
     split = PartitionSpec("devices")
     argument = jax.device_put(jnp.tile(jnp.eye(8), (num_devices, 1)), NamedSharding(mesh, split))
@@ -136,12 +138,12 @@ def _launch_seconds(num_devices: int = 1) -> float:
 
         return best_seconds(jax.shard_map(run, mesh=mesh, in_specs=split, out_specs=split), (argument,))
 
-    # The clock is read to a nanosecond; a difference that noise turned negative is one such tick a link.
+    # The clock ticks in nanoseconds; a difference that noise turned negative counts as one tick.
     return max(chain(LONG_CHAIN) - chain(SHORT_CHAIN), 1e-9) / (LONG_CHAIN - SHORT_CHAIN)
 
 
 def _launch_seconds_among() -> dict[int, float]:
-    """By the number of simulated devices; an accelerator's devices have launches of their own."""
+    """Return launch seconds by number of simulated devices; accelerators launch separately and have none."""
     devices = jax.local_devices()
     if devices[0].platform != "cpu":
         return {}
@@ -149,7 +151,7 @@ def _launch_seconds_among() -> dict[int, float]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure and write; in detail with several simulated devices where the CPU is what there is."""
+    """Measure and write the result; in detail a CPU is measured as several simulated devices."""
     detailed = "--detailed" in arguments
     if detailed and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", SIMULATED_DEVICES)

@@ -1,17 +1,13 @@
-"""Time the programs of a probe: attention, collectives, and how rates depend on size.
+"""Time the programs of `_probe`: attention, collectives, and rates that depend on size. Imports jax.
 
-Time a program by the best of several runs, in rounds until they agree. Imports jax.
+`steady` repeats a measurement in rounds until the two best agree; `best_seconds` takes the shortest of
+several runs. Attention is a fused kernel on a GPU; its backward time is what a gradient takes beyond the
+forward pass. Collectives are measured by kind and group size. All local devices take part in each, in
+disjoint groups side by side, as in a step.
 
-The probe of attention: the fused kernel forward, and backward by what a gradient takes more. With jax.
-
-The probe of collectives: latency and bytes per second by kind and group size. With jax.
-
-All local devices take part, in as many groups side by side as there is room for, as in a step.
-* Latency: a chain of small messages, each of which needs the one before; more links less fewer, so that the
-  start of the program cancels.
-* Bytes per second: what a large message takes beyond a small one.
-
-What `meshwright probe` shows beside the rates that predictions use: how they depend on size. With jax.
+* Latency: a chain of small messages, each of which needs the previous one. The time of a shorter chain is
+  subtracted, so that the start of the program cancels.
+* Bytes per second: the additional time of a large message over a small one.
 """
 
 from __future__ import annotations
@@ -29,20 +25,20 @@ from ..hardware import MeasuredAttention, MeasuredCollective
 
 REPEATS = 10
 FEWEST_ROUNDS, MOST_ROUNDS = 2, 6
-MOST_SECONDS = 10.0  # of one rate's rounds: a machine that stays busy gets a wide spread, not a long wait
-AGREES = 0.05  # as `steady_spread` in predict/runs.toml
+MOST_SECONDS = 10.0  # of one rate's rounds: on a busy machine, better a wide spread than a long wait
+AGREES = 0.05  # equals `steady_spread` in predict/runs.toml
 
 
 def steady(measure: Callable[[], float], better: Callable[[Iterable[float]], float]) -> tuple[float, float]:
-    """Measure in rounds until the two best agree within 5 %, at most six times or ten seconds.
+    """Measure in rounds until the two best agree within 5 %, for at most six rounds or ten seconds.
 
-    What else the machine does makes a round worse, never better, and comes and goes.
+    Other work on the machine comes and goes. It makes a round worse, never better.
 
     Args:
-        better: `max` of a rate, `min` of a time.
+        better: `max` for a rate, `min` for a time.
 
     Returns:
-        The best round, and how far the second best lies from it as a share of it.
+        The best round, and its relative distance from the second best.
     """
     rounds: list[float] = []
     started = time.monotonic()
@@ -61,7 +57,7 @@ def steady(measure: Callable[[], float], better: Callable[[Iterable[float]], flo
 def best_seconds(
     function: Callable[..., Any], arguments: tuple[Any, ...], *, in_place: bool = False
 ) -> float:
-    """The shortest of several runs. `in_place`: results take the places of the first arguments."""
+    """Return the shortest of several runs; if `in_place`, results replace all arguments but the last."""
     donated = tuple(range(len(arguments) - 1)) if in_place else ()
     compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
     best = float("inf")
@@ -76,13 +72,13 @@ def best_seconds(
 
 LENGTHS = (1024, 4096, 16384)
 HEAD_SIZES = (64, 128)
-HEADS, TOKENS = 8, 16384  # of one launch: enough to fill a device
-FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # the backward kernel computes the scores again
-LEAST_SECONDS = 1e-9  # the clock's tick: a difference that noise turned negative is one
+HEADS, TOKENS = 8, 16384  # per launch: enough to fill a device
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5  # the backward kernel recomputes the scores
+LEAST_SECONDS = 1e-9  # the clock's tick; replaces a difference that noise turned negative
 
 
 def attention_rates() -> tuple[MeasuredAttention, ...]:
-    """Of cuDNN's kernel on a GPU; none elsewhere, where a program's attention is several kernels."""
+    """Return the rates of cuDNN's kernel on a GPU; empty elsewhere, where attention is several kernels."""
     if jax.local_devices()[0].platform != "gpu":
         return ()
     return tuple(
@@ -91,7 +87,7 @@ def attention_rates() -> tuple[MeasuredAttention, ...]:
 
 
 def measured(head_size: int, length: int, sequences: int, implementation: Any) -> MeasuredAttention:
-    """Causal attention in bf16; FLOPs by the half of the scores that is needed."""
+    """Measure causal attention in bf16; the FLOPs count only the half of the scores that is needed."""
     queries = jnp.full((sequences, length, HEADS, head_size), 1e-2, jnp.bfloat16)
 
     def attend(x: jax.Array) -> jax.Array:
@@ -100,9 +96,8 @@ def measured(head_size: int, length: int, sequences: int, implementation: Any) -
     def gradient(x: jax.Array) -> jax.Array:
         return jax.grad(lambda q: attend(q).astype(jnp.float32).sum())(x)
 
-    product = (
-        sequences * length * length * HEADS * head_size
-    )  # of the halved scores, a multiply-add counted twice
+    # Half of the scores are needed, and a multiply-add counts as two.
+    product = sequences * length * length * HEADS * head_size
     forward, both = best_seconds(attend, (queries,)), best_seconds(gradient, (queries,))
     return MeasuredAttention(
         head_size=head_size,
@@ -118,8 +113,8 @@ ITEM_BYTES = 4
 Local = Callable[[jax.Array], jax.Array]
 SPLIT = PartitionSpec(("groups", "members"))
 
-# On one device: the collective, what makes its result an argument again, and whether its argument is the
-# whole array (rather than this device's part).
+# On one device: the collective, the function that turns its result into an argument again, and true if the
+# argument is the whole array (false: this device's shard).
 KINDS: dict[str, tuple[Local, Callable[[jax.Array, int], jax.Array], bool]] = {
     "all-gather": (lambda x: lax.all_gather(x, "members", tiled=True), lambda y, g: y[: y.size // g], False),
     "reduce-scatter": (
@@ -133,9 +128,9 @@ KINDS: dict[str, tuple[Local, Callable[[jax.Array, int], jax.Array], bool]] = {
 
 
 def collective_rates() -> tuple[MeasuredCollective, ...]:
-    """Every kind among 2, 4, 8, ... local devices; none where there is one.
+    """Measure every kind among 2, 4, 8, ... local devices; empty if there is only one.
 
-    Simulated CPU devices share their host: of them the bytes of all devices together are given.
+    Simulated CPU devices share their host, so their rate is the bytes of all devices together.
     """
     devices = jax.local_devices()
     sizes = [size for size in (2**power for power in range(1, 11)) if len(devices) % size == 0]
@@ -156,12 +151,12 @@ def _measured(kind: str, size: int, together: int) -> MeasuredCollective:
 
 
 def wire_bytes(kind: str, size: int, num_bytes: int) -> float:
-    """What one of `size` devices sends for a whole array of `num_bytes`."""
+    """Return the bytes that one of `size` devices sends for a whole array of `num_bytes`."""
     return (2 if kind == "all-reduce" else 1) * num_bytes * (size - 1) / size
 
 
 def _seconds(kind: str, size: int, num_bytes: int, links: int) -> float:
-    """Of one message, or of a chain of `links` messages."""
+    """Time one message, or a chain of `links` messages if `links` is positive."""
     devices = jax.local_devices()
     mesh = Mesh([devices[at : at + size] for at in range(0, len(devices), size)], ("groups", "members"))
     collective, back, takes_whole = KINDS[kind]
@@ -179,13 +174,16 @@ def _seconds(kind: str, size: int, num_bytes: int, links: int) -> float:
 
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 SIZES = {"cpu": (128, 512, 1024), "other": (512, 1024, 2048, 4096, 8192)}
-CPU_LENGTHS = (256, 1024)  # of a CPU; an accelerator's fused kernel is measured apart
+CPU_LENGTHS = (256, 1024)  # on a CPU; `attention_rates` measures a GPU's fused kernel
 HEAD_SIZE = 64
 COPIED_BYTES = 2**26
 
 
 def details() -> dict[str, float]:
-    """Rates by name with their unit, of the first device."""
+    """Return rates of the first device by name with unit, for `meshwright probe` to show.
+
+    Predictions do not use them.
+    """
     platform = jax.local_devices()[0].platform
     kind = "cpu" if platform == "cpu" else "other"
     found: dict[str, float] = {}
@@ -205,7 +203,7 @@ def details() -> dict[str, float]:
 
 
 def _attention(length: int) -> dict[str, float]:
-    """Causal attention where it is several kernels, each of which a prediction prices as it stands."""
+    """Measure causal attention as several kernels, each of which a prediction prices separately."""
     rates = measured(HEAD_SIZE, length, 1, "xla")
     return {
         f"attention {length}, FLOP/s": rates.forward_flops_per_second,

@@ -1,11 +1,8 @@
-"""Find where an array's bytes lie, by library, and refuse values that JAX is tracing.
+"""Find the memory behind an array of jax, numpy or torch, and reject values that JAX is tracing.
 
-Errors about values that exist only while JAX traces a function.
-
-Where an array's bytes lie, by library: jax, numpy, torch.
-
-A storage is a block of memory with an address, a size and a device; arrays that are views share one. Two
-libraries may share one too (`torch.from_numpy`, `np.asarray` of a jax array on a CPU): addresses tell.
+A storage is a block of memory with an address, a size and a device; several views may share one. Two
+libraries may share one too (`torch.from_numpy`, `np.asarray` of a jax array on a CPU); their addresses reveal
+it. `footprint`, `live`, `memory` and `clock` use this.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from ..formats import format_of_dtype
 
 
 def refuse_traced(value: Any, path: str, wanted: str) -> None:
-    """Stop at a traced value: it has a shape, and no storage, device or time of its own.
+    """Raise if a value is traced: it has a shape, but no storage, device or time of its own.
 
     Args:
-        path: where it was found.
-        wanted: what was to be measured of it: "bytes".
+        path: the place where the value was found.
+        wanted: the quantity that was to be measured, for example "bytes".
 
     Raises:
         InputError: `value` is a tracer of `jit`, `grad`, `vmap` or the like.
@@ -50,12 +47,12 @@ def refuse_traced(value: Any, path: str, wanted: str) -> None:
 
 @contextmanager
 def explaining_leaks() -> Iterator[None]:
-    """Say in words what happened where a traced value left the function, or the thread, that made it.
+    """Run the block, and explain errors from a traced value that left the function or thread that made it.
 
     Raises:
-        InputError: in the place of JAX's `UnexpectedTracerError` and the errors that follow from using
-            a leaked value as a number or an array of numpy; every other error passes, so too these where
-            a function of the user's was being traced and asked its own value for a number.
+        InputError: in place of JAX's `UnexpectedTracerError`, and of the errors from using a leaked value as
+            a number or a numpy array. Every other error passes. So do the latter errors if they come from
+            inside a function being traced, which asked one of its own values for a number.
     """
     import jax
 
@@ -79,10 +76,11 @@ def _explained(leaked: Exception) -> InputError:
 
 
 def _while_tracing(error: Exception) -> bool:
-    """Whether it was raised by a function that JAX called, and not by a value that JAX had let go.
+    """Return True if a function that JAX called raised the error, and False if a leaked value did.
 
-    JAX traces by calling the function, so its own frames then stand above the function's. Where they were
-    taken out, as they are unless JAX_TRACEBACK_FILTERING says else, a note or a cause tells so.
+    JAX traces by calling the function, so its frames are then above the function's. Unless
+    JAX_TRACEBACK_FILTERING says otherwise, JAX removes these frames, and a note or a cause of the error
+    records the removal.
     """
     if any("JAX has removed its internal frames" in note for note in getattr(error, "__notes__", ())):
         return True
@@ -93,22 +91,22 @@ def _while_tracing(error: Exception) -> bool:
     return any(above and not below for above, below in pairwise(inside))
 
 
-HOST = "cpu"  # where numpy's arrays lie; jax and torch call their first CPU device differently
+HOST = "cpu"  # numpy's device and torch's CPU; jax names its first CPU device "cpu:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """A block of memory on one device. `address` is None where nothing is allocated: an abstract array."""
+    """A block of memory on one device; `address` is None for an abstract array, which has no allocation."""
 
     device: str
     address: int | None
     num_bytes: int
-    host: bool  # whether the address is one of this process's own memory
+    host: bool  # true if the address is in this process's memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of one array."""
+    """The properties of one array that a footprint reports."""
 
     library: str
     shape: tuple[int, ...]
@@ -122,11 +120,11 @@ class Facts:
 
 
 def facts_of(array: Any, path: str) -> Facts:
-    """The facts of one array.
+    """Return the facts of one array.
 
     Raises:
-        InputError: a traced value, a deleted jax array, an array of Python objects or with a mask, a torch
-            layout without one storage, or no array.
+        InputError: the value is traced, a deleted jax array, an array of Python objects or with a mask, a
+            torch tensor of a layout without a single storage, or no array.
     """
     refuse_traced(array, path, "bytes")
     if _is_jax(array):
@@ -152,7 +150,7 @@ def _is_jax(array: Any) -> bool:
 
 
 def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")  # a tensor cannot be there without it
+    torch = sys.modules.get("torch")  # no tensor exists before torch is imported
     return torch is not None and isinstance(array, torch.Tensor)
 
 
@@ -193,7 +191,7 @@ def _jax(array: Any, path: str) -> Facts:
 
 
 def buffers_of(array: Any) -> list[tuple[Any, int, int]]:
-    """Device, address and bytes of each shard in this process; none where another thread deleted it."""
+    """Return device, address and bytes of each shard in this process; none if another thread deleted it."""
     try:
         shards = [(shard.device, shard.data) for shard in array.addressable_shards]
         return [(d, data.unsafe_buffer_pointer(), _bytes_on(d, data)) for d, data in shards]
@@ -204,9 +202,10 @@ def buffers_of(array: Any) -> list[tuple[Any, int, int]]:
 
 
 def _bytes_on(device: Any, data: Any) -> int:
-    """Bytes of one shard, by the runtime; that of jaxlib 0.10 calls a number of 4 bits a byte.
+    """Return the bytes of one shard by the runtime, corrected for numbers of 2 or 4 bits.
 
-    The programs of its compilers for CPUs and GPUs pack two into a byte, and so do its transfers.
+    jaxlib 0.10's runtime counts a whole byte for a number of 4 bits. On CPUs and GPUs, compiled programs and
+    transfers pack two into a byte.
     """
     if device.platform in ("cpu", "gpu") and _bits(data.dtype) < 8:
         return _stored_bytes(data.shape, data.dtype)
@@ -214,7 +213,7 @@ def _bytes_on(device: Any, data: Any) -> int:
 
 
 def _bits(dtype: Any) -> int:
-    """Bits of a number as XLA lays it out: those of 2 or 4 bits share bytes."""
+    """Return the bits of a number as XLA stores it; numbers of 2 or 4 bits share bytes."""
     import jax
 
     if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
@@ -228,7 +227,7 @@ def _stored_bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def _abstract(array: Any) -> Facts:
-    """What the array would take: on each device of its sharding, else on one that is not named."""
+    """Return the facts of an abstract array: on each device of its sharding, or else on an unnamed one."""
     import jax
     import jax.numpy as jnp
 
@@ -256,7 +255,7 @@ def _abstract(array: Any) -> Facts:
 
 
 def _jax_device(device: Any, memory_kind: str | None) -> str:
-    """ "gpu:0", or "gpu:0 pinned_host" where its array lies in another memory than the device's own."""
+    """Return "gpu:0", or "gpu:0 pinned_host" for memory that is not the device's default."""
     name = f"{device.platform}:{device.id}"
     return name if memory_kind in (None, device.default_memory().kind) else f"{name} {memory_kind}"
 
@@ -277,7 +276,7 @@ def _numpy(array: Any, path: str) -> Facts:
     start, end = np.lib.array_utils.byte_bounds(owner)
     itemsize = max(array.itemsize, 1)
     offset = array.__array_interface__["data"][0] - start
-    # A field of a structured array has strides that are no whole number of its elements.
+    # The strides of a field in a structured array need not be a whole number of elements.
     whole = not any(step % itemsize for step in (*array.strides, offset))
     return Facts(
         library="numpy",
@@ -293,10 +292,10 @@ def _numpy(array: Any, path: str) -> Facts:
 
 
 def _numpys_owner(array: np.ndarray) -> np.ndarray:
-    """The array over the whole block that `array` keeps alive."""
+    """Return an array over the whole block that `array` keeps alive."""
     owner = array
     while True:
-        # `as_strided` puts an object of its own between an array and its base.
+        # `as_strided` inserts an object between an array and its base.
         below = owner.base if isinstance(owner.base, np.ndarray) else getattr(owner.base, "base", None)
         if not isinstance(below, np.ndarray):
             break
@@ -326,7 +325,7 @@ def _torch(tensor: Any, path: str) -> Facts:
         storage = tensor.untyped_storage()
         address = storage.data_ptr() if real else storage._cdata
     except (RuntimeError, ValueError) as error:
-        # A value inside torch.func's transforms, a lazy parameter, a subclass made of other tensors.
+        # A value inside torch.func's transforms, a lazy parameter, or a subclass that wraps other tensors.
         raise InputError(
             f"{path} is a torch {type(tensor).__name__} without a storage of its own: "
             f"{str(error).partition('. ')[0]}",
@@ -358,14 +357,14 @@ _DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether a torch tensor has a shape and a device, but no memory."""
+    """Return True if a torch tensor has a shape and a device, but no memory."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
 
 
 def format_name(dtype: Any) -> str:
-    """Our name of a dtype of any library ("fp32", "bf16", "int32"); one that has none keeps its own.
+    """Return our name for a dtype of any library ("fp32", "bf16", "int32"), or its own name if we have none.
 
     Numpy's dtypes with named fields are all "structured".
     """

@@ -1,11 +1,9 @@
 """Time functions and training steps.
 
-Seconds of each step, and what they come to.
-
-How long a function takes: until its call returns, and until its results are there.
-
-JAX and CUDA work asynchronously: a call hands work to a device and returns. Timing the call times the
-dispatch, not the work.
+`clock` measures how long a function takes until its call returns, and until its results are ready. JAX and
+CUDA work asynchronously: a call hands work to a device and returns. The time of the call is therefore the
+time of the dispatch, not of the work. `StepClock` records the seconds of each training step and summarises
+them.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ WARM_UP_STEPS = 2
 
 
 class StepClock:
-    """A clock that is read when a step is done; `start` again leaves out what lay between two steps.
+    """A clock that is read when a step is done; `start` excludes the time since the previous step.
 
     Args:
         now: the clock in seconds; it never goes back.
@@ -44,26 +42,26 @@ class StepClock:
         self.seconds: list[float] = []
 
     def start(self) -> None:
-        """The next step begins now."""
+        """Begin the next step now."""
         self._last = self._now()
 
     def leave_out(self, seconds: float) -> None:
-        """Of the step that runs, these are not its own."""
+        """Exclude some seconds from the current step."""
         self._last += seconds
 
     def tick(self) -> float:
-        """A step is done: its seconds, since `start` or the `tick` before."""
+        """End a step; return its seconds since `start` or the previous `tick`."""
         now = self._now()
         self.seconds.append(now - self._last)
         self._last = now
         return self.seconds[-1]
 
     def usual_seconds(self) -> float:
-        """The median so far; the first steps count while there are no others."""
+        """Return the median so far; the first steps count only while there are no others."""
         return statistics.median(self.seconds[WARM_UP_STEPS:] or self.seconds)
 
     def spread(self) -> Spread | None:
-        """Of all steps but the first two; None where there were no more."""
+        """Summarise all steps but the first two; None if there are no others."""
         timed = self.seconds[WARM_UP_STEPS:]
         if not timed:
             return None
@@ -73,11 +71,11 @@ class StepClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of calls of one function.
+    """The seconds of repeated calls of one function.
 
-    `dispatch_seconds`: until the call returned. `execution_seconds`: from the same start until its results
-    were ready. `first_call_seconds`: of the first call of all, tracing and compiling included.
-    `waited_for`: what made the results ready.
+    `dispatch_seconds`: from the start until the call returned. `execution_seconds`: from the same start until
+    the results were ready. `first_call_seconds`: the very first call, with tracing and compiling.
+    `waited_for`: the results that each call waited for, in words.
     """
 
     dispatch_seconds: Spread
@@ -102,13 +100,13 @@ class Timing:
 def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs: Any) -> Timing:
     """Time `fn(*args, **kwargs)`, any function or other callable.
 
-    The first `warm_up` calls are left out of the spreads (the first of them compiles). Before the first call
-    every jax array that is alive is waited for, before each other call the results of the one before. What
-    the function starts and does not return is not waited for.
+    The first `warm_up` calls are excluded from the spreads (the very first one compiles). Before the first
+    call, this waits for all live jax arrays; before each later call, for the results of the previous one. It
+    does not wait for work that the function starts but does not return.
 
     Raises:
-        InputError: `fn` returns nothing that can be waited for, gives up its arguments, leaks or is given a
-            traced value, or `repeats` or `warm_up` are below 1. What `fn` itself raises passes.
+        InputError: `fn` returns nothing that can be waited for, donates its arguments, leaks or receives a
+            traced value, or `repeats` or `warm_up` is below 1. Errors that `fn` itself raises pass through.
     """
     if not callable(fn):
         raise InputError(f"{fn!r} is no function", hint="clock(function, arguments...), not its result")
@@ -148,7 +146,7 @@ def _spread(seconds: list[float]) -> Spread:
 
 
 def _arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """Every array among the arguments with its path: "argument 0['weight']"."""
+    """Yield every leaf of the arguments with its path: "argument 0['weight']"."""
     import jax
 
     for name, value in (*enumerate(args), *kwargs.items()):
@@ -157,11 +155,11 @@ def _arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _finish_earlier_work(args: Any, kwargs: Any) -> None:
-    """Else the first call would wait for it too."""
+    """Wait for earlier work, since the first call would wait for it too."""
     import jax
 
     for array in jax.live_arrays():
-        # An array that another thread deletes, or whose own work failed, is not worked on any more either.
+        # An array that another thread deleted, or whose computation failed, is finished as well.
         with suppress(RuntimeError):
             array.block_until_ready()
     for device in _accelerators([leaf for _, leaf in _arguments(args, kwargs)]):
@@ -169,7 +167,7 @@ def _finish_earlier_work(args: Any, kwargs: Any) -> None:
 
 
 def _check_arguments(args: Any, kwargs: Any, call: int) -> None:
-    """A function that donates its arguments leaves none for a second call."""
+    """Raise if an argument is deleted: a function that donates its arguments cannot be called twice."""
     import jax
 
     for path, leaf in _arguments(args, kwargs):
@@ -182,7 +180,10 @@ def _check_arguments(args: Any, kwargs: Any, call: int) -> None:
 
 
 def _leaves(result: Any) -> Iterator[Any]:
-    """What lies in a result, also in mappings and records that are no pytrees, as Hugging Face's outputs."""
+    """Yield the leaves of a result, including those in mappings and dataclasses that are not pytrees.
+
+    Hugging Face's outputs are of that kind.
+    """
     import jax
 
     for leaf in jax.tree.leaves(result):
@@ -195,10 +196,10 @@ def _leaves(result: Any) -> Iterator[Any]:
 
 
 def _wait(leaves: list[Any]) -> bool:
-    """Until everything in a result is ready; whether there was anything that could not yet be.
+    """Wait until everything in a result is ready; return True if anything was asynchronous.
 
     Raises:
-        InputError: a traced value or a deleted array, which never is.
+        InputError: the result holds a traced value or a deleted array, which never become ready.
     """
     import jax
 
@@ -218,10 +219,10 @@ def _wait(leaves: list[Any]) -> bool:
 
 
 def _words(result: Any, leaves: list[Any]) -> str:
-    """What was waited for.
+    """Describe the results that were waited for.
 
     Raises:
-        InputError: nothing was, and what was returned may still be worked on.
+        InputError: nothing was waited for, and what was returned may still be in progress.
     """
     import jax
 
@@ -251,7 +252,7 @@ def _words(result: Any, leaves: list[Any]) -> str:
 
 
 def _accelerators(leaves: list[Any]) -> list[str]:
-    """The devices of torch that work while the host goes on."""
+    """Return torch's devices that work asynchronously to the host."""
     return sorted({str(tensor.device) for tensor in _tensors(leaves) if tensor.device.type != "cpu"})
 
 
@@ -260,7 +261,7 @@ def _listed(devices: list[str]) -> str:
 
 
 def _tensors(leaves: list[Any]) -> list[Any]:
-    """Torch's tensors that hold numbers: of one on the device meta, or a fake one, nothing is computed."""
+    """Return torch's tensors that hold numbers, without meta and fake ones, for which nothing is computed."""
     torch = sys.modules.get("torch")
     if torch is None:
         return []

@@ -1,6 +1,8 @@
-"""PyTorch modules accounted on one device, run eagerly: FLOPs and memory of a step, from fakes.
-Imports: `compiler` (to find a function by name), `tables`, `units`, `formats`; torch only inside functions.
-Used by: `report`, `cli`, and users as `mw.account_torch`.
+"""Count the FLOPs and memory of one eager training step of a PyTorch module on one device, from fake tensors.
+
+Imports: `compiler` (to find a function by name), `formats`, `units`, `errors`; torch, and the modules that
+need it, only inside functions.
+Used by: `report`, `api`, `cli`, and users as `mw.account_torch`.
 """
 
 from ._account import account_function as account_function

@@ -1,8 +1,7 @@
-"""Account one step of a PyTorch module, given as a module or by the name of a function.
+"""Account one step of a PyTorch module, given as a module or by the name of a function that makes it.
 
-`account_torch`: one step of a module on fake tensors, and what it would cost. No torch at import.
-
-The account of what `package.module:function` makes, called for shapes alone. No torch at import.
+The step runs on fake tensors: they have shapes, and nothing is computed. torch is not imported with this
+module.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ def account_torch(
     autocast: torch.dtype | None = None,
     **keyword_inputs: Any,
 ) -> Account:
-    """FLOPs and memory of one training step of `module` on one device, run eagerly. Nothing is computed.
+    """Count the FLOPs and memory of one eager training step on one device, without computing anything.
 
     Args:
-        module: real, or on the meta device, or with fake tensors; it is not changed.
-        inputs: what its `forward` takes; tensors may be real, meta or fake.
+        module: real, on the meta device, or with fake tensors; it is not changed.
+        inputs: the arguments of its `forward`; tensors may be real, meta or fake.
         optimizer: a class of `torch.optim`, or any function from a list of parameters to an optimizer.
-        loss: from the module's output to a scalar tensor; without it the output if that is a scalar, else its
-            `loss`, else the sum of its tensors.
+        loss: a function from the module's output to a scalar tensor. By default the output if it is a scalar,
+            or else its `loss`, or else the sum of its tensors.
         autocast: the format for `torch.autocast` around forward pass and loss.
         keyword_inputs: further inputs by name.
 
@@ -50,13 +49,13 @@ def account_torch(
 
 
 def is_torch_module(given: object) -> bool:
-    """Return whether something is a PyTorch module. Where PyTorch was never imported, nothing is."""
+    """Return True for a PyTorch module; always False if PyTorch was never imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(given, torch.nn.Module)
 
 
 def require_torch() -> None:
-    """See that PyTorch can be imported.
+    """Raise if PyTorch cannot be imported.
 
     Raises:
         InputError: it is not installed.
@@ -74,19 +73,20 @@ CONTRACT = (
 
 
 def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:
-    """The account of the module that the function `name`, "package.module:function", returns.
+    """Account the module that the function `name`, "package.module:function", returns.
 
-    It takes nothing and is called with PyTorch's meta device as the default, so that a module of any size
-    takes no memory (fake tensors would do as well, but `module.to(dtype)` fails on them in PyTorch 2.13). It
-    returns (module, *inputs), or a mapping with "module" and perhaps "inputs" (a tuple, or a dict by name),
-    "optimizer", "loss" and "autocast", as `account_torch` takes them.
+    The function takes no arguments. It is called with PyTorch's meta device as the default, so that a module
+    of any size takes no memory. (Fake tensors would do too, but `module.to(dtype)` fails on them in PyTorch
+    2.13.) It returns (module, *inputs), or a mapping with "module" and optionally "inputs" (a tuple, or a
+    dict by name), "optimizer", "loss" and "autocast", as `account_torch` takes them.
 
     Args:
         name: the function.
-        search_path: folders in which its module is looked for first.
+        search_path: folders that are searched first for the function's module.
 
     Raises:
-        InputError: there is no such function, it fails or returns something else, or `account_torch` says so.
+        InputError: the function does not exist, fails or returns something else, or `account_torch` raises
+            it.
     """
     require_torch()
     import torch
@@ -129,7 +129,7 @@ def _hint(failed: BaseException) -> str:
 
 
 def _parts(name: str, returned: Any) -> dict[str, Any]:
-    """What was returned, by name; "module" and "inputs" are there."""
+    """Return the results of the function by name; "module" and "inputs" always exist."""
     if isinstance(returned, tuple) and returned:
         return {"module": returned[0], "inputs": returned[1:]}
     if not isinstance(returned, Mapping) or "module" not in returned:

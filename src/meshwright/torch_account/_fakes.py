@@ -1,10 +1,7 @@
-"""Make fake tensors of a user's module, and explain what fails on them.
+"""Replace the tensors of a user's module with fake ones, and explain failures that happen on them.
 
-What fails while a module runs on fake tensors, in words. Imports torch: imported only while accounting.
-
-The user's module and tensors as fake ones, whose shapes are real and whose bytes are not there.
-
-Imports torch: imported only while accounting.
+Fake tensors have real shapes but no bytes. This module imports torch, so it is imported only while
+accounting.
 """
 
 from __future__ import annotations
@@ -40,10 +37,11 @@ WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel
 
 
 def check_parts(module: Any, inputs: Any, optimizer: Any, loss: Any, autocast: Any) -> None:
-    """Refuse what is no module, no tensor, no optimizer's class, no function, no format.
+    """Reject wrong arguments of `account_torch`.
 
     Raises:
-        InputError: which part is wrong, and what it should be.
+        InputError: an argument is not a module, tensor, optimizer class, function or format; the message says
+            what it should be.
     """
     _check_module(module)
     for path, leaf in pytree.tree_leaves_with_path(inputs):
@@ -99,7 +97,7 @@ def _check_module(module: Any) -> None:
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """PyTorch logs a traceback when a fake operation fails; the error that is raised says it all."""
+    """Silence PyTorch's log of a failed fake operation; the error that is raised says the same."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -110,7 +108,11 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
-    """The failure of `what` ("the forward pass"): module and line; `hint` unless the failure has its own."""
+    """Convert the failure of `what` ("the forward pass") to an error that names module and line.
+
+    The error's hint is `hint`, but an operation without a fake form, or with a result that depends on data,
+    has its own.
+    """
     place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
     if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
         name = operation_name(failed.func)
@@ -129,14 +131,14 @@ def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str)
 
 
 def failed_place(failed: BaseException) -> str:
-    """The innermost line that is neither PyTorch's nor ours."""
+    """Return the innermost line that is neither PyTorch's nor ours."""
     frames = traceback.extract_tb(failed.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     return f"at {outside[-1].filename}:{outside[-1].lineno}" if outside else "inside PyTorch"
 
 
 def _module_place(failed: BaseException, paths: dict[int, str]) -> str:
-    """The innermost module whose method was running."""
+    """Return the innermost module whose method was running."""
     found = ""
     for frame, _ in traceback.walk_tb(failed.__traceback__):
         owner = frame.f_locals.get("self")
@@ -149,7 +151,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
 def mode_of(*trees: Any) -> FakeTensorMode:
-    """The mode of the fake tensors given, else a new one."""
+    """Return the mode of the first fake tensor in `trees`, or else a new mode."""
     for tree in trees:
         tensors = (
             [*tree.parameters(), *tree.buffers()]
@@ -159,24 +161,25 @@ def mode_of(*trees: Any) -> FakeTensorMode:
         for tensor in tensors:
             if isinstance(tensor, FakeTensor):
                 return tensor.fake_mode
-    # Tensors that a closure holds are taken as they are met; `Watch` refuses those that ask for a gradient.
+    # Real tensors in closures are converted when an operation uses them; `Watch` rejects those that require
+    # a gradient.
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class Fakes:
-    """Makes fakes; tensors that share a storage get fakes that share one. Meta tensors become the CPU's."""
+    """A maker of fake tensors: originals that share a storage get fakes that share one; meta becomes CPU."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._made: dict[int, torch.Tensor] = {}  # by the original's id: one tensor given twice stays one
+        self._made: dict[int, torch.Tensor] = {}  # by the original's id: a tensor given twice gets one fake
         self._bases: dict[int, torch.Tensor] = {}  # by the original's storage
-        self._originals: list[Any] = []  # alive, so that no other object gets the id of one of them
+        self._originals: list[Any] = []  # kept alive, so that no other object takes one of their ids
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A deep copy whose tensors are fake; nothing of the original changes.
+        """Return a deep copy with fake tensors; the original does not change.
 
         Raises:
-            InputError: a tensor of an unusual kind, or something that cannot be copied.
+            InputError: a tensor is of an unusual kind, or the module cannot be copied.
         """
         memo: dict[int, Any] = {}
         for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -193,14 +196,14 @@ class Fakes:
             ) from failed
 
     def tree(self, tree: Any) -> Any:
-        """Nested lists, tuples and dicts with each tensor made fake."""
+        """Return nested lists, tuples and dicts with each tensor replaced by a fake one."""
         return pytree.tree_map_only(torch.Tensor, lambda tensor: self.tensor(tensor, "an input"), tree)
 
     def tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """A fake leaf of the same shape, strides, storage size and wish for a gradient.
+        """Return a fake leaf with the same shape, strides, storage size and `requires_grad`.
 
         Raises:
-            InputError: it is no plain strided tensor, or has no shape yet.
+            InputError: the tensor is not a plain strided tensor, or has no shape yet.
         """
         if is_lazy(tensor):
             raise InputError(
@@ -227,12 +230,12 @@ class Fakes:
         if not isinstance(tensor, torch.nn.Parameter):
             return fake.requires_grad_(tensor.requires_grad)
         made = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        for name, value in vars(tensor).items():  # what the user noted on it, for the optimizer perhaps
+        for name, value in vars(tensor).items():  # set by the user, perhaps for the optimizer
             vars(made).setdefault(name, value)
         return made
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The storage as bytes."""
+        """Return a fake of the tensor's storage, as bytes."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._bases:
             self._originals.append(storage)
@@ -242,7 +245,7 @@ class Fakes:
 
 
 class _Copying(TorchFunctionMode):
-    """Inside `copy.deepcopy`: a tensor met outside parameters and buffers becomes fake too."""
+    """A mode around `copy.deepcopy` that also fakes tensors outside parameters and buffers."""
 
     def __init__(self, fakes: Fakes) -> None:
         super().__init__()
@@ -254,6 +257,6 @@ class _Copying(TorchFunctionMode):
             if id(tensor) not in memo:
                 memo[id(tensor)] = self._fakes.tensor(tensor, f"an attribute, {tensor_text(tensor)},")
             return memo[id(tensor)]
-        if func is torch._C.TensorBase.clone:  # a parameter outside the module's own, through its `.data`
+        if func is torch._C.TensorBase.clone:  # a parameter of no module, copied through its `.data`
             return self._fakes.tensor(args[0], f"an attribute, {tensor_text(args[0])},")
         return func(*args, **(kwargs or {}))

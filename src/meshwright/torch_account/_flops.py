@@ -1,26 +1,18 @@
-"""Count the FLOPs of one PyTorch operation from its call alone.
+"""Count the FLOPs of one PyTorch operation from the shapes and attributes of its call. Imports no torch.
 
-One call of a PyTorch operation, its arguments by the names of the schema. No torch is imported.
-
-FLOPs of PyTorch's fused attention. No torch is imported.
-
-Forward: two matrix products; backward: five, of which one repeats the scores (Dao et al. 2022,
-arXiv 2205.14135). `is_causal` counts the allowed pairs of positions exactly: row i of the queries sees
-the keys 0 to i (PyTorch aligns the mask at the top left). A mask given as a tensor is counted whole, since
-its zeros are data. Groups of query heads share key heads: every query head counts.
-
-Operations without products of matrices: elementwise, reductions, selection, movement, creation. No torch.
-
-By convention they count no FLOPs (the ledger counts none for them either). PyTorch's own tags say it of
-most; the names here are of those without a tag. An operation that is neither here nor has a rule is unknown.
-
-FLOPs of one PyTorch operation, from the shapes and attributes of its call alone. No torch is imported.
-
-Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two, of complex numbers
-eight. The conventions are those of the ledger's model FLOPs (`meshwright.ledger`): a convolution counts every
-tap of its window at every output, those on padding included.
-Not counted: elementwise arithmetic, reductions, sorts (`_silent` names them). A rule gives None where the
-work depends on data; such a call is listed as unknown, as is any operation with neither a rule nor silence.
+`Call` holds the arguments by the names of the operation's schema. `_watch` asks for the work of each call.
+Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two FLOPs; with complex
+numbers it is eight. The conventions are those of the model FLOPs in `meshwright.ledger`: a convolution counts
+every tap of its window at every output, including those on padding. Fused attention has two products forward
+and five backward, one of which repeats the scores (Dao et al. 2022, arXiv 2205.14135). `is_causal` counts the
+allowed pairs of positions exactly: row i of the queries sees keys 0 to i (PyTorch aligns the mask at the top
+left). A mask given as a tensor counts in full, since its zeros are data. If query heads share key heads,
+every query head counts.
+Not counted: operations without matrix products (elementwise, reductions, selection, sorts, movement,
+creation). The ledger counts no FLOPs for them either. PyTorch's own tags identify most of them, and
+`is_silent` the rest.
+Unknown: an operation that has no rule and is not silent, and a call whose rule returns None because its work
+depends on data.
 """
 
 from __future__ import annotations
@@ -44,7 +36,7 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operation with its arguments and what it returned."""
+    """An operation with its arguments and its result."""
 
     name: str  # "aten.mm"
     arguments: dict[str, Any]
@@ -54,11 +46,11 @@ class Call:
         return self.arguments[argument]
 
     def shape(self, argument: str) -> tuple[int, ...]:
-        """The shape of a tensor argument."""
+        """Return the shape of a tensor argument."""
         return tuple(int(size) for size in self.arguments[argument].shape)
 
     def tensors(self) -> list[Any]:
-        """The tensors among the arguments, those in lists included, in the schema's order."""
+        """Return the tensors among the arguments, including those in lists, in the schema's order."""
         found: list[Any] = []
         for value in self.arguments.values():
             found += [
@@ -71,7 +63,7 @@ class Call:
 
 
 def call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call:
-    """The call, with defaults filled in from the schema of `func`, an OpOverload."""
+    """Return the call, with defaults filled in from the schema of `func`, an OpOverload."""
     schema = func._schema
     named: dict[str, Any] = {}
     for place, argument in enumerate(schema.arguments):
@@ -85,12 +77,12 @@ def call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 
 def operation_name(func: Any) -> str:
-    """An operation without its overload: "aten.mm", "aten._grouped_mm", "mylib.scan"."""
+    """Return an operation's name without its overload: "aten.mm", "aten._grouped_mm", "mylib.scan"."""
     return func._schema.name.replace("::", ".")
 
 
 def format_name(dtype: Any) -> str:
-    """Our name of a torch dtype: "bf16"; torch's own where we have none."""
+    """Return our name of a torch dtype, as "bf16", or torch's own name if we have none."""
     name = str(dtype).removeprefix("torch.")
     if name in OTHERS:
         return OTHERS[name]
@@ -101,7 +93,7 @@ def format_name(dtype: Any) -> str:
 
 
 def tensor_text(tensor: Any) -> str:
-    """A tensor's format and shape: "bf16[8, 1024]"."""
+    """Return a tensor's format and shape: "bf16[8, 1024]"."""
     return f"{format_name(tensor.dtype)}[{', '.join(str(size) for size in tensor.shape)}]"
 
 
@@ -109,12 +101,12 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "untyped_storage") and hasattr(value, "dtype")
 
 
-# Packed sequences, whose lengths are values of a tensor, and windows, which no public layer sets.
+# Arguments of packed sequences, whose lengths are data, and of windows, which no public layer sets.
 LENGTHS_IN_DATA = ("cum_seq_q", "cu_seqlens_q", "window_size_left", "window_size_right", "window_size")
 
 
 def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
-    """How many pairs of query and key positions meet."""
+    """Return the number of pairs of query and key positions that the mask allows."""
     if not causal:
         return queries * keys
     shorter = min(queries, keys)
@@ -122,7 +114,7 @@ def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
 
 
 def _products(call: Call, *, sequence: int, heads: int) -> tuple[int, int] | None:
-    """FLOPs of one product over the head's width, and of one over the values'; None: data tell."""
+    """Return FLOPs of one product over the head's width and one over the values'; None if data decide."""
     corner = call.arguments.get("custom_mask_type")  # 1: causal from the top left; 2: from the bottom right
     if corner == 2 or any(call.arguments.get(name) is not None for name in LENGTHS_IN_DATA):
         return None
@@ -138,7 +130,11 @@ def _forward(call: Call, *, sequence: int = -2, heads: int = -3) -> int | None:
 
 
 def _backward(call: Call, *, sequence: int = -2, heads: int = -3) -> tuple[int, int] | None:
-    """Gradients of queries and keys and the scores again, over the head's width; two over the values'."""
+    """Count the backward pass, and the recomputed scores in it.
+
+    The gradients of queries and keys and the scores are three products over the head's width. The gradients
+    of values and of attention weights are two products over the values' width.
+    """
     found = _products(call, sequence=sequence, heads=heads)
     if found is None:
         return None
@@ -161,7 +157,8 @@ _KINDS = (
 ATTENTION_RULES = {
     **{f"_scaled_dot_product_{kind}": _forward for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _backward for kind in _KINDS},
-    # The kernels below those: [batch, sequence, heads, head_dim].
+    # The kernels that those call. Flash and efficient attention take [batch, sequence, heads, head_dim].
+    # cuDNN takes [batch, heads, sequence, head_dim].
     "_flash_attention_forward": _forward_sequence_first,
     "_flash_attention_backward": _backward_sequence_first,
     "_efficient_attention_forward": _forward_sequence_first,
@@ -234,7 +231,7 @@ _FAMILIES = re.compile(
 
 
 def is_silent(name: str) -> bool:
-    """Whether an ATen operation of this name ("cumsum_", "native_norm") holds no products of matrices."""
+    """Return True if an ATen operation of this name ("cumsum_", "native_norm") has no matrix products."""
     bare = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     return bare in NAMES or _FAMILIES.fullmatch(bare) is not None
 
@@ -252,7 +249,7 @@ Flops = int | tuple[int, int] | None  # FLOPs, perhaps with the part that repeat
 
 
 def work_of(call: Call) -> Work | None:
-    """The FLOPs of a call by its rule; None where it has no rule, or the rule cannot tell.
+    """Return the FLOPs of a call by its rule; None if it has no rule, or the rule cannot decide.
 
     Source: the operations' definitions in PyTorch's native_functions.yaml.
     """
@@ -261,20 +258,23 @@ def work_of(call: Call) -> Work | None:
     if found is None:
         return None
     flops, recomputed = found if isinstance(found, tuple) else (found, 0)
-    # PyTorch multiplies no complex numbers with real ones: of a call's tensors all or none are complex.
+    # PyTorch does not multiply complex with real tensors: all of a call's tensors are complex, or none is.
     real = 4 if any(tensor.dtype.is_complex for tensor in call.tensors()) else 1
     return Work(flops=real * flops, recomputed_flops=real * recomputed, format=_format(call))
 
 
 def _format(call: Call) -> str:
-    """That of the first operand of the product, not of a bias added to it."""
+    """Return the format of the product's first operand, not of a bias added to it."""
     named = (call.arguments.get(name) for name in ("mat1", "batch1", "mat"))
     first = next((tensor for tensor in named if tensor is not None), None)
     return format_name((call.tensors()[0] if first is None else first).dtype)
 
 
 def _product(left: str, right: str) -> Callable[[Call], Flops]:
-    """[..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]; leading dimensions are the left one's."""
+    """Make the rule for [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k].
+
+    The leading dimensions are those of the left operand.
+    """
 
     def rule(call: Call) -> Flops:
         rows, columns = call.shape(left), call.shape(right)
@@ -289,7 +289,7 @@ def _outer(call: Call) -> Flops:
 
 
 def _grouped(call: Call) -> Flops:
-    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
+    """Count each row with the matrix of its own group only, so that groups do not multiply the work."""
     left, right = call.shape("self"), call.shape("mat2")
     if len(left) == 3 and len(right) == 2:  # the groups divide the right matrix's columns
         return 2 * left[-2] * left[-1] * right[-1]
@@ -307,7 +307,7 @@ def _convolution(call: Call) -> Flops:
 
 
 def _convolution_backward(call: Call) -> Flops:
-    """The gradients of input and weight each cost what the forward pass does; the bias's is a sum."""
+    """Count a forward pass for each wanted gradient of input and weight; the bias's gradient is a sum."""
     one = _convolution_flops(call, call.shape("input"), call.shape("weight"), call.shape("grad_output"))
     return one * sum(bool(wanted) for wanted in call["output_mask"][:2])
 
@@ -315,7 +315,7 @@ def _convolution_backward(call: Call) -> Flops:
 def _convolution_flops(
     call: Call, image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]
 ) -> int:
-    """Two x batch x elements of the kernel x its positions: the outputs, or the inputs if transposed."""
+    """Count 2 x batch x kernel elements x kernel positions: the outputs, or the inputs if transposed."""
     dims = len(kernel) - 2
     batch = image[0] if len(image) == len(kernel) else 1
     positions = (image if call["transposed"] else result)[-dims:]
@@ -323,18 +323,18 @@ def _convolution_flops(
 
 
 def _recurrent(call: Call) -> int:
-    """cuDNN's layers: input and hidden state meet their matrices at each position of each sequence."""
+    """Count cuDNN's layers: input and hidden state meet their matrices at each position of each sequence."""
     positions = math.prod(call.shape("input")[:-1])
     return 2 * positions * sum(math.prod(weight.shape) for weight in call["weight"] if weight.dim() == 2)
 
 
 def _recurrent_backward(call: Call) -> Flops:
-    """The last of the mask asks for the weights' gradients; cuDNN always makes those of the input."""
+    """Count the input's gradients, which cuDNN always computes, and the weights' if they are wanted."""
     return _recurrent(call) * (1 + bool(call["output_mask"][3]))
 
 
 def _encoder_layer(call: Call) -> Flops:
-    """PyTorch's fused inference kernel: projections, attention counted whole, two layers of the MLP."""
+    """Count PyTorch's fused inference kernel: projections, attention over all pairs, two MLP layers."""
     batch, length, width = call.shape("src")
     names = ("qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2")
     weights = sum(math.prod(call.shape(name)) for name in names)

@@ -1,8 +1,6 @@
-"""Hold the account of a PyTorch module, and lay it out as tables.
+"""Hold the account of a PyTorch module, and format it as JSON and as tables. Imports no torch.
 
-An account's tables, as text cells: what `str` of it and the terminal show. No torch is imported.
-
-The account of a PyTorch module: records, JSON and a table. No torch is imported.
+`str` of an `Account` and the terminal show the same tables of text cells.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[str]]  # header,
 
 
 def memory_table(memory: MemoryCount) -> Table:
-    """Bytes by what they hold, the hand sum, and the peak."""
+    """Return bytes by category, the hand sum, and the peak."""
     held = {
         "parameters": memory.parameters_bytes,
         "buffers": memory.buffers_bytes,
@@ -42,7 +40,7 @@ def memory_table(memory: MemoryCount) -> Table:
 
 
 def flop_table(flops: FlopCount) -> Table:
-    """FLOPs by pass."""
+    """Return FLOPs by pass."""
     passes = {
         "forward": (flops.forward, ""),
         "backward": (flops.backward, ""),
@@ -57,7 +55,7 @@ def flop_table(flops: FlopCount) -> Table:
 
 
 def module_table(account: Account, top: int = NUM_MODULES) -> Table:
-    """The modules that cost the most, those without FLOPs and saved activations left out."""
+    """Return the `top` most expensive modules, without those that have no FLOPs and no saved activations."""
     costs = {
         m.path: (m.forward_flops + m.backward_flops, m.saved_activation_bytes) for m in account.by_module
     }
@@ -79,7 +77,7 @@ def module_table(account: Account, top: int = NUM_MODULES) -> Table:
 
 
 def unknown_table(account: Account) -> Table:
-    """What has no rule, with its operands."""
+    """Return the operations without a rule, with their operands and calls."""
     rows = [(name, f"{times:,}") for name, times in account.unknown.items()]
     return ("no rule, in no sum", "calls"), rows, frozenset(("calls",))
 
@@ -92,7 +90,7 @@ SOURCE = "torch eager, one device, not compiled"
 class FlopCount:
     """FLOPs of one step: matrix products, convolutions, attention, recurrent layers; a multiply-add is two.
 
-    recomputed: the part of `backward` that repeats the forward pass: checkpointed blocks run again, and the
+    recomputed: the part of `backward` that repeats the forward pass: recomputed checkpointed blocks, and the
         scores that fused attention does not keep.
     by_operation, by_format: all passes together; the format is that of the first operand.
     """
@@ -106,30 +104,31 @@ class FlopCount:
 
     @property
     def model(self) -> int:
-        """Forward and backward without what is recomputed: what `weigh` calls model FLOPs, and MFU uses."""
+        """Forward and backward FLOPs without recomputation: the model FLOPs of `weigh`, which MFU uses."""
         return self.forward + self.backward - self.recomputed
 
     @property
     def total(self) -> int:
-        """All that the step executes."""
+        """All FLOPs that the step executes."""
         return self.forward + self.backward + self.optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCount:
-    """Bytes on one device, exactly those of the storages; an allocator's rounding is not in them.
+    """Bytes on one device, exactly those of the storages, without an allocator's rounding.
 
-    gradients_bytes: those of parameters and of inputs that ask for one, after the backward pass.
+    gradients_bytes: gradients of parameters, and of inputs that require one, after the backward pass.
     inputs_bytes: the inputs, and tensors that the module or the loss takes from elsewhere.
-    saved_activation_bytes: what autograd keeps at the end of the forward pass for the backward pass, each
-        storage once, without parameters, buffers and inputs; copies of weights made by autocast are in it.
-    peak_bytes: the most that lived at one instant of a step that is not the first: the optimizer state is
-        there from the start, the gradients are not.
+    saved_activation_bytes: storages that autograd keeps for the backward pass, at the end of the forward
+        pass. Each counts once. Parameters, buffers and inputs are excluded; autocast's copies of weights are
+        included.
+    peak_bytes: the most that is alive at one instant of a step after the first: the optimizer state exists
+        from the start, the gradients do not.
     temporary_peak_bytes: the part of the peak that is none of the above at that instant.
-    peak_phase: forward | backward | optimizer, where the peak is.
-    at_peak: the peak by what the bytes hold; adds up to `peak_bytes`.
-    by_format: what the bytes above hold -> number format -> bytes, after the backward pass; saved
-        activations after the forward pass.
+    peak_phase: forward | backward | optimizer, the phase of the peak.
+    at_peak: the peak by category; adds up to `peak_bytes`.
+    by_format: category -> number format -> bytes, after the backward pass; saved activations after the
+        forward pass.
     """
 
     parameters_bytes: int
@@ -146,7 +145,7 @@ class MemoryCount:
 
     @property
     def hand_sum_bytes(self) -> int:
-        """Parameters, saved activations, gradients and optimizer state: the sum that one does by hand."""
+        """Parameters, saved activations, gradients and optimizer state: the usual hand-computed sum."""
         return (
             self.parameters_bytes
             + self.saved_activation_bytes
@@ -159,8 +158,8 @@ class MemoryCount:
 class ModuleCount:
     """One module with its children; `path` is as in `named_modules`, "" for the module itself.
 
-    backward_flops hold recomputed_flops. What runs outside of every module, a loss function, is in no row.
-    saved_activation_bytes: each storage belongs to the module that first kept it.
+    `backward_flops` include `recomputed_flops`. Work outside all modules, such as a loss function, is in no
+    row. `saved_activation_bytes`: each storage belongs to the module that first kept it.
     """
 
     path: str
@@ -174,11 +173,11 @@ class ModuleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What one training step of a PyTorch module costs on one device.
+    """The cost of one training step of a PyTorch module on one device.
 
     unknown: operations that may do arithmetic and have no rule, with their operands' shapes -> calls; their
         FLOPs are in no sum.
-    conventions: what was assumed for this module, in sentences.
+    conventions: the assumptions for this module, in sentences.
     """
 
     name: str
@@ -192,7 +191,7 @@ class Account:
     source: str = SOURCE
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; `schema` rises when a key changes its meaning."""
+        """Return plain data for JSON; `schema` rises when a key changes its meaning."""
         found = {"schema": SCHEMA, **dataclasses.asdict(self)}
         found["flops"] |= {"model": self.flops.model, "total": self.flops.total}
         found["memory"]["hand_sum_bytes"] = self.memory.hand_sum_bytes

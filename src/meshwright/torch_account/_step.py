@@ -1,4 +1,7 @@
-"""One training step on fake tensors, watched. Imports torch: imported only while accounting."""
+"""Run one training step on fake tensors and watch it.
+
+This module imports torch, so it is imported only while accounting.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from ._watch import BACKWARD, FORWARD, OPTIMIZER, ModuleStack, Saved, Watch, has
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the user asked for, as `account_torch` takes it."""
+    """A user's request, as `account_torch` takes it."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -36,7 +39,7 @@ class Step:
 
 
 def account_step(step: Step) -> Account:
-    """The account of a step.
+    """Return the account of a step.
 
     Raises:
         InputError: see `account_torch`.
@@ -44,7 +47,7 @@ def account_step(step: Step) -> Account:
     check_parts(step.module, (step.inputs, step.keyword_inputs), step.optimizer, step.loss, step.autocast)
     with _surroundings():
         run = _Run(step)
-        # The fake mode first: what it takes apart inside itself is one operation to the watch above it.
+        # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with run.mode, run.stack, run.watch:
             run.forward()
             run.backward()
@@ -54,7 +57,7 @@ def account_step(step: Step) -> Account:
 
 @contextlib.contextmanager
 def _surroundings() -> Iterator[None]:
-    """Generators of random numbers are afterwards as before; backward passes stay in this thread."""
+    """Restore the random generators after the block, and keep backward passes in this thread."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with (
@@ -62,7 +65,7 @@ def _surroundings() -> Iterator[None]:
         torch.autograd.set_multithreading_enabled(False),
         quiet_fakes(),
     ):
-        # oneDNN's LSTM keeps a workspace whose size only a real run knows; PyTorch's own form shows it all.
+        # oneDNN's LSTM keeps a workspace whose size only a real run shows; PyTorch's own LSTM hides nothing.
         onednn = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
         try:
@@ -84,7 +87,7 @@ class _Run:
         self.stack = ModuleStack(self.module)
         self.watch = Watch(self.stack, self.storages, fakes)
         self.seen = Seen(module=self.module)
-        self.output: Any = None  # lives until the step ends, as the variable of a training loop does
+        self.output: Any = None  # lives until the step ends, like a variable of a training loop
         self.loss: Any = None
         self._parts: list[Any] = []
         self._place("parameters", self.module.parameters())
@@ -101,14 +104,14 @@ class _Run:
         for tensor in tensors:
             if has_storage(tensor):
                 self.storages.put(tensor, category, format_name(tensor.dtype))
-            else:  # a sparse gradient; a fake one makes these two anew at each call, and holds neither
+            else:  # a sparse gradient; a fake one creates these two at each call and keeps neither
                 parts = (tensor._indices(), tensor._values())
                 self._parts.append(parts)
                 self._place(category, parts)
 
     @contextlib.contextmanager
     def _of_the_user(self, what: str, hint: str | None = None) -> Iterator[None]:
-        """Turn what the user's code raises into an `InputError`; a mistake of ours keeps its traceback."""
+        """Turn errors of the user's code into an `InputError`; a mistake of ours keeps its traceback."""
         try:
             yield
         except InputError:
@@ -119,7 +122,7 @@ class _Run:
             raise in_words(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
 
     def forward(self) -> None:
-        """Forward pass and loss; what is saved for the backward pass is counted at their end."""
+        """Run the forward pass and the loss, then count the activations saved for the backward pass."""
         self.watch.phase = FORWARD
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
         with hooks, self._autocast():
@@ -161,7 +164,7 @@ class _Run:
         return found
 
     def backward(self) -> None:
-        """Gradients; none where nothing asks for them."""
+        """Compute gradients if anything requires them."""
         self.watch.phase = BACKWARD
         if not self.loss.requires_grad:
             self.seen.notes.append("Nothing asks for a gradient: there is no backward pass.")
@@ -183,7 +186,7 @@ class _Run:
         self.seen.by_format |= {k: v for k, v in self.storages.by_format().items() if k != SAVED}
 
     def optimizer_step(self) -> None:
-        """Two steps with the same gradients: the first makes the state, the second is the one that counts."""
+        """Run two steps with the same gradients: the first creates the state, the second is counted."""
         if self.step.optimizer is None:
             return
         with self._of_the_user("the optimizer", "the account calls its step() without a closure"):
@@ -197,7 +200,7 @@ class _Run:
             made.step()
             self._place("optimizer state", _tensors(dict(made.state)))
             self.seen.optimizer_state_bytes = self.storages.live["optimizer state"]
-            # In any later step it was there in the passes before.
+            # In any later step, the state already exists during the forward and backward passes.
             self.storages.add_to_peak("optimizer state")
             self.watch.phase = OPTIMIZER
             made.step()
@@ -212,7 +215,7 @@ class _Run:
 
 
 def _sum_of(output: Any) -> torch.Tensor:
-    """The sum of all that could be differentiated."""
+    """Sum all tensors that require a gradient."""
     sums = [tensor.sum() for tensor in _tensors(output) if tensor.requires_grad]
     return sum(sums[1:], sums[0]) if sums else torch.zeros(())
 

@@ -1,11 +1,9 @@
-"""Track which tensor storages live during a step, and tally them into a record.
+"""Track the tensor storages that are alive during a step, and sum them up in an account.
 
-Which storages live, what they hold, and the most that lived at once. No torch is imported.
-
-A storage is counted once, by its exact bytes, from the operation that makes it until it is freed; what a
-kernel takes and gives back inside one operation is not seen. CUDA's allocator rounds each up to 512 bytes.
-
-From what was seen of a step to its record. No torch is imported.
+Only `account_of` imports torch. A storage counts once, with its exact bytes, from the operation that creates
+it until it is freed.
+Not counted: memory that a kernel allocates and frees within one operation; the rounding of CUDA's allocator,
+which rounds each storage up to 512 bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class _Storage:
 
 
 class Storages:
-    """All storages met; `live` bytes by category, and `at_peak` the same at the fullest instant."""
+    """All storages seen; `live` holds bytes by category now, and `at_peak` holds them at the peak."""
 
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
@@ -50,7 +48,7 @@ class Storages:
         self._storages: dict[int, _Storage] = {}
 
     def see(self, tensor: Any, number_format: str) -> None:
-        """Meet a tensor; a storage that grew or shrank is counted anew."""
+        """Record a tensor's storage; if its size has changed, correct the count."""
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
@@ -62,7 +60,7 @@ class Storages:
             known.num_bytes = num_bytes
 
     def put(self, tensor: Any, category: str, number_format: str) -> None:
-        """Say what a tensor's storage holds; what it was said to hold before stays where it is known."""
+        """Set the category of a tensor's storage, unless it already has one."""
         self.see(tensor, number_format)
         known = self._storages[tensor.untyped_storage()._cdata]
         if known.category == TEMPORARY:
@@ -70,7 +68,7 @@ class Storages:
             known.format = number_format
 
     def save(self, tensor: Any, number_format: str) -> int:
-        """Note that the forward pass keeps it for the backward pass; `release` takes the number returned."""
+        """Record that the forward pass keeps a tensor for the backward pass; return the key for `release`."""
         self.see(tensor, number_format)
         key = tensor.untyped_storage()._cdata
         self._change(self._storages[key], saved=1)
@@ -82,22 +80,22 @@ class Storages:
             self._change(self._storages[key], saved=-1)
 
     def is_new(self, tensor: Any) -> bool:
-        """Whether its storage is neither known nor of a category."""
+        """Return True if the tensor's storage is not known yet."""
         return tensor.untyped_storage()._cdata not in self._storages
 
     def note_peak(self, phase: str) -> None:
-        """Compare what lives now with the most so far."""
+        """Compare the live bytes with the peak so far."""
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.at_peak, self.peak_phase = self.live_bytes, dict(self.live), phase
 
     def add_to_peak(self, category: str) -> None:
-        """Make the peak so far one at which all that is now of `category` lived already."""
+        """Change the peak so far as if all current bytes of `category` had been alive then."""
         more = self.live[category] - self.at_peak.get(category, 0)
         self.peak_bytes += more
         self.at_peak[category] = self.live[category]
 
     def by_format(self) -> dict[str, dict[str, int]]:
-        """Live bytes of each category by number format, temporaries left out."""
+        """Return the live bytes of each category by number format, without temporaries."""
         found: dict[str, dict[str, int]] = {}
         for storage in self._storages.values():
             if storage.counts_as != TEMPORARY and storage.num_bytes:
@@ -132,7 +130,7 @@ ALWAYS = (
 
 @dataclass(slots=True)
 class Seen:
-    """What the run of a step adds to the watch and the storages."""
+    """The facts of a run that neither the watch nor the storages hold."""
 
     module: Any
     device: str = "cpu"
@@ -145,7 +143,7 @@ class Seen:
 
 
 def account_of(seen: Seen, watch: Any, storages: Storages) -> Account:
-    """The record of a step that `watch` and `storages` saw."""
+    """Return the account of a step that `watch` and `storages` observed."""
     import torch
 
     modules = dict(seen.module.named_modules())
@@ -204,7 +202,7 @@ def _memory(seen: Seen, storages: Storages) -> MemoryCount:
 def _by_module(
     modules: Mapping[str, Any], flops: Mapping[tuple[str, str | None], int], saved: Mapping[str | None, int]
 ) -> tuple[ModuleCount, ...]:
-    """Each module with what its children cost; what ran outside of all modules is in none."""
+    """Count each module with its children; work outside all modules is in no count."""
     sums: Counter[tuple[str, str]] = Counter()
     for (phase, path), count in flops.items():
         for outer in _with_outer(path):
@@ -227,7 +225,7 @@ def _by_module(
 
 
 def _with_outer(path: str | None) -> list[str]:
-    """ "a.b" -> "", "a", "a.b"; nothing for None, which is outside of all modules."""
+    """Return a path after its outer paths: "a.b" -> "", "a", "a.b"; empty for None, outside all modules."""
     if path is None:
         return []
     parts = path.split(".") if path else []

@@ -1,13 +1,8 @@
-"""Watch each ATen operation of a step, and the module that it belongs to.
+"""Watch each ATen operation of a step: its FLOPs, phase and module, and the storages that it creates.
 
-Which module an operation belongs to, in the forward pass and in the backward pass.
-
-Forward: the innermost module whose `forward` runs. Backward: the module in whose forward the autograd node
-was made, told by the node's sequence number. Imports torch: imported only while accounting.
-
-Sees each ATen operation of a step: its FLOPs, phase and module, and the storages that it makes.
-
-Imports torch: imported only while accounting.
+In the forward pass an operation belongs to the innermost module whose `forward` runs. In the backward pass it
+belongs to the module in whose forward the autograd node was created, found by the node's sequence number.
+This module imports torch, so it is imported only while accounting.
 """
 
 from __future__ import annotations
@@ -31,13 +26,14 @@ from ._storages import Storages
 
 
 class ModuleStack:
-    """Follows one module and its children while it is entered as a context."""
+    """A context that follows which module runs, among one module and its children."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self.paths: dict[int, str] = {id(child): path for path, child in root.named_modules()}
         self._root = root
         self._stack: list[str | None] = []
-        self._numbers: list[int] = [0]  # of the autograd nodes made so far, when the innermost module changed
+        # At each change of the innermost module: the next autograd node's number, and the module's path.
+        self._numbers: list[int] = [0]
         self._innermost: list[str | None] = [None]
         self._hooks: list[Any] = []
 
@@ -54,11 +50,11 @@ class ModuleStack:
 
     @property
     def inside(self) -> bool:
-        """Whether some module's forward runs."""
+        """True while some module's forward runs."""
         return bool(self._stack)
 
     def path(self) -> str | None:
-        """The innermost module's path ("" is the root), None outside of all modules."""
+        """Return the innermost module's path ("" is the root), or None outside all modules."""
         if self._stack:
             return self._stack[-1]
         node = torch._C._current_autograd_node()
@@ -66,13 +62,13 @@ class ModuleStack:
             return None
         found = self._innermost[max(bisect.bisect_right(self._numbers, node._sequence_nr()) - 1, 0)]
         if torch.is_grad_enabled() and found != self._innermost[-1]:
-            # A function without a module is recomputed; the node just made for it belongs here as well.
+            # A function without a module is recomputed: the node just created for it belongs to `found` too.
             self._numbers.append(_next_number() - 1)
             self._innermost.append(found)
         return found
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
-        # A module that is no child (a loss, one made on the way) belongs to the module that calls it.
+        # A module that is no child (a loss, or one created in the step) counts for the module that calls it.
         outer = self._stack[-1] if self._stack else None
         self._stack.append(self.paths.get(id(module), outer))
         self._changed()
@@ -82,23 +78,23 @@ class ModuleStack:
         self._changed()
 
     def _changed(self) -> None:
-        # Nodes get rising numbers, recomputed ones too: what is made from now on belongs to this module.
+        # Node numbers rise, also in recomputation: nodes created from now on belong to this module.
         self._numbers.append(_next_number())
         self._innermost.append(self._stack[-1] if self._stack else None)
 
 
 def _next_number() -> int:
-    """The sequence number that the next autograd node of this thread gets."""
+    """Return the sequence number of the next autograd node of this thread."""
     return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
 
 
 FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
 SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_view")
-LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # how a constant made on the way comes in
+LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode above the fake one; `phase` is the part of the step that runs, "" if none counts."""
+    """A dispatch mode above the fake one; `phase` is the part of the step, "" while nothing counts."""
 
     def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes) -> None:
         super().__init__()
@@ -107,7 +103,7 @@ class Watch(TorchDispatchMode):
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
-        self.numbers_are_one = False  # what `.item()` gives, where nothing that is counted depends on it
+        self.numbers_are_one = False  # `.item()` may return 1 while nothing that is counted depends on it
         self.numbers_read = 0
         self.own_mistake: Exception | None = None
         self._stack = stack
@@ -127,7 +123,7 @@ class Watch(TorchDispatchMode):
                 return 1.0
         if func is torch.ops.aten.clone.default and args[0].layout == torch.sparse_coo:
             return _sparse_clone(args[0])
-        if kind == "unknown":  # perhaps made of others, as `linear` is in inference mode
+        if kind == "unknown":  # it may decompose into known operations, as `linear` does in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
             if made_of is not NotImplemented:
@@ -143,7 +139,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake of a real tensor that a closure or a global holds; it counts among the inputs."""
+        """Return the fake of a real tensor that a closure or a global holds; it counts among the inputs."""
         if tensor.requires_grad:
             raise InputError(
                 f"the module or the loss uses a tensor that is not the module's and asks for a gradient, "
@@ -159,7 +155,7 @@ class Watch(TorchDispatchMode):
             return tensor
         if not isinstance(tensor, FakeTensor):
             return self.outside(tensor)
-        if self._storages.is_new(tensor):  # a fake one from outside
+        if self._storages.is_new(tensor):  # a fake tensor from outside the module
             self._storages.put(tensor, "inputs", format_name(tensor.dtype))
         return tensor
 
@@ -186,7 +182,10 @@ class Watch(TorchDispatchMode):
         self.by_format[work.format] += work.flops
 
     def _phase_now(self) -> str:
-        """Within the backward pass a forward computation runs with gradients on, or inside a module."""
+        """Return the phase, with recomputation recognised.
+
+        In the backward pass, work with gradients enabled or inside a module is recomputation.
+        """
         if self.phase == BACKWARD and (torch.is_grad_enabled() or self._stack.inside):
             return RECOMPUTED
         return self.phase
@@ -194,7 +193,7 @@ class Watch(TorchDispatchMode):
 
 @functools.cache
 def kind_of(func: Any) -> str:
-    """Of an operation: rule | silent | unknown."""
+    """Return the kind of an operation: rule | silent | unknown."""
     namespace, _, name = operation_name(func).partition(".")
     if namespace != "aten":
         return "silent" if namespace in ("prim", "profiler") else "unknown"
@@ -205,25 +204,25 @@ def kind_of(func: Any) -> str:
 
 
 def _tags(func: Any) -> list[Any]:
-    """Those of all overloads, and of the form that is not in place: not every overload carries them."""
+    """Return the tags of all overloads and of the out-of-place form, since not every overload has them."""
     packets = (func._overloadpacket, getattr(torch.ops.aten, func._overloadpacket.__name__.rstrip("_"), None))
     overloads = [getattr(packet, name) for packet in packets if packet for name in packet.overloads()]
     return [tag for overload in overloads for tag in overload.tags]
 
 
 def _sparse_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """PyTorch 2.13 forgets how many elements there are when it clones a fake sparse tensor."""
+    """Clone a fake sparse tensor, since PyTorch 2.13 loses the number of its elements."""
     indices, values = tensor._indices(), tensor._values()
     return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are in one storage; a sparse tensor's are in several."""
+    """Return True if the tensor's bytes are in one storage; a sparse tensor's are in several."""
     return tensor.layout == torch.strided
 
 
 class Saved:
-    """A tensor that autograd keeps for the backward pass, as long as it is kept."""
+    """A tensor that autograd keeps for the backward pass; it counts as saved while this object exists."""
 
     __slots__ = ("_key", "_storages", "tensor")
 
