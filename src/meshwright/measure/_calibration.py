@@ -65,7 +65,7 @@ def calibration_of_this_machine() -> Calibration:
     """Return this host's measured rates; measure them now (a few seconds) if the cache has none.
 
     The cache key is the description of the host (processor, cores, system), the version of jaxlib and the
-    source of `_probe.py`. Rates are measured again if their file cannot be read, if a run disagreed with them
+    sources of the probe. Rates are measured again if their file cannot be read, if a run disagreed with them
     (`doubt_calibration`), or if the machine was busy when they were measured and is now less than half as
     busy.
 
@@ -190,8 +190,8 @@ def _failed(words: list[str]) -> MeshwrightError:
 
 
 def _path() -> Path:
-    source = Path(__file__).with_name("_probe.py").read_bytes()
-    parts = (describe_host().encode(), installed_versions()["jaxlib"].encode(), source)
+    sources = [Path(__file__).with_name(name).read_bytes() for name in ("_probe.py", "_probe_kernels.py")]
+    parts = (describe_host().encode(), installed_versions()["jaxlib"].encode(), *sources)
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
     return cache_root() / f"calibration-{digest[:16]}.json"
 
