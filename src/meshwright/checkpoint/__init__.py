@@ -1,7 +1,8 @@
-"""Checkpoints of a run's state: written beside the run, verified, restored onto any layout.
-Imports: `errors`, `processes`, `units`, jax. Imported by: `training`, `api`, the command line.
+"""Save a run's state in checkpoints, verify them, and restore them onto any layout.
 
-Names are imported on first use: which checkpoints a folder holds is known without loading jax.
+A checkpoint is written in the background while the run continues. Used by `training` and `cli`. Imports
+`errors`, `launch`, `units` and jax. Names are imported on first use, so that the checkpoints of a folder can
+be listed without loading jax.
 """
 
 from importlib import import_module

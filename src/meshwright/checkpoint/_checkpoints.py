@@ -1,4 +1,4 @@
-"""`Checkpoints`: what the training loop uses."""
+"""Save, find and restore the checkpoints of one run, for the training loop."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ class Checkpoints:
 
     At most one save is in flight, so the host holds at most one copy of the state (`host_copy_bytes`).
 
-    Of several processes each writes what it holds, and the first alone makes checkpoints of that: it owns the
-    folder, which all must see. All call the same methods in the same order, and all are told the same.
+    With several processes, each writes its own shards, and only the first combines them into a checkpoint.
+    The first process owns the folder, which all must see. All call the same methods in the same order, and
+    all receive the same results.
 
     Args:
-        folder: the run's `checkpoints`; made if need be. What a killed save has left there is removed.
-        keep_last: how many of the newest stay.
-        keep_every: checkpoints of steps that are multiples of this stay as well.
+        folder: the run's `checkpoints`, created if needed. The leftovers of a killed save are removed.
+        keep_last: the number of newest checkpoints that are kept.
+        keep_every: checkpoints of steps that are multiples of this are kept as well.
         peers: the processes of the run.
-        complaint: says what is wrong with the `about` of a checkpoint that was found; one with anything wrong
-            is damaged.
+        complaint: describes what is wrong with the `about` of a checkpoint; if it returns any text, the
+            checkpoint counts as damaged.
 
     Raises:
         InputError: the folder cannot be written, or another run writes it.
@@ -57,7 +58,7 @@ class Checkpoints:
         self._complaint = complaint
         assert keep_last >= 1, f"keep_last = {keep_last} would keep nothing to resume from"
         self._path, self._peers = folder, peers
-        self._owned: list[CheckpointFolder] = []  # by the first process
+        self._owned: list[CheckpointFolder] = []  # filled in the first process alone
         peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
         self._keep_last = keep_last
         self._keep_every = keep_every
@@ -69,13 +70,13 @@ class Checkpoints:
     def save(self, step: int, state: Tree, about: Mapping[str, Any]) -> None:
         """Copy the state off the devices, and write it in the background.
 
-        When this returns, the state may be donated. It first waits for the save in flight, if there is one.
+        First waits for the save in flight, if one exists. When this returns, the state may be donated.
 
         Args:
-            about: JSON data that comes back with the checkpoint.
+            about: JSON data that is stored with the checkpoint.
         """
-        about = json.loads(json.dumps(dict(about)))  # a copy, and what cannot be written is told here
-        jax.block_until_ready(state)  # its computation is the step's time, not the checkpoint's
+        about = json.loads(json.dumps(dict(about)))  # a copy; data that is not JSON raises here
+        jax.block_until_ready(state)  # its computation counts as the step's time, not the checkpoint's
         begun = time.monotonic()
         self.wait()
         arrays = copy_off(state)
@@ -83,24 +84,24 @@ class Checkpoints:
         self._in_flight = self._writer.submit(self._write, step, arrays, about, blocked_seconds)
 
     def finished(self) -> tuple[Outcome, ...]:
-        """The saves that have ended since this was last asked. Never waits."""
+        """Return the saves that have ended since the last call; never wait."""
         if self._in_flight is not None and self._in_flight.done():
             self.wait()
         ended, self._ended = tuple(self._ended), []
         return ended
 
     def wait(self) -> None:
-        """Until no save is in flight."""
+        """Wait until no save is in flight."""
         if self._in_flight is not None:
             try:
                 outcome = self._in_flight.result()
             finally:
-                if self._in_flight.done():  # else Ctrl-C ended the wait, and the save goes on
+                if self._in_flight.done():  # otherwise Ctrl-C ended the wait, and the save continues
                     self._in_flight = None
             self._ended.append(outcome)
 
     def close(self) -> None:
-        """Wait for the save in flight, and let other processes write the folder."""
+        """Wait for the save in flight, and unlock the folder for other processes."""
         try:
             self.wait()
         finally:
@@ -109,11 +110,12 @@ class Checkpoints:
                 owned.close()
 
     def newest(self) -> Found | None:
-        """The newest checkpoint whose every file is what was written, once no save is in flight; None where
-        there is none at all.
+        """Return the newest checkpoint whose files all have the right hashes; None if no checkpoint exists.
+
+        First waits for the save in flight.
 
         Raises:
-            MeshwrightError: there are checkpoints, and all are damaged.
+            MeshwrightError: checkpoints exist, and all are damaged.
         """
         self.wait()
         read: list[Found | None] = []
@@ -129,7 +131,7 @@ class Checkpoints:
         return found
 
     def restore(self, found: Found, state: Tree) -> Tree:
-        """The checkpoint's state, laid out as the tree of `jax.ShapeDtypeStruct` says; see `restore`."""
+        """Restore the checkpoint's state, laid out as `state` specifies; see `restore`."""
         return restore(found, state)
 
     def _write(
@@ -143,7 +145,7 @@ class Checkpoints:
                 whys = peers.gathered("save/part", _refusal(lambda: self._write_part(step, arrays, parts)))
                 why = next((each for each in whys if each), "")
         finally:
-            arrays.clear()  # before the next save is let in
+            arrays.clear()  # frees the copy before the next save begins
 
         def end() -> dict[str, Any]:
             refused = why or _refusal(lambda: self._commit(step, parts, about))
@@ -165,7 +167,10 @@ class Checkpoints:
         self._owned[0].begin(step)
 
     def _write_part(self, step: int, arrays: list[HostArray], parts: list[Manifest]) -> None:
-        """What this process holds; the first keeps in memory what it has written, the others leave it."""
+        """Write the shards of this process.
+
+        The first process keeps the manifest of its part in memory; the others leave theirs in the folder.
+        """
         folder, process = partial_folder(self._path, step), self._peers.index
         parts.append(write_part(folder, step, arrays, process))
         if process:
@@ -182,7 +187,10 @@ class Checkpoints:
         return disk.f_bavail * disk.f_frsize
 
     def _check_room(self, need: int) -> None:
-        """A disk is not filled to the last byte for a save that cannot end well: others write to it too."""
+        """Raise if the disk has no room for the save.
+
+        Others write to the disk too, so a save that cannot succeed must not fill it.
+        """
         if self._free_bytes() < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -200,10 +208,10 @@ class Checkpoints:
         return {"reason": reason, "hint": hint}
 
     def _remove_old(self, step: int) -> str:
-        """Delete what need not stay, now that `step` is committed; what went wrong, in words.
+        """Delete checkpoints that need not be kept, now that `step` is saved; return any failure in words.
 
-        Newer ones, which a run that went back has left behind, stay until their step is saved again. Ones
-        known to be damaged do not count as kept.
+        Newer checkpoints, which a rollback leaves behind, are kept until their step is saved again.
+        Checkpoints that are known to be damaged do not count towards `keep_last`.
         """
         self._bad_steps.discard(step)
         steps = [each for each in steps_in(self._path) if each <= step]
@@ -226,11 +234,11 @@ def _step_of(found: Found | None) -> int | None:
 
 
 def _refusal(action: Callable[[], object]) -> str:
-    """Return why an action could not be done; empty where it was."""
+    """Return the reason why an action failed; an empty text if it succeeded."""
     try:
         action()
     except OSError as refused:
         return refused.strerror or str(refused)
-    except Damaged as damaged:  # what another process has left
+    except Damaged as damaged:  # in the part that another process left
         return str(damaged)
     return ""

@@ -1,12 +1,10 @@
-"""Keep the folder of a run's checkpoints, and choose the one to resume from.
+"""Manage the folder of a run's checkpoints, and choose the checkpoint to resume from.
 
-The folder of a run's checkpoints: who may write it, what is whole, what is left over, what is old.
+A complete checkpoint is named `STEP/`, by one atomic rename. Names that begin with a dot are not checkpoints:
+`.lock`; `.probe`, which exists briefly; `.STEP.partial`, being written; `.STEP.replaced`, the old checkpoint
+of a step that was saved again, until the new one has its name; `.STEP.removed`, being deleted.
 
-A checkpoint is `STEP/`, renamed to that in one stroke when it is whole. Names that begin with a dot are no
-checkpoints: `.lock`; `.STEP.partial`, being written; `.STEP.replaced`, a checkpoint whose step was saved
-anew, until the new one has its name; `.STEP.removed`, being deleted.
-
-Which checkpoint to go on from. Reads only: another process may be writing the folder.
+The functions that find a checkpoint only read, because another process may be writing the folder.
 """
 
 from __future__ import annotations
@@ -32,21 +30,21 @@ _LEFTOVER = re.compile(r"\.(\d+)\.(partial|replaced|removed)")
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps of which there is a checkpoint, good or not, oldest first."""
+    """Return the steps that have a checkpoint, good or damaged, oldest first."""
     names = (entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9]\d*", name))
 
 
 def partial_folder(folder: Path, step: int) -> Path:
-    """Where the files of a checkpoint are written, until all are there."""
+    """Return the folder that holds a checkpoint's files until it is complete."""
     return folder / f".{step}.partial"
 
 
 class CheckpointFolder:
-    """The folder, for the one process that makes checkpoints in it.
+    """The folder of checkpoints, for the one process that writes it.
 
-    The lock is the kernel's, so it ends with the process that holds it, however that ends. What a killed
-    save has left is removed here; a folder that another live process writes is not touched.
+    The lock is the kernel's, so it ends with the process that holds it, however that process ends. The
+    leftovers of a killed save are removed here. A folder that another live process writes is not touched.
 
     Raises:
         InputError: the folder cannot be written, or another process writes it.
@@ -70,19 +68,22 @@ class CheckpointFolder:
             ) from refused
 
     def close(self) -> None:
-        """Let another process write."""
+        """Unlock the folder for other processes."""
         self._lock.close()
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the files of a checkpoint."""
+        """Create and return an empty folder for the files of a checkpoint."""
         self.abandon(step)
         partial = partial_folder(self.path, step)
         partial.mkdir()
         return partial
 
     def commit(self, step: int) -> None:
-        """Give the partial folder its name. A checkpoint of that name is put aside, until `drop_replaced`;
-        should this process be killed in between, the next one takes it back."""
+        """Give the partial folder its final name.
+
+        An existing checkpoint of this step is renamed and kept until `drop_replaced`. If this process is
+        killed between the two renames, the next process restores the old name.
+        """
         self.drop_replaced(step)
         final = self.path / str(step)
         if final.exists():
@@ -91,13 +92,13 @@ class CheckpointFolder:
         sync_folder(self.path)
 
     def drop_replaced(self, step: int) -> None:
-        """Delete the checkpoint that `commit` has put aside, if it has."""
+        """Delete the old checkpoint that `commit` renamed, if any."""
         replaced = self._named(step, "replaced")
         if replaced.exists():
             shutil.rmtree(replaced)
 
     def abandon(self, step: int) -> None:
-        """Remove what a failed save has written, and take back what it was to replace."""
+        """Remove the files of a failed save, and restore the checkpoint that it was to replace."""
         partial, replaced = partial_folder(self.path, step), self._named(step, "replaced")
         if replaced.exists() and not (self.path / str(step)).exists():
             replaced.rename(self.path / str(step))
@@ -105,7 +106,10 @@ class CheckpointFolder:
             shutil.rmtree(partial)
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint: first its name, so that none is ever half there."""
+        """Delete a checkpoint.
+
+        The folder is renamed first, so that no checkpoint is ever half deleted under its own name.
+        """
         removed = self._named(step, "removed")
         (self.path / str(step)).rename(removed)
         shutil.rmtree(removed)
@@ -114,7 +118,10 @@ class CheckpointFolder:
         return self.path / f".{step}.{what}"
 
     def _tidy(self) -> None:
-        """After a process that was killed: take back a checkpoint that was not replaced, remove the rest."""
+        """Clean up after a killed process.
+
+        A checkpoint that was not replaced gets its name back. Other leftovers are removed.
+        """
         for left in list(self.path.iterdir()):
             match = _LEFTOVER.fullmatch(left.name)
             if match is None:
@@ -157,10 +164,10 @@ def lock_folder(folder: Path, what: str) -> IO[str]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open one of Meshwright's own files by `flags`, made if need be, and return its number.
+    """Open one of Meshwright's own files, create it if needed, and return its descriptor.
 
     Raises:
-        OSError: it cannot be opened, or is a symbolic link: what that names is somebody else's file.
+        OSError: it cannot be opened, or is a symbolic link, which may point to somebody else's file.
     """
     try:
         return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -171,10 +178,10 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def write_probe(folder: Path) -> None:
-    """Make, fill, sync and delete a file in the folder: permissions alone do not say whether that works.
+    """Create, fill, sync and delete a file in the folder: permissions alone do not show whether this works.
 
     Raises:
-        OSError: it does not.
+        OSError: it does not work.
     """
     path = folder / PROBE
     with os.fdopen(open_own(path, os.O_WRONLY | os.O_TRUNC), "wb", buffering=0) as file:
@@ -190,13 +197,14 @@ Complaint = Callable[[Mapping[str, Any]], str]
 
 
 def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
-    """The newest checkpoint whose every file is what was written; None where there is none at all.
+    """Return the newest checkpoint whose files all have the right hashes; None if no checkpoint exists.
 
     Args:
-        complaint: of the reader of `about`; a checkpoint of which it says anything is damaged.
+        complaint: describes what is wrong with `about`; if it returns any text, the checkpoint counts as
+            damaged.
 
     Raises:
-        MeshwrightError: there are checkpoints, and all are damaged.
+        MeshwrightError: checkpoints exist, and all are damaged.
     """
     rejected: list[Rejected] = []
     for step in reversed(steps_in(folder) if folder.is_dir() else []):
@@ -217,12 +225,13 @@ def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> 
 
 
 def unread_newest(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
-    """Return the newest checkpoint whose manifest is whole; None where there is none.
+    """Return the newest checkpoint whose manifest is valid; None if none exists.
 
-    Its arrays are not read: they may be damaged all the same, and `newest_checkpoint` then passes it over.
+    Its arrays are not read. They may still be damaged, and `newest_checkpoint` would then skip this
+    checkpoint.
 
     Args:
-        complaint: as `newest_checkpoint` takes it.
+        complaint: as in `newest_checkpoint`.
     """
     for step in reversed(steps_in(folder) if folder.is_dir() else []):
         path = folder / str(step)
@@ -237,10 +246,10 @@ def unread_newest(folder: Path, complaint: Complaint = lambda about: "") -> Foun
 
 
 def found_at(folder: Path, step: int) -> Found:
-    """A checkpoint that another process of the run has just examined.
+    """Return a checkpoint that another process of the run has just verified.
 
     Raises:
-        MeshwrightError: it is not here, or not whole: the processes do not see one folder.
+        MeshwrightError: it is missing or incomplete here: the processes do not see the same folder.
     """
     path = folder / str(step)
     try:
@@ -255,11 +264,11 @@ def found_at(folder: Path, step: int) -> Found:
 
 
 def checkpoint_of(run: Path, step: int | None = None) -> Found:
-    """The checkpoint of a run's folder at `step`, or the newest good one.
+    """Return a run's checkpoint of `step`, or by default its newest good one.
 
     Raises:
-        InputError: there is no run, or no such checkpoint.
-        MeshwrightError: the one asked for is damaged, or all are.
+        InputError: the run has no checkpoints, or none of that step.
+        MeshwrightError: the requested checkpoint is damaged, or all are.
     """
     folder = run / "checkpoints"
     steps = steps_in(folder) if folder.is_dir() else []

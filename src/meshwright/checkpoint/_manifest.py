@@ -1,9 +1,10 @@
-"""The manifest of a checkpoint: which arrays lie where in which files, and each file's size and hash.
+"""Read and verify the manifest of a checkpoint.
 
-A folder may come from a stranger, with a hash that fits: every field is checked before it is used.
+The manifest records which arrays are stored at which place in which files, and each file's size and hash. A
+folder may come from a stranger, with a matching hash, so every field is checked before it is used.
 
-A checkpoint's folder holds the files of arrays, `manifest.json`, and `manifest.json.sha256`, the
-manifest's own hash as `sha256sum` writes it. The two are written last, in this order.
+A checkpoint's folder holds the files of arrays, `manifest.json`, and `manifest.json.sha256`, the manifest's
+own hash as `sha256sum` writes it. These two are written last, in this order.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import ml_dtypes  # jax depends on it, and takes its formats from it
+import ml_dtypes  # a dependency of jax, which takes its formats from it
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 MANIFEST, MANIFEST_HASH = "manifest.json", "manifest.json.sha256"
 FORMAT = 1
-READ_BYTES = 1 << 22  # at a time; hashing lets other threads run
+READ_BYTES = 1 << 22  # per read; hashing lets other threads run
 
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -40,7 +41,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Damaged(Exception):
-    """A checkpoint is not what was written; the text names the file."""
+    """The error for a checkpoint that is not what was written; its text names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of an array: where it begins in the array, its shape, and where its bytes lie, in C order."""
+    """A box of an array.
+
+    Records its start in the array, its shape, and the place of its bytes, which are in C order.
+    """
 
     __pydantic_config__ = STRICT
     start: tuple[Count, ...]
@@ -66,7 +70,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """An array of the state by its path ("parameters/head"), and the pieces that make it up.
+    """An array of the state: its path ("parameters/head"), and the pieces that form it.
 
     `dtype` is numpy's name, "bfloat16" and the fp8 formats included.
     """
@@ -80,7 +84,10 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint. `about` is JSON data, of which this package knows nothing."""
+    """The contents of a complete checkpoint.
+
+    `about`: JSON data that this package does not interpret.
+    """
 
     __pydantic_config__ = STRICT
     step: Count
@@ -90,31 +97,31 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files of arrays."""
+        """Bytes of all files of arrays."""
         return sum(file.num_bytes for file in self.files)
 
     def to_json(self) -> str:
-        """As it is written."""
+        """Return the text of `manifest.json`."""
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written(Manifest):
-    """A manifest with the number of its format, as `manifest.json` holds it."""
+    """A manifest with its format number, as `manifest.json` holds it."""
 
     format: int
 
 
 def hash_line(manifest: bytes) -> bytes:
-    """What `manifest.json.sha256` holds; `sha256sum --check` reads it."""
+    """Return the contents of `manifest.json.sha256`, which `sha256sum --check` reads."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def verified(folder: Path, step: int) -> Manifest:
-    """The manifest of a checkpoint whose every file has been read and is what was written.
+    """Return the manifest of a checkpoint after reading every file and checking its hash.
 
     Raises:
-        Damaged: as `examined`; or a file is altered.
+        Damaged: as in `examined`; or a file was altered.
     """
     manifest = examined(folder, step)
     with _reading(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -124,10 +131,10 @@ def verified(folder: Path, step: int) -> Manifest:
 
 
 def examined(folder: Path, step: int) -> Manifest:
-    """Return the manifest of a checkpoint whose files are there, in their sizes, but have not been read.
+    """Return the manifest of a checkpoint whose files exist with the right sizes; do not read the files.
 
     Raises:
-        Damaged: a file is missing, cut, unknown or unreadable, or the manifest is not one that we write.
+        Damaged: a file is missing, cut short, unknown or unreadable, or the manifest is not valid.
     """
     with _reading():
         manifest = _manifest(folder)
@@ -140,7 +147,7 @@ def examined(folder: Path, step: int) -> Manifest:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Turn what the disk says no to into damage."""
+    """Turn errors of the disk into `Damaged`."""
     try:
         yield
     except OSError as refused:
@@ -162,16 +169,18 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def manifest_of(text: bytes) -> Manifest:
-    """Read what `to_json` wrote. Its fields are of the right types; what they say of files is not checked.
+    """Parse the text that `to_json` returned.
+
+    The types of its fields are checked. Their statements about files are not.
 
     Raises:
-        Damaged: another version of Meshwright wrote it, or none did.
+        Damaged: another version of Meshwright wrote it, or another program.
     """
     try:
         written = _reader().validate_json(text)
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = repr(".".join(map(str, first["loc"])) or "the whole")[1:-1]  # it may hold anything
+        where = repr(".".join(map(str, first["loc"])) or "the whole")[1:-1]  # a key may hold any characters
         raise Damaged(f"{MANIFEST} is not as Meshwright writes it: {where}: {first['msg']}") from wrong
     if written.format != FORMAT:
         raise Damaged(f"{MANIFEST} has format {written.format}, and this Meshwright reads {FORMAT}")
@@ -184,7 +193,7 @@ def _reader() -> TypeAdapter[_Written]:
 
 
 def _check_names(folder: Path, manifest: Manifest) -> None:
-    """No file more, none less, all of the right size: told before anything long is read."""
+    """Raise if a file is missing, unknown or of the wrong size, before any large file is read."""
     there = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(folder)}
     expected = {file.name: file.num_bytes for file in manifest.files}
     for name, num_bytes in expected.items():
@@ -209,7 +218,7 @@ def _check_file(folder: Path, file: StoredFile) -> None:
 
 
 def _check_arrays(manifest: Manifest) -> None:
-    """See that every array is made up of pieces that lie within the checkpoint's files, each element once."""
+    """Raise unless the pieces of every array are within the files and hold each element once."""
     sizes = {file.name: file.num_bytes for file in manifest.files}
     if len(sizes) < len(manifest.files):
         raise Damaged(f"{MANIFEST} names a file twice")
@@ -226,9 +235,12 @@ def _check_arrays(manifest: Manifest) -> None:
 
 
 def _element_bytes(array: StoredArray) -> int:
-    """Return the size of an element; numpy's other types, of objects or texts, are no numbers of a state."""
+    """Return the size of an element in bytes; raise if the format is not one of numbers.
+
+    numpy's other formats, such as objects and texts, cannot belong to a state.
+    """
     try:
-        dtype = np.dtype(getattr(ml_dtypes, array.dtype, array.dtype))  # bfloat16 and the formats of 8 bits
+        dtype = np.dtype(getattr(ml_dtypes, array.dtype, array.dtype))  # bfloat16 and the 8-bit formats
     except TypeError as unknown:
         raise Damaged(f"{MANIFEST}: {array.path!r} is of {array.dtype!r}, which is no format") from unknown
     is_number = dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype)
@@ -251,7 +263,10 @@ def _check_piece(array: StoredArray, piece: Piece, element_bytes: int, sizes: di
 
 
 def _is_covered(array: StoredArray) -> bool:
-    """Return whether the pieces hold each element once: as many as there are, and no two of them overlap."""
+    """Return whether the pieces hold each element once.
+
+    This is so if they hold as many elements as the array, and no two of them overlap.
+    """
     pieces = [piece for piece in array.pieces if math.prod(piece.shape)]
     if sum(math.prod(piece.shape) for piece in pieces) != math.prod(array.shape):
         return False

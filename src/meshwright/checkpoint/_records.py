@@ -1,4 +1,4 @@
-"""What is told of checkpoints: saved, not saved, found, rejected."""
+"""Define the records of checkpoints: saved, not saved, found and rejected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ._manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that is on the disk, whole.
+    """A complete checkpoint on disk.
 
-    `blocked_seconds`: how long `save` kept the caller, from the moment the state was ready: the wait for an
-    earlier save, and the copy off the devices. `write_seconds`: of the writing, hashing and syncing, in the
-    background. `not_removed`: why an older checkpoint could not be deleted; empty where nothing went wrong.
+    `blocked_seconds`: how long `save` blocked the caller after the state was ready: the wait for an earlier
+    save, and the copy off the devices. `write_seconds`: of writing, hashing and syncing in the background.
+    `not_removed`: why an older checkpoint could not be deleted; empty if nothing went wrong.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed:
-    """A checkpoint that could not be written; the ones before it are as they were."""
+    """A checkpoint that could not be written; earlier checkpoints are unchanged."""
 
     step: int
     reason: str
@@ -37,7 +37,7 @@ class SaveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A checkpoint that is not what was written, and which file says so."""
+    """A damaged checkpoint; `why` names the file or entry that is wrong."""
 
     step: int
     folder: Path
@@ -46,9 +46,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A checkpoint of which every file was read and has the right hash.
+    """A checkpoint that was found in a folder.
 
-    `about` is what `save` was given beside the state. `rejected` are newer ones that are damaged.
+    `newest_checkpoint` and `checkpoint_of` return it after reading every file and checking its hash;
+    `unread_newest` and `found_at` do not read the arrays. `about`: the data that was passed to `save` with
+    the state. `rejected`: newer checkpoints that are damaged.
     """
 
     step: int

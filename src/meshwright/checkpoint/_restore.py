@@ -1,10 +1,8 @@
-"""Copy arrays between devices and checkpoint files: snapshot, restore, and export to safetensors.
+"""Copy arrays between devices and checkpoint files.
 
-The state, copied off the devices: the one part of a save that a step waits for.
-
-A checkpoint's arrays, put where a mesh wants them, whatever mesh they came from.
-
-Parameters as a safetensors file: https://huggingface.co/docs/safetensors, "Format".
+`copy_off` copies the state off the devices, the only part of a save that a step waits for. `restore` places a
+checkpoint's arrays on a mesh, whatever mesh they came from. `export_parameters` writes the parameters to a
+safetensors file: https://huggingface.co/docs/safetensors, "Format".
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ from ._records import Found
 from ._write import bytes_of
 
 Tree = Any
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the array, and its shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # its start in the array, and its shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostArray:
-    """An array of the state in host memory: its path, whole shape, and pieces of it, each in C order."""
+    """An array of the state in host memory: its path, full shape, and pieces of it, each in C order."""
 
     path: str
     shape: tuple[int, ...]
@@ -44,7 +42,7 @@ class HostArray:
 
 
 def leaves_by_path(tree: Tree) -> dict[str, Any]:
-    """The leaves of a tree by path: "parameters/blocks/norm", "optimizer/0/mu/head"."""
+    """Return the leaves of a tree by path: "parameters/blocks/norm", "optimizer/0/mu/head"."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     assert len(named) == len(leaves), "two leaves of the state have one path"
@@ -52,16 +50,17 @@ def leaves_by_path(tree: Tree) -> dict[str, Any]:
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """A shard's index in an array of `shape`, as start and extent by dim."""
+    """Convert a shard's index in an array of `shape` to its start and extent by dimension."""
     ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return tuple(start for start, _, _ in ranges), tuple(stop - start for start, stop, _ in ranges)
 
 
 def host_copy_bytes(state: Tree) -> int:
-    """Host memory that a save takes on top of the run's own: one copy of what this process writes.
+    """Return the additional host memory that a save takes: one copy of what this process holds.
 
-    `state` may be abstract, with shardings. Each element counts once, however many devices hold it. Not
-    counted: what a file's buffer and the manifest take, below 10 MB.
+    `state` may be abstract, with shardings. Each element counts once, however many devices hold it. With
+    several processes this is an upper bound, because a shard that several of them hold is copied by only one.
+    Not counted: a file's buffer and the manifest, below 10 MB.
     """
     total = 0
     for leaf in jax.tree.leaves(state):
@@ -72,15 +71,15 @@ def host_copy_bytes(state: Tree) -> int:
 
 
 def copy_off(state: Tree) -> list[HostArray]:
-    """A copy of the state in host memory, which its donation or deletion does not touch.
+    """Return a copy of the state in host memory, which stays valid when the state is donated or deleted.
 
-    Of each shard that several devices hold, one process copies one.
+    If several devices hold the same shard, one process copies it once.
     """
     arrays = leaves_by_path(state)
     shards = {path: _own_shards(array) for path, array in arrays.items()}
     every = [shard.data for own in shards.values() for shard in own]
     for data in every:
-        data.copy_to_host_async()  # all copies under way at once
+        data.copy_to_host_async()  # starts all copies before it waits for one
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         copies = iter(list(pool.map(_copied, every)))
     return [
@@ -100,25 +99,29 @@ def _own_shards(array: jax.Array) -> list[Any]:
 
 
 def _copied(data: jax.Array) -> np.ndarray:
-    """A shard as numpy. Where its memory is the host's, numpy would look into the array's own buffer, which
-    could then not be donated; elsewhere the transfer has made a copy that is taken as it is."""
+    """Return a shard as a numpy array that does not share its buffer.
+
+    If the shard is in host memory, numpy would return a view of its buffer, which could then not be donated,
+    so the shard is copied. Elsewhere the transfer has already made a copy, which is returned as it is.
+    """
     device = next(iter(data.devices()))
     in_host_memory = device.platform == "cpu" or "host" in str(data.sharding.memory_kind)
     return np.array(data, order="C") if in_host_memory else np.asarray(data, order="C")
 
 
-VECTOR_BYTES = 64  # jax's CPU devices take over host memory that begins at a multiple of this
+VECTOR_BYTES = 64  # jax's CPU devices use host memory without a copy if it begins at a multiple of this
 
 
 def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
-    """The arrays of a checkpoint, laid out as `state` says; shapes and formats must be the checkpoint's.
+    """Restore the arrays of a checkpoint, laid out as `state` specifies.
 
-    Each device is given its shards and nothing else; nothing else is made on it. Host memory: one shard, and
-    the pages of the file it is read from (128 MiB, or one row of an array whose rows are larger).
+    Shapes and formats must be the checkpoint's. Each device receives only its own shards, and nothing else is
+    allocated on it. Host memory: at most two shards, and the pages of the file that is being read (128 MiB,
+    or one row of an array whose rows are larger).
 
     Args:
         state: a tree of `jax.ShapeDtypeStruct` with shardings.
-        only: the parts of the checkpoint that `state` holds ("parameters"); all of it unless told.
+        only: the parts of the checkpoint that `state` holds ("parameters"); by default all of them.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
@@ -136,7 +139,7 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
 
 
 def check_match(found: Found, state: Tree) -> None:
-    """Refuse a checkpoint whose arrays are not those of `state`, a tree of `jax.ShapeDtypeStruct`.
+    """Raise if a checkpoint's arrays are not those of `state`, a tree of `jax.ShapeDtypeStruct`.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
@@ -145,7 +148,7 @@ def check_match(found: Found, state: Tree) -> None:
 
 
 def whole_array(folder: Path, array: StoredArray) -> np.ndarray:
-    """One array in host memory, whatever pieces it lies in."""
+    """Return one array in host memory, assembled from its pieces."""
     return _box(folder, array, ((0,) * len(array.shape), array.shape))
 
 
@@ -191,8 +194,11 @@ def _box(folder: Path, array: StoredArray, box: Box) -> np.ndarray:
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Memory that begins half a vector off. jax would take other memory over as the device's own on a CPU,
-    and could then not donate it: the first step would hold the state twice."""
+    """Return uninitialised memory that begins half a vector past an aligned address.
+
+    On a CPU, jax would use aligned memory as the device's own, and could then not donate it. The first step
+    would hold the state twice.
+    """
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(num_bytes + VECTOR_BYTES, np.uint8)
     begin = (VECTOR_BYTES // 2 - memory.ctypes.data) % VECTOR_BYTES
@@ -200,7 +206,7 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _fill(values: np.ndarray, start: tuple[int, ...], folder: Path, piece: Piece) -> int:
-    """Copy what `piece` holds of the box that begins at `start` into it; how many elements that were."""
+    """Copy the elements that `piece` and the box at `start` share into `values`; return their number."""
     lows = [max(a, b) for a, b in zip(start, piece.start, strict=True)]
     highs = [
         min(a + n, b + m) for a, n, b, m in zip(start, values.shape, piece.start, piece.shape, strict=True)
@@ -216,7 +222,7 @@ def _fill(values: np.ndarray, start: tuple[int, ...], folder: Path, piece: Piece
 
 
 def _slices(lows: list[int], highs: list[int], start: tuple[int, ...]) -> tuple[slice | Any, ...]:
-    """The box in coordinates that begin at `start`; an ellipsis keeps a scalar an array."""
+    """Return the box in coordinates relative to `start`; an ellipsis keeps a scalar an array."""
     return (*(slice(low - at, high - at) for low, high, at in zip(lows, highs, start, strict=True)), ...)
 
 
@@ -238,17 +244,17 @@ FORMATS = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-ALIGNMENT = 8  # of the arrays, as the format asks
+ALIGNMENT = 8  # of the beginning of the data, as the format requires
 
 
 def export_parameters(found: Found, path: Path) -> dict[str, StoredArray]:
-    """Write a checkpoint's parameters to a safetensors file; what it holds, by name.
+    """Write a checkpoint's parameters to a safetensors file; return the arrays that it holds, by name.
 
-    Names are the parameters' paths with dots: "blocks.attention.query". Values are as trained; stacked
-    layers stay one array. Host memory: the largest array. The file appears when it is whole.
+    Names are the parameters' paths with dots: "blocks.attention.query". Values are as trained, and stacked
+    layers stay one array. Host memory: the largest array. The file appears only when it is complete.
 
     Raises:
-        InputError: the file cannot be written, or has no name for a parameter's format.
+        InputError: the file cannot be written, or safetensors has no name for a parameter's format.
     """
     arrays = {
         array.path.removeprefix(f"{PART}/").replace("/", "."): array
@@ -288,7 +294,10 @@ def _write(path: Path, found: Found, arrays: dict[str, StoredArray]) -> None:
 
 
 def _header(found: Found, arrays: dict[str, StoredArray]) -> bytes:
-    """Its length in eight bytes, then JSON: name, format, shape, and where the bytes begin and end."""
+    """Return the header: its length in eight bytes, then JSON.
+
+    The JSON states the name, format, shape and byte range of each array.
+    """
     entries: dict[str, object] = {"__metadata__": {"producer": "meshwright", "step": str(found.step)}}
     begin = 0
     for name, array in arrays.items():

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, written, hashed and synced in one pass."""
+"""Write, hash and sync the files of a checkpoint in one pass."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ._manifest import (
 if TYPE_CHECKING:
     from ._restore import HostArray
 
-PART = "part-{}.json"  # what one process has written, until the first has read it
-FILE_BYTES = 1 << 27  # of a file, about: several are hashed, written and synced at once
-WRITE_BYTES = 1 << 22  # at a time
+PART = "part-{}.json"  # the manifest of one process's files, until the first process has read it
+FILE_BYTES = 1 << 27  # approximate size of a file: several are hashed, written and synced at once
+WRITE_BYTES = 1 << 22  # per write
 ALIGNMENT = 64  # of each piece in its file, so that it can be mapped as an array of any format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """A piece of an array and its place."""
+    """A piece of an array, its place in a file, and its data."""
 
     path: str
     piece: Piece
@@ -43,12 +43,12 @@ class _Placed:
 
 
 def write_part(folder: Path, step: int, arrays: Sequence[HostArray], process: int) -> Manifest:
-    """Write the files of what one process holds into the checkpoint's folder, and say what lies in them.
+    """Write the shards of one process into the checkpoint's folder, and return their manifest.
 
-    Each array is read once: its hash is made as it is written.
+    Each array is read once: it is hashed while it is written.
 
     Raises:
-        OSError: the disk is full, or gone.
+        OSError: the disk is full or missing.
     """
     plan = _plan(arrays, process)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -67,20 +67,21 @@ def write_part(folder: Path, step: int, arrays: Sequence[HostArray], process: in
 
 
 def leave_part(folder: Path, part: Manifest, process: int) -> None:
-    """Leave for the first process what this one has written.
+    """Write the manifest of this process's files into the folder, for the first process to read.
 
     Raises:
-        OSError: the disk is full, or gone.
+        OSError: the disk is full or missing.
     """
     _write_bytes(folder / PART.format(process), part.to_json().encode())
     sync_folder(folder)
 
 
 def take_part(folder: Path, process: int) -> Manifest:
-    """What a process has left; the file is gone then, as a whole checkpoint has none.
+    """Read and delete the manifest that a process has left; a complete checkpoint contains no such file.
 
     Raises:
-        OSError: it is not there: the processes do not see one folder.
+        OSError: the file is missing: the processes do not see the same folder.
+        Damaged: it is not a valid manifest.
     """
     path = folder / PART.format(process)
     part = manifest_of(path.read_bytes())
@@ -89,10 +90,10 @@ def take_part(folder: Path, process: int) -> Manifest:
 
 
 def write_manifest(folder: Path, parts: Sequence[Manifest], about: Mapping[str, Any]) -> Manifest:
-    """Make a checkpoint of what all processes have written: its manifest, and then the manifest's hash.
+    """Combine the files of all processes into a checkpoint: write its manifest, and then the manifest's hash.
 
     Raises:
-        OSError: the disk is full, or gone.
+        OSError: the disk is full or missing.
     """
     arrays = tuple(
         dataclasses.replace(array, pieces=tuple(piece for part in parts for piece in part.arrays[at].pieces))
@@ -117,7 +118,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _plan(arrays: Sequence[HostArray], process: int) -> dict[str, list[_Placed]]:
-    """Which pieces go into which file, in order. The first number of a name is the process's."""
+    """Assign the pieces to files, in order.
+
+    The first number in a file's name is the process's.
+    """
     plan: dict[str, list[_Placed]] = {}
     offset = FILE_BYTES
     name = ""
@@ -133,7 +137,10 @@ def _plan(arrays: Sequence[HostArray], process: int) -> dict[str, list[_Placed]]
 
 
 def _parts(array: HostArray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """The array's pieces, large ones cut along their first dim into parts of about a file's size."""
+    """Yield the array's pieces, with large ones cut along their first dimension.
+
+    Each part is at most about as large as a file.
+    """
     for start, data in zip(array.starts, array.pieces, strict=True):
         if not data.ndim or data.nbytes <= FILE_BYTES:
             yield start, data
@@ -159,7 +166,10 @@ def _write_file(path: Path, pieces: Sequence[_Placed]) -> StoredFile:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The array's bytes in C order, in place; numpy's own buffer does not know the formats of jax."""
+    """Return the array's bytes in C order, without a copy.
+
+    numpy's own buffer does not support the formats of jax.
+    """
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
@@ -171,6 +181,9 @@ def _write_bytes(path: Path, text: bytes) -> None:
 
 
 def write_all(file: Any, data: memoryview) -> None:
-    """An unbuffered write takes what fits: the rest is asked for again, and then refused with the reason."""
+    """Write all of `data` to an unbuffered file.
+
+    One write takes only what fits. The next write of the rest then raises with the reason.
+    """
     while len(data):
         data = data[file.write(data) :]

@@ -1,5 +1,7 @@
-"""A program compiled for a fleet that may not exist: the record, its folder, the cache, the worker.
-Imports: `config`, `hardware`. jax only inside the worker process. Imported by: `ledger`, `sharding`, `api`.
+"""Compile a program for a fleet that may not exist: the request, the worker, the record and the cache.
+
+Imports: `children`, `errors`. jax is imported only in the worker process. Used by: `ledger`, `predict`,
+`planning`, `measure`, `training`, `torch_account`, `worker`, `report`, `results`, `api`, `cli`.
 """
 
 from ._cache import cache_root as cache_root

@@ -1,11 +1,9 @@
-"""Keep compiled programs and executables on disk between processes.
+"""Keep compiled programs and jax's executables on disk between processes.
 
-The disk cache of compiled programs: one folder per key, made aside and renamed into place.
-
-Safe under concurrent use: a reader sees a whole folder or none, and of two writers one wins.
-`MESHWRIGHT_CACHE_DIR` moves it, `MESHWRIGHT_CACHE_BYTES` limits it (2 GiB unless told).
-
-Executables that jax keeps between processes, so that a run that is begun again does not compile again.
+Compiled programs have one folder per key, which is filled in another place and then renamed. This is safe
+under concurrent use: a reader sees a complete folder or none, and one of two writers wins. Executables are
+kept by jax, so that a run that is started again does not compile again.
+`MESHWRIGHT_CACHE_DIR` moves the cache. `MESHWRIGHT_CACHE_BYTES` limits each kind (default 2 GiB).
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ from ..errors import InputError, MeshwrightError
 from ._record import Compiled, CorruptFolder
 
 DEFAULT_LIMIT_BYTES = 2 * 2**30
-MAKING, GONE = ".making-", ".gone-"  # begin the names of folders that are being filled, or deleted
+MAKING, GONE = ".making-", ".gone-"  # prefixes of the names of folders that are being filled, or deleted
 
 
 def cache_root() -> Path:
-    """The folder that holds everything Meshwright may make again.
+    """Return the folder for everything that Meshwright can make again.
 
     Raises:
-        InputError: none is named, and this user has no home folder.
+        InputError: the environment names no folder, and this user has no home folder.
     """
     told = os.environ.get("MESHWRIGHT_CACHE_DIR")
     if told:
         return Path(told).absolute()
     try:
         usual = Path(platformdirs.user_cache_dir("meshwright"))
-    except RuntimeError:  # neither HOME nor the user database says where; older releases leave "~" as it is
+    except RuntimeError:  # neither HOME nor the user database has it; older releases keep "~"
         usual = Path("~")
     if not usual.is_absolute():
         raise InputError(
@@ -52,7 +50,7 @@ def cache_root() -> Path:
 
 @contextlib.contextmanager
 def writing_cache() -> Iterator[None]:
-    """Turn the system's refusal to write into words.
+    """Raise a readable error if the system refuses a write inside the block.
 
     Raises:
         MeshwrightError: the cache cannot be written: no permission, no room, no folder.
@@ -68,12 +66,12 @@ def writing_cache() -> Iterator[None]:
 
 
 def entry(key: str) -> Path:
-    """Where the program of `key` lies, if it is there."""
+    """Return the folder of the program of `key`, which may not exist."""
     return cache_root() / "compiled" / key
 
 
 def lookup(key: str) -> Compiled | None:
-    """The cached record of `key`, or None. A corrupt entry is removed, to be built again."""
+    """Return the cached record of `key`, or None. A corrupt entry is removed, to be compiled again."""
     folder = entry(key)
     if not os.path.exists(folder):
         return None
@@ -83,18 +81,16 @@ def lookup(key: str) -> Compiled | None:
         with writing_cache():
             _remove(folder)
         return None
-    with contextlib.suppress(
-        FileNotFoundError, PermissionError
-    ):  # pruned just now; a cache that may only be read
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # pruned just now; a read-only cache
         os.utime(folder)
     return compiled
 
 
 @contextlib.contextmanager
 def aside() -> Iterator[Path]:
-    """Make an empty folder beside the entries, to fill and then `publish`; what is not published is removed.
+    """Yield an empty folder next to the entries, to fill and then `publish`. An unpublished one is removed.
 
-    First removes what processes that were killed have left here.
+    Folders that killed processes left here are removed first.
 
     Raises:
         MeshwrightError: the cache cannot be written.
@@ -113,7 +109,7 @@ def aside() -> Iterator[Path]:
 
 
 def publish(made: Path, key: str) -> None:
-    """Move a finished folder to its place; if another process was first, its copy stays.
+    """Move a finished folder to its place. If another process was first, its copy stays.
 
     Raises:
         MeshwrightError: the cache cannot be written.
@@ -130,7 +126,7 @@ def publish(made: Path, key: str) -> None:
 
 
 def limit_bytes() -> int:
-    """How much each kind of cached program may take.
+    """Return the largest number of bytes for each kind of cached program.
 
     Raises:
         InputError: `MESHWRIGHT_CACHE_BYTES` is no number.
@@ -145,8 +141,8 @@ def limit_bytes() -> int:
 
 
 def _prune() -> None:
-    """Remove the entries used longest ago until the cache is within its limit, but never the newest."""
-    entries: list[tuple[float, int, Path]] = []  # when used, bytes, where
+    """Remove the least recently used entries until the cache is within its limit, but never the newest."""
+    entries: list[tuple[float, int, Path]] = []  # time of last use, bytes, folder
     for folder in (cache_root() / "compiled").iterdir():
         try:
             used = folder.stat().st_mtime
@@ -164,7 +160,7 @@ def _prune() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Take an entry away at one instant, so that its place is free and no reader sees a part of it."""
+    """Remove an entry atomically, so that its place is free and no reader sees a part of it."""
     gone = folder.with_name(f"{GONE}{uuid.uuid4().hex}")
     try:
         os.rename(folder, gone)
@@ -179,10 +175,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def keep_executables() -> None:
-    """Tell jax, which must not be imported yet, where to keep executables; what the user has set stands.
+    """Set the folder in which jax keeps executables. Call this before jax is imported.
 
-    They are kept for one kind of processor: an executable of another may hold instructions this one lacks.
-    The oldest go once they are more than `MESHWRIGHT_CACHE_BYTES`.
+    Settings of the user take precedence. The folder is for one kind of processor, because an executable for
+    another may use instructions that this one lacks. The oldest executables are removed once all of them
+    exceed `MESHWRIGHT_CACHE_BYTES`.
     """
     if FOLDER in os.environ:
         return
@@ -195,7 +192,7 @@ def keep_executables() -> None:
 
 
 def _processor() -> str:
-    """Sixteen letters that stand for this processor's instructions."""
+    """Return sixteen hexadecimal digits that identify this processor's instruction set."""
     known = [platform.machine()]
     if _CPUINFO.exists():
         known += [
@@ -205,7 +202,7 @@ def _processor() -> str:
 
 
 def _prune_executables(folder: Path) -> None:
-    """Remove the executables made longest ago until the rest is within the limit."""
+    """Remove the oldest executables until the rest is within the limit."""
     stats = [(path.stat(), path) for path in folder.iterdir()]
     found = [(stat.st_mtime, stat.st_size, path) for stat, path in stats]
     excess = sum(size for _, size, _ in found) - limit_bytes()

@@ -1,4 +1,4 @@
-"""A function by its name `package.module:function`, and where user's code failed. Imports no jax."""
+"""Import a function by its name `package.module:function`, and locate failures in the user's code. No jax."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def find_function(
 ) -> Callable[..., Any]:
     """Return the function `name`, "package.module:function".
 
-    The module that is named, or its outermost package, is looked for in `search_path` first. What it imports
-    is looked for there last, after the standard library and what is installed: a file `secrets.py` or
-    `numpy.py` beside the user's module takes nobody's place.
+    The named module, or its outermost package, is looked up in `search_path` first. Its own imports are
+    looked up there last, after the standard library and installed packages. So a file `secrets.py` or
+    `numpy.py` next to the user's module replaces no other module.
 
     Raises:
-        InputError: the module or function is not there, its name is that of another module, or importing it
+        InputError: the module or function does not exist, the module has the name of another, or its import
             fails.
     """
     module_name, _, function_name = name.partition(":")
@@ -58,17 +58,17 @@ def find_function(
 
 
 class _Named(MetaPathFinder):
-    """Finds one module in `search_path` before any other place, inside a `with`.
+    """A finder that, inside a `with` block, searches one module in `search_path` before any other place.
 
     Raises:
-        InputError: the module there has the name of one of Python's own, or of one that is loaded already.
+        InputError: the module there has the name of one of Python's own, or of one that is already loaded.
     """
 
     def __init__(self, module: str, search_path: tuple[str, ...]) -> None:
         self._module, self._search_path = module, search_path
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Return where the one module is; None for any other."""
+        """Return the spec of the one module; None for any other."""
         return PathFinder.find_spec(fullname, self._search_path) if fullname == self._module else None
 
     def __enter__(self) -> None:
@@ -88,19 +88,19 @@ class _Named(MetaPathFinder):
 
 
 def needs(name: str, missing: ModuleNotFoundError) -> InputError:
-    """What `name` imports is not installed."""
+    """Return the error for a package that `name` imports and that is not installed."""
     return InputError(
         f"{name} needs {missing.name!r}, which is not installed", hint=f"install {missing.name}"
     )
 
 
 def where(failed: BaseException, libraries: tuple[str, ...]) -> str:
-    """At which line of the user's, if it is known, with what words."""
+    """Return the line of the user's code that failed, if it is known, and the error's own words."""
     return f"{place_of(failed, libraries) or 'in a library'}: {type(failed).__name__}: {failed}"
 
 
 def place_of(failed: BaseException, libraries: tuple[str, ...]) -> str:
-    """The innermost line outside the folders `libraries`; nothing where all are inside."""
+    """Return the innermost line outside the folders `libraries`; "" if all lines are inside."""
     frames = traceback.extract_tb(failed.__traceback__)
     places = [frame for frame in frames if not frame.filename.startswith(libraries)]
     return f"at {places[-1].filename}:{places[-1].lineno}" if places else ""

@@ -1,9 +1,9 @@
-"""The compiler options that a step is compiled with, as the installed compiler accepts them.
+"""Choose the options that a step is compiled with, in the spelling that the installed compiler accepts.
 
-XLA renames and removes options between releases, and refuses a program that names one it does not have. So a
-request lists *purposes* (`requested_options`), and the process that compiles asks its compiler which spelling
-of each it accepts (`accepted_options`). A purpose that no spelling serves is left out of the options, and its
-consequence is reported with the figures that it changes.
+XLA renames and removes options between releases, and refuses a program with an unknown option. So a request
+lists *purposes* (`requested_options`), and the process that compiles asks its compiler which spelling of each
+it accepts (`accepted_options`). A purpose without an accepted spelling is left out of the options. Its
+consequence is then reported next to the figures that it changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OptionValue = bool | str
 
 
 class Lowered(Protocol):
-    """A program to compile with options, such as a `jax.stages.Lowered`. This module imports no jax."""
+    """A program to compile with options, such as a `jax.stages.Lowered`; this module imports no jax."""
 
     def compile(self, *, compiler_options: dict[str, Any]) -> Any:
         """Compile the program."""
@@ -24,7 +24,7 @@ class Lowered(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """One name and value of a compiler option, and the jaxlib releases that were seen to accept it."""
+    """One name and value of a compiler option, and the jaxlib releases that are known to accept it."""
 
     name: str
     value: OptionValue
@@ -33,9 +33,9 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerOption:
-    """An effect that is asked of the compiler, and every spelling that XLA has had for it.
+    """An effect that is requested from the compiler, and every spelling that XLA has had for it.
 
-    `without` states which figure changes where the compiler has no spelling; empty where none does.
+    `without`: the figure that changes where the compiler has no spelling; empty where none changes.
     """
 
     spellings: tuple[Spelling, ...]
@@ -44,7 +44,7 @@ class CompilerOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedOptions:
-    """Options as `compile` takes them, and the consequence of each purpose that the compiler lacks."""
+    """Options in the form that `compile` takes, and the consequence of each purpose without a spelling."""
 
     options: dict[str, OptionValue]
     without: tuple[str, ...]
@@ -52,14 +52,14 @@ class AcceptedOptions:
 
 # Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1.
 OPTIONS = {
-    # Start collectives early and run them beside computation (docs/adr/0002).
+    # Start collectives early and overlap them with computation (docs/adr/0002).
     "latency hiding": CompilerOption(
         spellings=(
             Spelling(name="xla_gpu_enable_latency_hiding_scheduler", value=True, releases="0.10 to 0.12"),
         ),
         without="collectives are scheduled where they stand, so more of their time is exposed",
     ),
-    # Reduce a layer's gradients over `data` while the next layer is worked on. Pipelined gathers and
+    # Reduce a layer's gradients over `data` while the next layer is computed. Pipelined gathers and
     # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/adr/0002).
     "pipelined all-reduces": CompilerOption(
         spellings=(
@@ -72,16 +72,17 @@ OPTIONS = {
         ),
         without="all-reduces of gradients wait for the end of each layer, so more of their time is exposed",
     ),
-    # XLA would make small all-reduces Triton kernels, and dies on a scalar over several hosts ("size mismatch
-    # when packing elements for LLVM struct"). Releases without the option use NCCL, as this asks for.
+    # XLA would compile small all-reduces to Triton kernels, and crash on a scalar over several hosts ("size
+    # mismatch when packing elements for LLVM struct"). This value selects NCCL, which releases without the
+    # option use.
     "all-reduces by NCCL": CompilerOption(
         spellings=(
             Spelling(name="xla_gpu_experimental_use_collective_kernels", value="", releases="0.11 and 0.12"),
         ),
         without="",
     ),
-    # Make repeated runs on one machine bitwise equal: the compiler replaces or refuses scatters, reductions
-    # and library kernels that add in no fixed order, and chooses no kernel by timing it.
+    # Make repeated runs on one machine bitwise equal. The compiler replaces or refuses scatters, reductions
+    # and library kernels that add in no fixed order, and it chooses no kernel by timing.
     "no operation of undefined order": CompilerOption(
         spellings=(
             Spelling(name="xla_gpu_exclude_nondeterministic_ops", value=True, releases="0.10 to 0.12"),
@@ -99,7 +100,7 @@ REFUSALS = ("No such compile option", "While setting option")
 
 
 def requested_options(platform: str, num_devices: int, deterministic: bool = False) -> tuple[str, ...]:
-    """Return the purposes to ask of the compiler, weighed or run: keys of `OPTIONS`.
+    """Return the purposes to request from the compiler, as keys of `OPTIONS`, for weighing and for running.
 
     A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
 
@@ -118,11 +119,11 @@ def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOpti
 
     Args:
         purposes: keys of `OPTIONS`.
-        identity: a program that is quick to compile, with which the compiler is asked:
-            `jax.jit(lambda x: x).lower(0.0)`. It takes some 10 ms an option.
+        identity: a program that compiles quickly, such as `jax.jit(lambda x: x).lower(0.0)`. It is compiled
+            once for each spelling that is tried, in some 10 ms.
 
     Raises:
-        RuntimeError: the compiler failed for another reason than the option.
+        RuntimeError: the compiler failed for a reason other than the option.
     """
     options: dict[str, OptionValue] = {}
     without: list[str] = []

@@ -1,15 +1,12 @@
 """Describe a compile request, its cache key, and the record that a compilation leaves.
 
-`Compiled`: everything a compiler said about one program, as a folder of plain files.
-
-Folder layout (text files are gzip-compressed):
+`Request` is the input of a compile worker: names and data, nothing pickled. `Compiled` is a folder of plain
+files with everything that a compiler reported about one program. Its layout (text files are gzip-compressed):
     compiled.json             the fields of `Compiled`
     program.hlo.txt.gz        the optimised, scheduled program, as the compiler dumped it
     buffer-assignment.txt.gz  allocations, and the values placed in them
-    live-range.txt.gz         when each value lives
+    live-range.txt.gz         the live range of each value
     manifest.json             sha256 of each of the above, written last
-
-What a compile worker is asked: names and data, nothing pickled. And the key it is cached under.
 """
 
 from __future__ import annotations
@@ -37,44 +34,44 @@ class CorruptFolder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One array that the program takes; shapes are global, bytes are one device's shard."""
+    """One array argument of the program. The shape is global, the bytes are those of one device's shard."""
 
-    path: str  # as the compiler names it: "state['params']['embedding']"
-    # parameters | optimizer_state | model_state | keys | step | batch; of a foreign one the argument's name
+    path: str  # the compiler's name: "state['params']['embedding']"
+    # parameters | optimizer_state | model_state | keys | step | batch; in a foreign step the argument's name
     role: str
     shape: tuple[int, ...]
     dtype: str
     device_bytes: int
     replicated: bool  # no dimension is split over any mesh axis
     host: bool = False  # lives in host memory
-    moment: str = ""  # for optimizer state: which one ("mu", "nu", "trace")
-    axes: tuple[str, ...] | None = None  # that split it; None in programs compiled before they were kept
+    moment: str = ""  # for optimizer state: the moment's name ("mu", "nu", "trace")
+    axes: tuple[str, ...] | None = None  # mesh axes that split it; None in programs of older releases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedFlops:
     """FLOPs of the program as written (global shapes, before the compiler), by phase.
 
-    Phases: forward, backward, recompute, optimizer, other. Attention marked causal is counted by
-    the half that is needed. `unpriced` names calls without a rule, with their shapes.
+    Phases: forward, backward, recompute, optimizer, other. For attention marked causal, only the needed half
+    is counted. `unpriced`: calls without a rule, with their shapes.
     """
 
     by_phase: dict[str, int]
     unpriced: tuple[str, ...]
-    attention: int  # of which attention's own matmuls
-    by_module: dict[str, int] = field(default_factory=dict[str, int])  # recomputation left out
-    # Phase -> module; recomputation too. Empty in programs compiled before it was counted.
+    attention: int  # the part from attention's own matmuls
+    by_module: dict[str, int] = field(default_factory=dict[str, int])  # without recomputation
+    # Phase -> module, with recomputation. Empty in programs compiled before it was counted.
     by_phase_and_module: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """One compiled program: what was compiled, for what, by what, and what the compiler said."""
+    """One compiled program: its source, its target, its compiler, and the compiler's reports."""
 
     schema: int
     name: str  # preset, file, or module:function
     source: str  # "target compiler" or "simulated on CPU"
-    fleet: str  # the text that `Fleet.parse` understands
+    fleet: str  # in the form that `Fleet.parse` reads
     platform: str  # cuda | tpu | cpu: the compiler's platform
     num_devices: int
     mesh_axes: tuple[tuple[str, int], ...]  # name and size, outermost first; device ids run in this order
@@ -87,18 +84,17 @@ class Compiled:
     num_matmul_parameters: int | None
     tokens_per_step: int | None
     sequence_length: int | None
-    reported_bytes: dict[
-        str, int
-    ]  # the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
+    # From the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...
+    reported_bytes: dict[str, int]
     compile_seconds: float  # by the clock, trace to executable
-    fingerprint: str  # of the optimised program, source positions left out
-    # Of TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
+    fingerprint: str  # of the optimised program, without source positions
+    # For TPUs: each device's place in its slice's torus (x, y, z, core), in the mesh's order; else empty.
     coordinates: tuple[tuple[int, ...], ...] = ()
-    # Which figures change because this release of XLA lacks an option that was asked for.
+    # The figures that change because this release of XLA lacks a requested option.
     without_options: tuple[str, ...] = ()
 
     def save(self, folder: Path, texts: dict[str, str]) -> None:
-        """Write the folder; `texts` holds the raw content of each name in `TEXTS`. Manifest last."""
+        """Write the folder, the manifest last. `texts` holds the raw content of each name in `TEXTS`."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {"compiled.json": json.dumps(dataclasses.asdict(self), indent=1).encode()}
         contents |= {f"{name}.gz": gzip.compress(texts[name].encode(), 6, mtime=0) for name in TEXTS}
@@ -109,7 +105,7 @@ class Compiled:
 
     @staticmethod
     def load(folder: Path) -> Compiled:
-        """Read a folder, verifying every file's hash.
+        """Read a folder, and verify the hash of every file.
 
         Raises:
             CorruptFolder: a file is missing, truncated or altered, or of another schema.
@@ -141,11 +137,11 @@ def _axes(argument: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def read_text(folder: os.PathLike[str] | str, name: str) -> str:
-    """The content of one of `TEXTS` in a `Compiled` folder."""
+    """Return the content of one of `TEXTS` in a `Compiled` folder."""
     return gzip.decompress((Path(folder) / f"{name}.gz").read_bytes()).decode()
 
 
-# What decides the program, beside the request itself.
+# The packages that determine the program, in addition to the request.
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -156,17 +152,17 @@ PACKAGES = (
     "optax",
     "numpy",
 )
-TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # where a program came from
+TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One program to compile for one fleet. Exactly one of `config` and `function` is given."""
+    """A request to compile one program for one fleet, with exactly one of `config` and `function`."""
 
     name: str
     fleet: str
-    platform: str  # of the compiler: cuda | tpu | cpu
+    platform: str  # the compiler's: cuda | tpu | cpu
     source: str  # "target compiler" | "simulated on CPU"
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
@@ -174,15 +170,15 @@ class Request:
     options: tuple[str, ...]  # purposes, as `requested_options` returns them
     config: dict[str, Any] | None = None  # a RunConfig
     function: str | None = None  # "package.module:function"
-    search_path: tuple[str, ...] = ()  # where the function's module is looked for first
+    search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
 
     def to_json(self) -> str:
-        """As the worker reads it."""
+        """Return the JSON text that the worker reads."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> Request:
-        """The inverse of `to_json`."""
+        """Read the text that `to_json` writes."""
         fields = json.loads(text)
         fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
         fields["options"] = tuple(fields["options"])
@@ -190,14 +186,14 @@ class Request:
         return Request(**fields)
 
     def key(self, lowered: str = "") -> str:
-        """The cache key: the request, versions, and our own source; for a foreign step its lowered text."""
+        """Return the cache key, from the request, versions, our source, and a foreign step's lowered text."""
         parts = [str(SCHEMA), self.to_json(), json.dumps(installed_versions()), _source_digest(), lowered]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Versions of everything that decides the program; a package that is absent is left out."""
+    """Return the versions of everything that determines the program, without packages that are absent."""
     versions = {"python": python_platform.python_version()}
     for package in PACKAGES:
         try:
@@ -218,8 +214,10 @@ def _source_digest() -> str:
 
 
 def fingerprint_of(program: str) -> str:
-    """A digest of an optimised program's text, without what does not change it: source positions,
-    the module's name and the scheduler's own note of an earlier fingerprint."""
+    """Return a digest of an optimised program's text, without the parts that do not affect the program.
+
+    These are source positions, the module's name and the scheduler's note of an earlier fingerprint.
+    """
     text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*", "\n", program)
     text = re.sub(r",? metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}", "", text)
     text = re.sub(r"fingerprint_before_lhs=\"\w*\"", "", text)

@@ -1,7 +1,7 @@
-"""Starts a compile worker, watches it, and reads what it left.
+"""Start a compile worker, watch it, and read its answer.
 
-A worker is a process of its own because compiler flags and device counts are per process, because
-an XLA CHECK failure kills a process, and because a planner must survive that.
+A worker is a separate process for three reasons: compiler flags and device counts are per process, an XLA
+CHECK failure kills its process, and a planner must survive that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ._record import Compiled, Request
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
-CRASHED = "Fatal Python error"  # as Python's faulthandler begins
-BUILDING = ("starting", "tracing", "counting")  # phases in which a user's own code runs
+CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
+BUILDING = ("starting", "tracing", "counting")  # phases in which the user's code runs
 KINDS: dict[str, type[MeshwrightError]] = {"InputError": InputError, "CompileError": CompileError}
 
 
@@ -36,15 +36,15 @@ def compile_program(
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
     memory_limit_bytes: int | None = None,
 ) -> tuple[Compiled, Path, bool]:
-    """The compiled program of `request`, its folder, and whether it came from the cache.
+    """Return the compiled program of `request`, its folder, and whether it came from the cache.
 
     Args:
-        on_phase: told what the worker is doing (starting, tracing, compiling, ...).
-        memory_limit_bytes: of the worker; nine tenths of what is free unless told.
+        on_phase: called with the worker's phase (starting, tracing, compiling, ...).
+        memory_limit_bytes: the limit for the worker; nine tenths of the free memory by default.
 
     Raises:
-        InputError: the worker found the user's input wrong.
-        CompileError: the compiler failed, died, or passed a limit; the message has its own words.
+        InputError: the worker found an error in the user's input.
+        CompileError: the compiler failed, crashed, or passed a limit. The message has the compiler's words.
     """
     key = request.key()
     if request.config is not None:
@@ -55,7 +55,7 @@ def compile_program(
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
     with _cache.aside() as made:
         answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes)
-        if "cached" in answer:  # a foreign step, known by its lowered text
+        if "cached" in answer:  # a foreign step is found by its lowered text
             key = answer["cached"]
         else:
             key = answer.get("key", key)
@@ -68,7 +68,7 @@ def compile_program(
 def _work(
     request: Request, made: Path, on_phase: Callable[[str], None], seconds: float, num_bytes: int
 ) -> dict[str, str]:
-    """Run a worker to its end; its answer, or the error it met."""
+    """Run a worker to its end. Return its answer, or raise its error."""
     with working_folder("meshwright-worker-") as work:
         (work / "request.json").write_text(request.to_json())
         told = (str(work), str(made), str(os.getpid()))
@@ -96,7 +96,7 @@ def _watch(
     seconds: float,
     num_bytes: int,
 ) -> tuple[str, str] | None:
-    """Wait for the worker; which limit it passed, with a hint, or None."""
+    """Wait for the worker. Return the limit that it passed with a hint, or None."""
     started, last = time.monotonic(), ""
     while process.poll() is None:
         phase = _told(work / "phase") or last or "starting"
@@ -117,12 +117,12 @@ def _watch(
 
 
 def _told(file: Path) -> str:
-    """Return a text that the worker writes; empty until it has."""
+    """Return a text that the worker writes; empty if it has not written it yet."""
     return file.read_text() if file.exists() else ""
 
 
 def _resident_bytes(pid: str) -> int:
-    """Return the host memory of the worker's process; 0 before it has told its number and after its end."""
+    """Return the host memory of the worker's process; 0 before its pid is known and after its end."""
     try:
         return psutil.Process(int(pid)).memory_info().rss if pid else 0
     except psutil.NoSuchProcess:
@@ -130,7 +130,7 @@ def _resident_bytes(pid: str) -> int:
 
 
 def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
-    """What the worker wrote, or an error made of its own words."""
+    """Return the worker's answer, or raise an error with its words."""
     answer_file = work / "answer.json"
     if status == 0 and answer_file.exists():
         answer: dict[str, str] = json.loads(answer_file.read_text())
@@ -141,11 +141,11 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
 
 
 def _died(request: Request, status: int, work: Path) -> CompileError:
-    """A worker that ended without an answer: how, doing what, and its last words."""
+    """Return the error for a worker that ended without an answer: its exit status, phase and last output."""
     said = (work / "stderr").read_text(errors="replace").splitlines()
     lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
-    # The innermost line of Python comes first after a crash, and last in an exception's trace.
+    # The innermost Python line comes first after a crash, but last in an exception's traceback.
     words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     phase = (work / "phase").read_text() if (work / "phase").exists() else "starting"

@@ -1,7 +1,7 @@
-"""Chips, links and fleets: what a machine can do, and what a compiler must be told about it.
+"""Describe chips, links and fleets: their rates and sizes, and the facts that a compiler needs about them.
 
 Imports: `errors`, `formats`; no jax. Used by: everything that weighs, predicts, plans or trains.
-Every figure stands in catalog.toml with its source; nothing is matched by substring.
+Every figure is in catalog.toml with its source. Names are matched whole, never by substring.
 """
 
 from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS

@@ -1,4 +1,4 @@
-"""`Calibration`: what one machine was measured to do, where no catalog can know it."""
+"""Hold the measured rates of one machine, which no catalog can know."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredAttention:
-    """Rates of the fused causal attention kernel at one size, FLOPs by the half of the scores that is needed.
+    """Rates of the fused causal attention kernel at one size. FLOPs count the needed half of the scores.
 
-    `backward_flops_per_second`: of five products against the two of the forward kernel.
+    `backward_flops_per_second`: counted with five products, against the two of the forward kernel.
     """
 
     head_size: int
@@ -30,12 +30,13 @@ class MeasuredAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCollective:
-    """One kind of collective among so many devices: latency + wire bytes / `bytes_per_second`.
+    """One kind of collective in one group size: seconds = latency + wire bytes / `bytes_per_second`.
 
-    `bytes_per_second`: sent by one device; of simulated CPU devices by all of the host together.
+    `bytes_per_second`: the rate at which one device sends; for simulated CPU devices, all of the host
+    together.
     """
 
-    kind: str  # as COLLECTIVE_KINDS
+    kind: str  # one of COLLECTIVE_KINDS
     group_size: int
     bytes_per_second: float
     latency_seconds: float
@@ -43,16 +44,19 @@ class MeasuredCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Rates that were measured: of a whole host's CPU, which simulated devices share, or of one accelerator.
+    """Measured rates of a whole host's CPU, which simulated devices share, or of one accelerator.
 
-    `matmul_flops_per_second`: of a large product, by format name. `memory_bytes_per_second`: read plus
-    written. `launch_seconds`: of one instruction that does nothing. `source`: how it was measured.
-    `launch_seconds_among`: the same on each of so many simulated devices at once, by their number.
-    `attention`, `collectives`: of those sizes and groups that were measured; tables stand in for others.
-    `details`: what else was measured, by name with its unit; shown, and not used.
-    `spread`: by rate, how far the second best round lies from the best, as a share of it. `load`: the share
-    of the machine's cores that others kept busy meanwhile; None where that was not looked at. `jaxlib`: the
-    version that was measured. `measured_again`: the run that disagreed with the rates before these.
+    `matmul_flops_per_second`: the rate of a large product, by format name.
+    `memory_bytes_per_second`: bytes read plus bytes written.
+    `launch_seconds`: the time of one instruction that does nothing.
+    `launch_seconds_among`: the same on each of several simulated devices at once, by their number.
+    `source`: the method of measurement.
+    `attention`, `collectives`: the measured sizes and groups; tables supply all others.
+    `details`: other measurements, by name with unit. They are shown and not used.
+    `spread`: by rate, the distance of the second best round from the best, as a share of the best.
+    `load`: the share of the machine's cores that other processes kept busy meanwhile; None if not observed.
+    `jaxlib`: the version that was measured.
+    `measured_again`: the run that disagreed with the earlier rates, which these replace.
 
     Raises:
         InputError: a rate is no positive number, or a format or a kind of collective is unknown.
@@ -100,15 +104,15 @@ class Calibration:
                 )
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """Return the JSON text that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @staticmethod
     def from_json(text: str) -> Calibration:
-        """The inverse of `to_json`.
+        """Read the text that `to_json` writes.
 
         Raises:
-            InputError: the text is no JSON object with exactly these fields, numbers where numbers stand.
+            InputError: the text is no JSON object with exactly these fields, and numbers where they belong.
         """
         try:
             fields: dict[str, Any] = json.loads(text)

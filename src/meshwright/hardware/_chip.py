@@ -1,4 +1,4 @@
-"""`Chip` and `Link`, and the catalog they are read from.
+"""Describe chips and links, and read them from the catalog.
 
 A chip here is one JAX device: one GCD of an MI250X card, one core of a TPU v3 or v7x, one GPU of a rack.
 """
@@ -21,7 +21,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What devices talk over; the rate is one direction, per device (half a marketing figure)."""
+    """A link between devices. The rate is for one direction, per device (half a marketing figure)."""
 
     name: str
     bytes_per_second: float
@@ -29,10 +29,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The figures that XLA's compiler needs about an NVIDIA GPU that is not there.
+    """The figures that XLA's compiler needs about an absent NVIDIA GPU. Rates are per second of one device.
 
-    `rendered`: False where XLA has a spec of its own for the chip, True where the figures are published
-    ones; the chip's `sources["target"]` says which figure is from where. Rates are per second, of one device.
+    `rendered`: False where XLA has its own spec for the chip, True where the figures are published ones. The
+    chip's `sources["target"]` names the source of each figure.
     """
 
     compute_capability: tuple[int, int]
@@ -50,16 +50,17 @@ class Target:
 
     @property
     def origin(self) -> str:
-        """Return where the figures are from, as `weigh --json` prints it."""
+        """The source of the figures, as `weigh --json` prints it."""
         return "published figures" if self.rendered else "XLA's spec"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiprocessor:
-    """The limits of one streaming multiprocessor; NVIDIA gives every chip of a compute capability the same.
+    """The limits of one streaming multiprocessor, which are the same for all chips of a compute capability.
 
-    `fpus`: FP32 units. `shared_memory_bytes`: of the multiprocessor; a block can have 1 KiB less, which the
-    driver reserves from 8.0 on. `accelerated_features`: XLA compiles for sm_90a, not sm_90.
+    `fpus`: FP32 units. `shared_memory_bytes`: those of the multiprocessor. From capability 8.0 on the driver
+    reserves 1 KiB of it, so that a block can have 1 KiB less. `accelerated_features`: XLA compiles for
+    sm_90a, not sm_90.
     """
 
     fpus: int
@@ -98,11 +99,11 @@ capability" and, for FP32 units, its table of arithmetic throughput; accelerated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slices:
-    """How Google names and shapes the slices of one TPU generation.
+    """The names and shapes of the slices of one TPU generation, as Google defines them.
 
-    `cores_per_chip_in_name`: what the number in "v5p-512" counts: 2 a chip (TensorCores) or 1.
-    `devices_per_chip`: JAX devices of one chip. `chip_config_name`: what libtpu must be told so that
-    it makes that many of them; "" for its default.
+    `cores_per_chip_in_name`: the count per chip in the number of "v5p-512": 2 (TensorCores) or 1.
+    `devices_per_chip`: the number of JAX devices per chip. `chip_config_name`: the setting with which libtpu
+    makes that many devices; "" for its default.
     """
 
     topology_prefix: str
@@ -114,16 +115,16 @@ class Slices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """One JAX device, not one card; every rate is a dense peak.
+    """One JAX device, not one card. Every rate is a dense peak.
 
-    `device_kinds`: exact `jax.Device.device_kind` values; empty where none was ever seen.
-    `peak_flops_per_second`: by format name; a format that is not there is not known or not native.
-    `memory_bytes`: what the device's runtime reports as total; None where that is not known.
-    `inside`, `between`, `host`: links of the fast domain, between domains, and to host memory.
+    `device_kinds`: exact `jax.Device.device_kind` values; empty if none was ever seen.
+    `peak_flops_per_second`: by format name. A missing format is unknown or not native.
+    `memory_bytes`: the total that the device's runtime reports; None where it is not known.
+    `inside`, `between`, `host`: the links inside the fast domain, between domains, and to host memory.
     `chips_per_host`, `chips_per_domain`: JAX devices of a usual host and of a full fast domain.
     `uncertain_fields`: fields and formats about which sources disagree, or which vary between hosts.
     `sources`: by group of figures (rates, memory, device_kinds, between, target, slices).
-    `target`: None where its figures are not known, or where no compiler can be had without the chip.
+    `target`: None where its figures are not known, or where no compiler is available without the chip.
     """
 
     name: str
@@ -161,9 +162,9 @@ def rendered_target(
     num_sms: int,
     memory_bytes_per_second: float,
 ) -> Target:
-    """Return the target of a chip that XLA has no spec for, from published figures.
+    """Return the target of a chip for which XLA has no spec, from published figures.
 
-    The limits of a multiprocessor follow from the compute capability ("8.9").
+    The compute capability, such as "8.9", determines the limits of a multiprocessor.
     """
     each = MULTIPROCESSORS[compute_capability]
     major, minor = compute_capability.split(".")
@@ -184,7 +185,7 @@ def rendered_target(
 
 
 def _target(fields: dict[str, Any] | None, chip: dict[str, Any]) -> Target | None:
-    """Read a target: all of XLA's own spec, or four figures to which the chip's table adds two."""
+    """Read a target: either all of XLA's own spec, or four figures and two from the chip's table."""
     if fields is None:
         return None
     if "core_count" not in fields:
@@ -199,7 +200,7 @@ def _slices(fields: dict[str, Any] | None) -> Slices | None:
 
 
 def _chip(name: str, fields: dict[str, Any]) -> Chip:
-    """One table of catalog.toml as a record; a key that no record has is our own bug."""
+    """Read one table of catalog.toml as a record. A key that the record lacks is a bug in the catalog."""
     memory_gib = fields.pop("memory_gib", None)
     target = _target(fields.pop("target", None), fields)
     chip = Chip(
@@ -238,9 +239,9 @@ _BRANDS = {"nvidia", "geforce", "tesla", "amd", "instinct", "google", "cloud"}
 
 
 def _plain(name: str) -> str:
-    """Return a chip's name without what people write differently: "NVIDIA GeForce RTX 4090" is "rtx4090".
+    """Return a chip's name in normal form: "NVIDIA GeForce RTX 4090" becomes "rtx4090".
 
-    Case, spaces, hyphens and the maker's brands are left out, and a size may end in "G" or "GB".
+    Case, spaces, hyphens and the maker's brands are removed, and a final "G" becomes "GB".
     """
     words = re.split(r"[\s_-]+", name.lower())
     return re.sub(r"(\d)g$", r"\1gb", "".join(word for word in words if word not in _BRANDS))
@@ -262,10 +263,10 @@ _BY_KIND = _index({c.name: c.device_kinds for c in CATALOG.values()})
 
 
 def chip_named(name: str) -> Chip | None:
-    """Return the chip of that name, alias or device kind, or None.
+    """Return the chip with that name, alias or device kind, or None.
 
-    Case, spaces, hyphens and the maker's brand do not matter: "RTX4090", "GeForce RTX 4090" and "4090" are
-    one chip.
+    Case, spaces, hyphens and the maker's brand are ignored: "RTX4090", "GeForce RTX 4090" and "4090" are the
+    same chip.
     """
     return _BY_NAME.get(_plain(name))
 
@@ -285,7 +286,7 @@ def find_chip(name: str) -> Chip:
 
 
 def chip_of_device_kind(device_kind: str) -> Chip:
-    """The chip whose runtime reports exactly this `jax.Device.device_kind`.
+    """Return the chip whose runtime reports exactly this `jax.Device.device_kind`.
 
     Raises:
         InputError: no chip of the catalog reports it.
@@ -300,10 +301,10 @@ def chip_of_device_kind(device_kind: str) -> Chip:
 
 
 def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
-    """The share of the chip's memory that is left for JAX's pool, rounded down to three digits.
+    """Return the share of the chip's memory that is left for JAX's pool, rounded down to three decimals.
 
-    What `train` sets as XLA_PYTHON_CLIENT_MEM_FRACTION and `target_config` schedules for: all of
-    `memory_bytes` but `allowance_bytes`, which the context, libraries and NCCL take beside the pool.
+    The pool is all of `memory_bytes` except `allowance_bytes`, which the context, libraries and NCCL take.
+    `train` sets the share as XLA_PYTHON_CLIENT_MEM_FRACTION, and `target_config` schedules for it.
 
     Raises:
         InputError: the chip's memory is not known, or the allowance takes all of it.

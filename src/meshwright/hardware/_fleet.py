@@ -1,4 +1,4 @@
-"""`Fleet`: which chips, how many in a host, and how they are joined; and the text that names one."""
+"""Describe a fleet by its chip, hosts and links, and parse the text that names one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ._chip import CATALOG, Chip, Link, chip_named, chip_of_device_kind, find_ch
 
 _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
-_LARGEST = 10**6  # devices; far above any machine, and below what the compiler's own figures can hold
+_LARGEST = 10**6  # devices: far above any machine, and within the range of the compiler's own integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`num_hosts` alike hosts of `chips_per_host` JAX devices.
+    """A fleet of `num_hosts` equal hosts with `chips_per_host` JAX devices each.
 
-    `chips_per_domain`: devices that `inside` joins: a host, a rack of trays, or a whole TPU slice;
-    `between` joins the domains. `topology`: for TPUs what libtpu calls the slice ("v5p:4x8x8"), else "".
-    `price_per_device_hour`: of one device, in the user's currency; None unless the user gives it.
+    `chips_per_domain`: the number of devices that `inside` joins: a host, a rack of trays, or a whole TPU
+    slice. `between` joins the domains. `topology`: libtpu's name of a TPU slice ("v5p:4x8x8"), else "".
+    `price_per_device_hour`: the price of one device in the user's currency; None if not set.
     """
 
     chip: Chip
@@ -38,7 +38,7 @@ class Fleet:
 
     @property
     def num_devices(self) -> int:
-        """JAX devices of the whole fleet."""
+        """The number of JAX devices in the whole fleet."""
         return self.num_hosts * self.chips_per_host
 
     @property
@@ -53,7 +53,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        """The canonical text: `Fleet.parse(fleet.name)` is this fleet (without its price)."""
+        """The canonical text: `Fleet.parse(fleet.name)` equals this fleet, except for its price."""
         if self.chip.slices is not None:
             shape = self.topology.partition(":")[2]
             return f"{self.chip.name}-{_number_of(self.chip, shape)}"
@@ -68,7 +68,7 @@ class Fleet:
         """Read "64xH100", "16x4xA100-80GB" (hosts x chips), "v5p-512" (as Google names it) or "8xCPU".
 
         Raises:
-            InputError: what is written cannot be read, or no such chip, count or slice exists.
+            InputError: the text cannot be parsed, or no such chip, count or slice exists.
         """
         text = text.strip()
         counted = _COUNTED.fullmatch(text)
@@ -84,9 +84,9 @@ class Fleet:
 
     @classmethod
     def local(cls, device_kind: str, count: int) -> Fleet:
-        """The fleet of `count` devices of one kind that are attached to this machine, as one host.
+        """Return the fleet of `count` devices of one kind that are attached to this machine, as one host.
 
-        TPUs are a slice of the catalog's shapes, whose hosts are Google's.
+        TPUs become a slice in one of the catalog's shapes, with the hosts of Google's slices.
 
         Raises:
             InputError: no chip of the catalog reports that kind, or no slice has that many devices.
@@ -102,9 +102,9 @@ class Fleet:
 
 
 def fleet_reading(text: str) -> str:
-    """Return how the chip of a fleet's text is understood, where it is not the catalog's name; else "".
+    """Return in words how the chip in a fleet's text is read; "" if the text has the catalog's name.
 
-    An alias such as "A100" means one chip of several: the others are listed.
+    An alias such as "A100" means one of several chips: the others are listed.
 
     Raises:
         InputError: as `Fleet.parse`.
@@ -121,7 +121,7 @@ def fleet_reading(text: str) -> str:
 
 
 def _fits_one_host(chip: Chip, count: int) -> bool:
-    """Whether a bare count of chips means one host, which need not be full."""
+    """Return True if a bare count of chips means one host, which may be partly filled."""
     return chip.platform == "cpu" or count <= chip.chips_per_host
 
 
@@ -132,7 +132,7 @@ def _example_of(chip: Chip) -> str:
 
 
 def _hosts(chip: Chip, num_hosts: int, chips_per_host: int) -> Fleet:
-    """Hosts of one size: a domain spans hosts only where the chip's own does (a rack of trays)."""
+    """Return a fleet of equal hosts. A domain spans hosts only where the chip's does (a rack of trays)."""
     spans = chip.chips_per_domain > chip.chips_per_host
     domain = min(chip.chips_per_domain, num_hosts * chips_per_host) if spans else chips_per_host
     return Fleet(chip=chip, num_hosts=num_hosts, chips_per_host=chips_per_host, chips_per_domain=domain)
@@ -166,7 +166,7 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _number_of(chip: Chip, shape: str) -> int:
-    """The number by which Google names a slice: its TensorCores, or for v5e and v6e its chips."""
+    """Return the number in Google's name of a slice: its TensorCores, or its chips for v5e and v6e."""
     assert chip.slices is not None, f"{chip.name} has no slices"
     return math.prod(_sizes(shape)) * chip.slices.cores_per_chip_in_name
 

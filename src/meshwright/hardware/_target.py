@@ -1,17 +1,17 @@
-"""Describe devices that are not there to XLA's compilers.
+"""Describe absent devices to XLA's compilers.
 
-Figures. Those of a chip's `Target`: XLA's own spec where it has one, else published figures, rendered by
-one rule for all. tests/hardware/test_target.py renders the chips of XLA's specs by that rule as well and
-compares them field by field, and one by its compiled program. None of them changes how many bytes a device
-has (that is the pool, below); they steer fusion, tiling and the order of collectives.
+Figures. They are those of a chip's `Target`: XLA's own spec where it has one, else published figures,
+rendered by one rule for all. tests/hardware/test_target.py also renders the chips of XLA's specs by that rule
+and compares them field by field, and one chip by its compiled program. These figures steer fusion, tiling and
+the order of collectives. None of them changes how many bytes a device has: that is the pool, below.
 
 Memory. XLA's GPU scheduler keeps a program within `GetSchedulerMemoryLimit`
-(openxla/xla, xla/service/gpu/gpu_hlo_schedule.cc): a base limit, less the program's arguments and
-results (aliased ones once), times `xla_gpu_memory_limit_slop_factor` (95) / 100. The base limit is
-the pool's size (`HloModuleConfig::device_memory_size`, which the client sets to its allocator's
-`bytes_limit`) in a process that has the device, and 80 % of the target's `device_memory_size` in one
-that has not. Seen on jax 0.10.2: a target of 10,000,000,000 bytes gives "exceeds the base limit
-(8000000000)". So `device_memory_size` is rendered as the pool / 0.8, and both schedule alike.
+(openxla/xla, xla/service/gpu/gpu_hlo_schedule.cc). This is a base limit, less the program's arguments and
+results (aliased ones once), times `xla_gpu_memory_limit_slop_factor` (95) / 100. In a process that has the
+device, the base limit is the pool's size (`HloModuleConfig::device_memory_size`, which the client sets to its
+allocator's `bytes_limit`). In a process without the device, it is 80 % of the target's `device_memory_size`.
+Seen on jax 0.10.2: a target of 10,000,000,000 bytes reports "exceeds the base limit (8000000000)". So
+`device_memory_size` is rendered as the pool / 0.8, and both processes schedule alike.
 Not covered: passes that read `device_memory_size` without the 80 % (the collective combiners'
 suggested thresholds, xla/service/gpu/transforms/collectives/collective_combiner_utils.cc).
 """
@@ -36,7 +36,7 @@ SIMULATE_INSTEAD = (
     "chips that compile"
 )
 
-# Alike for every compute capability from 7.0 on (CUDA C++ programming guide, "Compute Capabilities").
+# The same for every compute capability from 7.0 on (CUDA C++ programming guide, "Compute Capabilities").
 _COMMON = (
     "threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 "
     "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
@@ -46,9 +46,9 @@ _COMMON = (
 
 
 def why_simulated(chip: Chip) -> str:
-    """Return why no compiler makes a program for this chip without one; "" where one does.
+    """Return the reason why no compiler can compile for this chip without one present; "" where one can.
 
-    Packages that are missing on this machine are another matter: `meshwright doctor` names those.
+    Packages that are missing on this machine do not count: `meshwright doctor` names those.
     """
     if chip.platform in ("tpu", "cpu"):
         return ""
@@ -65,17 +65,17 @@ def why_simulated(chip: Chip) -> str:
 
 
 def check_compilable(chip: Chip) -> None:
-    """Refuse a chip that no compiler makes a program for without one.
+    """Raise if no compiler can compile for this chip without one present.
 
     Raises:
-        InputError: with the reason that `why_simulated` gives.
+        InputError: `why_simulated` returns a reason, which is in the message.
     """
     if why := why_simulated(chip):
         raise InputError(f"cannot compile for {chip.name} without one: {why}", hint=SIMULATE_INSTEAD)
 
 
 def pool_bytes(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> int:
-    """Bytes of one device's pool: the share of what its runtime reports, as JAX allocates it.
+    """Return the bytes of one device's pool: a share of the memory that its runtime reports, as in JAX.
 
     Raises:
         InputError: the chip's memory is not known, or the fraction is not in (0, 1].
@@ -94,7 +94,7 @@ def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION
     """Return the text of a `GpuTargetConfigProto` for the fleet's chip, with that share of its memory.
 
     Raises:
-        InputError: the chip is no NVIDIA GPU, or one that nothing compiles for (`why_simulated`).
+        InputError: the chip is no NVIDIA GPU, or no compiler supports it (`why_simulated`).
     """
     chip, target = fleet.chip, fleet.chip.target
     check_compilable(chip)
@@ -105,10 +105,10 @@ def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION
         )
     major, minor = target.compute_capability
     limit_bytes = pool_bytes(fleet, memory_fraction)
-    device_memory_bytes = -(-limit_bytes * 100 // 80)  # up, so that 80 % of it is not a byte short
+    device_memory_bytes = -(-limit_bytes * 100 // 80)  # rounded up, so that 80 % of it is no byte short
     features = "ACCELERATED_FEATURES" if target.accelerated_features else "NONE"
     kind = chip.device_kinds[0] if chip.device_kinds else chip.name
-    # The versions are those of the compiler that the nvidia extra installs, not of some machine's driver.
+    # The versions are those of the compiler that the nvidia extra installs, not of a machine's driver.
     return (
         f"gpu_device_info {{ {_COMMON} "
         f"shared_memory_per_core: {target.shared_memory_per_core_bytes} "
@@ -127,19 +127,19 @@ def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION
 
 
 def target_topology(fleet: Fleet) -> str:
-    """Partitions x hosts x devices per host, as the GPU compiler reads it: "1x64x8"."""
+    """Return partitions x hosts x devices per host, as the GPU compiler reads it: "1x64x8"."""
     return f"1x{fleet.num_hosts}x{fleet.chips_per_host}"
 
 
 def topology_arguments(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> dict[str, Any]:
-    """The keyword arguments of `jax.experimental.topologies.get_topology_desc` for an absent fleet.
+    """Return the keyword arguments of `jax.experimental.topologies.get_topology_desc` for an absent fleet.
 
     Args:
-        fleet: of NVIDIA GPUs or TPUs.
-        memory_fraction: for GPUs; a TPU's compiler knows its memory itself.
+        fleet: a fleet of NVIDIA GPUs or TPUs.
+        memory_fraction: for GPUs only; a TPU's compiler knows its memory.
 
     Raises:
-        InputError: the fleet's platform cannot be compiled for without a device.
+        InputError: no compiler supports the fleet's platform without a device.
     """
     slices = fleet.chip.slices
     if slices is None:

@@ -1,5 +1,6 @@
-"""The processes of one run: how each finds the others, and what they tell each other beside the devices.
-Imports: `errors`, jax (late). Imported by: `checkpoint`, `training`, `_train`, the command line.
+"""Find the processes of one run, and exchange messages among them without using the devices.
+
+Used by `checkpoint`, `training`, `api` and `cli`. Imports `errors`, and jax only when it is needed.
 """
 
 from ._join import COORDINATOR as COORDINATOR

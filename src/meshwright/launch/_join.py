@@ -1,12 +1,11 @@
 """Find this process's place among the processes of a run, and join them.
 
-Which process of how many this is, as whoever started it has left in the environment. No jax.
+The place is read from the environment, where the launcher has left it. This needs no jax. `join` then makes
+this process one of the run's, through `jax.distributed.initialize`.
 
-A scheduler's variables alone do not say that there are several processes: an interactive allocation has them
-too, and JAX would wait there for processes that nobody starts. So a place is only told where the step or the
-job that this process belongs to has more than one.
-
-This process made one of a run's, through `jax.distributed.initialize`.
+A scheduler's variables alone do not show that there are several processes. An interactive allocation has them
+too, and JAX would wait there for processes that nobody starts. So a place is returned only if the step or job
+to which this process belongs has more than one process.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from typing import Any
 from ..errors import InputError, MeshwrightError
 from ._peers import Alone, Peers, Roll
 
-# How `meshwright train --processes N` tells its children, and how any other launcher may.
-COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT, of process 0
+# `meshwright train --processes N` sets these for its children. Any other launcher may set them too.
+COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT of process 0
 NUM_PROCESSES = "MESHWRIGHT_NUM_PROCESSES"
 INDEX = "MESHWRIGHT_PROCESS"  # from 0
-PARENT = "MESHWRIGHT_PARENT"  # the number of a parent whose end is to be this process's end
+PARENT = "MESHWRIGHT_PARENT"  # process id of the parent; when the parent ends, so must this process
 JAX_COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # jax reads it itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Process `index` of `count`.
+    """The place of one process: `index` of `count`.
 
-    `launcher`: who started it. `coordinator`: "host:port" of process 0. Where one of the three figures is
-    None, jax's own detection finds it.
+    `launcher`: the program that started it. `coordinator`: "host:port" of process 0. If `index`, `count` or
+    `coordinator` is None, jax's own detection finds it.
     """
 
     launcher: str
@@ -50,10 +49,10 @@ class Place:
 
 
 def place_in(environment: Mapping[str, str]) -> Place | None:
-    """The place of this process among several; None where it is alone.
+    """Return the place of this process among several; None if it is alone.
 
     Raises:
-        InputError: the environment is half told, or jax cannot find the first host in it.
+        InputError: the environment's description is incomplete or invalid, or does not name the first host.
     """
     if told := [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name in environment]:
         return _told(environment, told)
@@ -89,7 +88,10 @@ def _told(environment: Mapping[str, str], told: list[str]) -> Place:
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Place:
-    """Open MPI before 5 tells where it was started, and jax reads that; from 5 on it does not."""
+    """Return the place that Open MPI has set.
+
+    Before version 5, Open MPI states where it was started, and jax reads that. From version 5 on it does not.
+    """
     if "OMPI_MCA_orte_hnp_uri" in environment:
         return Place(launcher="Open MPI")
     if JAX_COORDINATOR not in environment:
@@ -106,28 +108,29 @@ def _open_mpi(environment: Mapping[str, str]) -> Place:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    """-1 where it is not told, or is no number."""
+    """Return the value of a variable; -1 if it is missing or not a number."""
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else -1
 
 
-HEARTBEAT_SECONDS = 30  # after which jax ends all if the roll has not; its own is 100
-START_SECONDS = 300  # for all processes to be there
+HEARTBEAT_SECONDS = 30  # after which jax ends all processes if the roll has not; jax's default is 100
+START_SECONDS = 300  # for all processes to arrive
 END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
-# Of a collective on a CPU. A dead peer of more than two is else noticed by the heartbeat alone, which ends a
-# process without a word of ours; a process that only draws a page must not be taken for dead.
+# Time limit of a collective on a CPU. Without it, a dead process among more than two is noticed only by jax's
+# heartbeat, which ends the others without a message of ours. The limit must leave time to draw a page: a
+# process that only draws a page must not be taken for dead.
 COLLECTIVE_SECONDS = 60
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
 JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
 PR_SET_PDEATHSIG = 1
-_ROLL: list[Roll] = []  # of this process, once it has joined others
+_ROLL: list[Roll] = []  # the roll of this process, once it has joined others
 
 
 def join(place: Place) -> Alone:
-    """Wait for the other processes of the run, before jax makes its devices.
+    """Wait for the other processes of the run, and join them before jax creates its devices.
 
     Raises:
-        MeshwrightError: they do not come, or jax cannot tell who they are.
+        MeshwrightError: they do not arrive, or jax cannot find out who they are.
     """
     import jax
 
@@ -136,7 +139,7 @@ def join(place: Place) -> Alone:
     flags = os.environ.get("XLA_FLAGS", "")
     if COLLECTIVE_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {COLLECTIVE_FLAG}={COLLECTIVE_SECONDS}".strip()
-    # Signals are ours: jax's service would take SIGTERM for itself.
+    # Meshwright handles signals itself: jax's service would take over SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         coordinator, is_first = _coordinator(place)
@@ -150,7 +153,7 @@ def join(place: Place) -> Alone:
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=END_SECONDS,
         )
-    except (RuntimeError, ValueError) as failed:  # jax's own words, of both kinds
+    except (RuntimeError, ValueError) as failed:  # jax raises both kinds
         raise MeshwrightError(
             f"the processes that {place.launcher} started did not find each other: {failed}",
             hint="process 0 must be up and its address reachable; the page on training shows job files that "
@@ -165,8 +168,8 @@ def join(place: Place) -> Alone:
 
 
 def _coordinator(place: Place) -> tuple[str | None, bool]:
-    """Return process 0's "host:port", None where only jax knows, and whether this is process 0."""
-    from jax._src.clusters import ClusterEnv  # not public; jax calls the same to find what it is not told
+    """Return process 0's "host:port" (None if only jax knows it), and whether this is process 0."""
+    from jax._src.clusters import ClusterEnv  # not public; jax itself calls it to find missing values
 
     told = place.coordinator or os.environ.get(JAX_COORDINATOR)
     if place.count is not None:
@@ -178,13 +181,14 @@ def _coordinator(place: Place) -> tuple[str | None, bool]:
 
 
 def _bind_address(place: Place, coordinator: str) -> str | None:
-    """Return where process 0 is to listen: the coordinator's address alone, where that is one of this host's.
+    """Return the address on which process 0 listens: the coordinator's alone, if it belongs to this host.
 
-    None leaves it to jax, which listens on all interfaces: where the address belongs to a translator or a
-    service in front of this host, or the host's name stands for its loopback, which no other host reaches.
+    A JAX_COORDINATOR_BIND_ADDRESS that is set is returned as it is. None leaves the choice to jax, which
+    listens on all interfaces. This is so if the address belongs to an address translator or a service in
+    front of this host, or if the host's name resolves to its loopback, which no other host reaches.
 
     Raises:
-        MeshwrightError: the port is taken; jax would end the process without a word.
+        MeshwrightError: the port is taken; jax would end the process without a message.
     """
     told = os.environ.get(JAX_BIND)
     host, _, port = (told or coordinator).rpartition(":")
@@ -198,7 +202,7 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
                 _try_port(family, address)
                 return told or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
         _try_port(socket.AF_INET, ("0.0.0.0", int(port)))
-    except socket.gaierror:  # jax says it in its own words
+    except socket.gaierror:  # jax reports it itself
         return told
     except OSError as refused:
         name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
@@ -210,18 +214,18 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
 
 
 class _NotHere(Exception):
-    """An address is not one of this host's."""
+    """The error for an address that does not belong to this host."""
 
 
 def _try_port(family: int, address: Any) -> None:
     """Listen on a port for a moment.
 
     Raises:
-        _NotHere: the address is not this host's.
-        OSError: the port is taken, or not for this user.
+        _NotHere: the address does not belong to this host.
+        OSError: the port is taken, or this user may not use it.
     """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections do not count
         try:
             probe.bind(address)
             probe.listen()
@@ -232,11 +236,14 @@ def _try_port(family: int, address: Any) -> None:
 
 
 def leave(words: str, status: int, *, wait: bool = False) -> None:
-    """Where this is one of several processes: tell the others that it ends before the run is over, and end it
-    with `status` at once, for jax would wait for the others to end as well.
+    """End this process before the run is over, and report it to the others.
+
+    It ends at once with `status`, because jax would wait for the others to end as well. Does nothing if the
+    run has one process.
 
     Args:
-        wait: whether another process's end may be the reason, which is then to be named first.
+        words: the reason, for the other processes.
+        wait: whether another process's end may be the cause, which must then be reported first.
     """
     if _ROLL:
         sys.stdout.flush()
@@ -245,13 +252,13 @@ def leave(words: str, status: int, *, wait: bool = False) -> None:
 
 
 def over() -> None:
-    """The run is over, well or not, for all processes: this one misses no other from now on."""
+    """Stop watching the other processes: the run is over for all of them, successfully or not."""
     if _ROLL:
         _ROLL[0].stop()
 
 
 def processes_of_this_run() -> Alone:
-    """This process's place among those that jax has joined; alone where it has joined none."""
+    """Return this process's place among those that jax has joined; `Alone` if it has joined none."""
     if "jax" not in sys.modules:
         return Alone()
     state = _state()
@@ -259,8 +266,11 @@ def processes_of_this_run() -> Alone:
 
 
 def _state() -> Any:
-    """Not public, and the only way to the coordination service; other libraries go it too (Orbax's
-    `multihost.get_jax_distributed_client`)."""
+    """Return jax's state of the joined processes.
+
+    It is not public, but it is the only way to the coordination service. Other libraries use it too (Orbax's
+    `multihost.get_jax_distributed_client`).
+    """
     from jax._src import distributed
 
     return distributed.global_state
@@ -272,8 +282,10 @@ def _peers(client: Any, index: int, count: int) -> Alone:
 
 
 def _keep_stdout() -> None:
-    """Gloo writes to stdout which of its ranks are connected, where a run's answer belongs: what is written
-    there beside Python goes to stderr."""
+    """Keep stdout for Python's output, and send everything else that is written there to stderr.
+
+    Gloo writes to stdout which of its ranks are connected, but a run's result belongs there.
+    """
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)
@@ -281,10 +293,13 @@ def _keep_stdout() -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its children; the kernel does."""
+    """Let the kernel kill this process when its parent ends.
+
+    A parent that is killed cannot end its children itself.
+    """
     parent = os.environ.get(PARENT)
     if parent is None or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it was killed before it could be watched
+    if os.getppid() != int(parent):  # the parent was killed before the call above
         sys.exit(1)

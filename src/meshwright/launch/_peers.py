@@ -1,13 +1,12 @@
-"""Exchange messages and heartbeats among the processes of a run.
+"""Exchange messages and heartbeats among the processes of a run, without using the devices.
 
-Who of a run's processes is still there: each answers every second; the first looks, and tells all.
+`Roll` detects lost processes: each process answers every second, and the first one checks the answers and
+informs all. jax's own heartbeat would end the others too, but later, and with a number instead of a host and
+a reason.
 
-jax's own heartbeat ends the others too, after longer, with a number in place of a host and a reason.
-
-What the processes of a run tell each other through jax's coordination service, beside the devices.
-
-It serves threads that may not use the devices (two programs of collectives in flight could wait for each
-other), and texts. Everything here is for what is rare: no step waits for it.
+`Peers` exchanges JSON data through jax's coordination service. It is for texts, and for threads that may not
+use the devices: two programs with collectives in flight could wait for each other. Such messages are rare: no
+step waits for them.
 """
 
 from __future__ import annotations
@@ -24,38 +23,40 @@ from typing import Any, Protocol
 
 from ..errors import EXIT_BROKE_OFF, CompileError, InputError, MeshwrightError
 
-BEAT_SECONDS = LOOK_SECONDS = 1.0  # between answers; between looks at the first process
+BEAT_SECONDS = LOOK_SECONDS = 1.0  # between answers; between checks of the first process
 SILENT_SECONDS = 8.0
-# Silence is counted in looks, which are a beat apart, and not by the clock: a process that was stopped itself
-# would find all others silent as soon as it goes on.
+# Silence is counted in looks, one per beat, and not by the clock. Otherwise a process that was itself stopped
+# would find all others silent as soon as it resumes.
 SILENT_LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
 ANSWERS, LOST = "meshwright/roll", "meshwright/lost"
 
 
 class Board(Protocol):
-    """What is used of jax's client of the coordination service."""
+    """The part of jax's coordination-service client that `Roll` uses."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Keep a text for all processes."""
+        """Store a text for all processes."""
         ...
 
     def key_value_try_get(self, key: str) -> str:
-        """A text; an error where there is none."""
+        """Return a text; raise if it does not exist."""
         ...
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All texts below a key."""
+        """Return all keys and texts below a key."""
         ...
 
 
 class Roll:
-    """A thread that answers for this process; in the first it also looks who does not, in the others a second
-    one looks whether the first takes their answers.
+    """Answer for this process, and detect processes that have ended or stopped.
 
-    A process that has not answered for `SILENT_SECONDS` is named on the first one's stderr, with the words it
-    has left, if any; and every process ends with status 4 at once: none can do another step, and one that
-    waits in a collective can be stopped in no other way. A first process that is silent for twice as long is
-    named by each of the others.
+    One thread answers. In the first process this thread also checks which processes do not answer. In the
+    other processes a second thread checks whether the first process accepts their answers.
+
+    If a process has not answered for `SILENT_SECONDS`, the first process names it on stderr, with the message
+    that it left, if any. Then every process ends with status 4 at once: none can do another step, and one
+    that waits in a collective can be stopped in no other way. If the first process is silent for twice as
+    long, each of the others names it and ends.
 
     Args:
         name: of this process, "process 2 of 4 on node7".
@@ -76,32 +77,36 @@ class Roll:
         self._beats = 0
         self._is_left_to_jax = False
         self._looks = 0
-        self._seen: dict[str, tuple[str, int, float]] = {}  # the last answer of each; at which look, and when
+        self._seen: dict[str, tuple[str, int, float]] = {}  # by key: the last answer, its look, its time
         self._threads = [threading.Thread(target=self._call, name="meshwright-roll", daemon=True)]
         if index:
             watch = threading.Thread(target=self._watch_first, name="meshwright-roll-first", daemon=True)
             self._threads.append(watch)
 
     def start(self) -> None:
-        """Answer, now and from now on: one that never has is missed by nobody."""
+        """Answer now, and every second from now on.
+
+        A process that has never answered is not missed by the others.
+        """
         self._answer("")
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """The run is over, and all know it."""
+        """Stop answering and checking: the run is over, and all processes know it."""
         self._over.set()
         for thread in self._threads:
             thread.join()
 
     def leave(self, words: str, status: int, wait: bool) -> None:
-        """Tell the others that this process ends, and of what; and end it.
+        """Report to the others why this process ends, and end it.
 
         Args:
-            wait: whether its end may come of another's, which is then to be named first.
+            words: the reason.
+            wait: whether another process's end may be the cause, which must then be reported first.
         """
         if wait and self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
-            time.sleep(4 * BEAT_SECONDS)  # the roll ends this process
+            time.sleep(4 * BEAT_SECONDS)  # meanwhile the roll ends this process
         self.stop()
         if self._index:
             self._answer(words)
@@ -111,7 +116,7 @@ class Roll:
         self._end(status)
 
     def beat(self) -> None:
-        """Answer, and look."""
+        """Answer, and end this process if another one is lost."""
         self._answer("")
         words = self._lost() if self._index else self._missing()
         if not words:
@@ -120,7 +125,7 @@ class Roll:
             self._board.key_value_set(LOST, words, allow_overwrite=True)
             sys.stderr.write(f"error: {words}; the others are ended\nhint: go on with it: --resume\n")
             sys.stderr.flush()
-            time.sleep(2 * BEAT_SECONDS)  # the service goes with this process: the others read it first
+            time.sleep(2 * BEAT_SECONDS)  # the service ends with this process: the others read it first
         self._over.set()
         self._end(EXIT_BROKE_OFF)
 
@@ -133,7 +138,10 @@ class Roll:
                 return
 
     def _watch_first(self) -> None:
-        """End this process where an answer of its own is not taken for long: the first one is stopped."""
+        """End this process if the first one has accepted no answer from it for a long time.
+
+        The first process is then stopped or unreachable.
+        """
         looks, beats = 0, -1
         while not self._is_left_to_jax and not self._over.wait(LOOK_SECONDS):
             looks, beats = (looks + 1, beats) if self._beats == beats else (0, self._beats)
@@ -161,7 +169,7 @@ class Roll:
             return ""
 
     def _missing(self) -> str:
-        """Who has left or is silent, in words; empty where all are there."""
+        """Describe the first process found to have left or to be silent; return "" if all answer."""
         now = self._now()
         self._looks += 1
         for key, answer in sorted(self._board.key_value_dir_get(f"{ANSWERS}/")):
@@ -169,7 +177,7 @@ class Roll:
             if answer != last:
                 self._seen[key] = answer, self._looks, now
             if answer != last or self._looks - look <= SILENT_LOOKS:
-                continue  # also where it left words: what all find wrong the first tells, in its own time
+                continue  # even if it left words: an error in all processes is reported by the first itself
             told = json.loads(answer)
             if told["words"]:
                 return f"{told['name']} ended: {told['words']}"
@@ -178,30 +186,30 @@ class Roll:
         return ""
 
 
-SLICE_SECONDS = 1.0  # of a wait: a signal is seen between two
+SLICE_SECONDS = 1.0  # of one part of a wait; signals are handled between two parts
 KINDS: dict[str, type[MeshwrightError]] = {
     each.__name__: each for each in (MeshwrightError, InputError, CompileError)
 }
 
 
 class Client(Protocol):
-    """What is used of jax's client of the coordination service."""
+    """The part of jax's coordination-service client that `Peers` uses."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Keep a text for all processes."""
+        """Store a text for all processes."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Wait for a text."""
+        """Wait for a text, and return it."""
         ...
 
     def key_value_delete(self, key: str) -> None:
-        """Forget it."""
+        """Delete a text."""
         ...
 
 
 class Alone:
-    """The one process of a run."""
+    """The only process of a run."""
 
     count = 1
     index = 0
@@ -209,22 +217,22 @@ class Alone:
     name = "process 0"
 
     def from_first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What `make` gives."""
+        """Return the result of `make`."""
         return make()
 
     def gathered(self, what: str, value: Any) -> list[Any]:
-        """`value`, of the one there is."""
+        """Return a list that holds only `value`."""
         return [value]
 
     def in_turns(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives."""
+        """Return the result of `make`."""
         return make()
 
 
 class Peers(Alone):
-    """Process `index` of the `count` of a run; every one calls the same methods in the same order.
+    """Process `index` of the `count` processes of a run; all call the same methods in the same order.
 
-    `what`: names a conversation; each thread has its own.
+    `what`: the name of a conversation; each thread uses its own names.
     """
 
     def __init__(self, client: Client, index: int, count: int, host: str | None = None) -> None:
@@ -235,10 +243,10 @@ class Peers(Alone):
         self._turns: Counter[str] = Counter()
 
     def from_first(self, what: str, make: Callable[[], Any]) -> Any:
-        """JSON data that the first process makes, in every process.
+        """Return, in every process, the JSON data that `make` returns in the first one.
 
         Raises:
-            MeshwrightError: what `make` raised there, in every process.
+            MeshwrightError: in every process, the error that `make` raised in the first one.
         """
         key = self._next(what)
         if not self.is_first:
@@ -253,17 +261,19 @@ class Peers(Alone):
         return made
 
     def gathered(self, what: str, value: Any) -> list[Any]:
-        """Every process's `value` (JSON data), in order, in every process."""
+        """Return, in every process, the `value` (JSON data) of each process, in order."""
         key = self._next(f"{what}/of")
         self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
         return self.from_first(what, lambda: [self._taken(f"{key}/{index}") for index in range(self.count)])
 
     def in_turns(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives here, after the first process and then the first of each host have made theirs:
-        what it leaves in a cache need not be made again.
+        """Return the result of `make` in this process, called in turns.
+
+        `make` is called in the first process, then in the first of each host, then in the rest. Later calls
+        can use what earlier ones left in a cache.
 
         Raises:
-            MeshwrightError: what `make` raised in the first process, in every process.
+            MeshwrightError: in every process, the error that `make` raised in the first one.
         """
         hosts = self.gathered("hosts", self._host)
         made: list[Any] = []
@@ -283,7 +293,10 @@ class Peers(Alone):
         return value
 
     def _wait_for(self, key: str) -> str:
-        """No time limit: the watchdog has one, and jax ends this process when another is gone."""
+        """Wait for a text without a time limit.
+
+        The watchdog has a time limit, and jax ends this process if another one is lost.
+        """
         while True:
             try:
                 return self._client.blocking_key_value_get(key, int(SLICE_SECONDS * 1000))

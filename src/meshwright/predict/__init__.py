@@ -1,7 +1,8 @@
-"""What a step will take: a walk over the compiled schedule with kernel and collective models.
+"""Predict the time of a step by a walk over the compiled schedule, with models of kernels and collectives.
 
-Imports: `ledger`, `compiler` (its record only), `hardware`, `errors`, `formats`, numpy. No jax, no clock.
-Used by: `reconcile`, `plan`, `report`, `api`. Coefficients: rates.toml, by benchmarks/fit_rates.py.
+Imports: `compiler` (its record only), `hardware`, `hlo`, `ledger`, `errors`, `formats`, `units`, numpy. No
+jax, no clock. Used by: `reconciliation`, `report`, `api`, `results`. Coefficients: rates.toml, written by
+benchmarks/fit_rates.py, and runs.toml.
 """
 
 from ._predict import predict as predict

@@ -1,8 +1,9 @@
-"""Seconds of one collective, and the link class that it keeps busy.
+"""Price one collective: return its seconds and the link class that it keeps busy.
 
-Inside a fast domain: the fitted tables. Across domains: every device sends its share over its own network
-link while its domain's part moves inside (prediction by the slower of the two, as NCCL's rings and trees
-over several rails do), plus a synchronisation per domain. Not modelled: congestion, rail mismatch, SHARP.
+Inside a fast domain the fitted tables are used. Across domains, every device sends its share over its own
+network link while the part of its own domain moves inside. The slower of the two counts, as in NCCL's rings
+and trees over several rails, plus one synchronisation for each domain beyond the first.
+Not modelled: congestion, rail mismatch, SHARP.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from ._rates import collective_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One collective run once: its name in reports, the link class it keeps busy, its time.
+    """One run of one collective: its name in reports, the link class that it keeps busy, and its time.
 
-    `axes`: of the mesh, "data,fsdp", or the size of its groups where they lie along none.
+    `axes`: the mesh axes, such as "data,fsdp". Where the groups follow no axes, the group size in words.
     """
 
     name: str
@@ -35,10 +36,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An order of the mesh axes on the fleet, for a program whose devices are numbered in another.
+    """An order of the mesh axes on the fleet that differs from the order in the program.
 
-    `sizes`: of the axes in the program's own order. `axes`: the places of those axes in `sizes`, outermost
-    on the fleet first.
+    `sizes`: the axis sizes in the program's order. `axes`: the indices of the axes in `sizes`, with the
+    outermost axis on the fleet first.
     """
 
     sizes: tuple[int, ...]
@@ -49,7 +50,8 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
     """Return the time of a message between the devices of its groups.
 
     Args:
-        order: how the program's devices lie on the fleet; in the order of their numbers unless told.
+        order: the placement of the program's devices on the fleet. None places them in the order of their
+            numbers.
 
     Raises:
         InputError: the message crosses a link for which the catalog has no figure.
@@ -74,17 +76,18 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
 
 
 def _inside_bytes(message: Message, members: int) -> float:
-    """What one device sends inside its domain when the group spans several."""
+    """Return the bytes that one device sends inside its domain when the group spans several domains."""
     if message.kind == "all-to-all":
         return message.payload_bytes * (members - 1) / message.group_size
     return message.wire_bytes
 
 
 def _between_bytes(message: Message, domains: int, members: int) -> float:
-    """What one device sends to other domains: its domain's traffic shared by the domain's links.
+    """Return the bytes that one device sends to other domains. The links of a domain share its traffic.
 
-    Of a gather or reduction the domain as a whole sends (D-1)/D of the array (twice for all-reduce);
-    of an all-to-all each device sends every other domain's part; of a permute everything.
+    In a gather or a reduction over D domains, a domain as a whole sends (D-1)/D of the array, and twice that
+    in an all-reduce. In an all-to-all, each device sends the parts of all other domains. In a permute, each
+    device sends everything.
     """
     if message.kind == "collective-permute":
         return message.payload_bytes
@@ -98,9 +101,10 @@ def _between_bytes(message: Message, domains: int, members: int) -> float:
 def _span(
     groups: str, num_devices: int, devices_per_domain: int, permute: bool, order: Order | None
 ) -> tuple[int, int]:
-    """Return how many domains a group reaches, and how many of its devices share one: the worst group's.
+    """Return the number of domains of the worst group, and its largest number of devices in one domain.
 
-    Of a permute each pair counts for itself: one crossing pair is enough.
+    The worst group spans the most domains, and among those has the fewest devices in one. In a permute, each
+    pair is a group, so that one crossing pair is enough.
     """
     worst = (1, 1)
     places = range(num_devices) if order is None else _places(order)

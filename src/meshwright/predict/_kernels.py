@@ -1,16 +1,11 @@
 """Estimate the seconds of one instruction of the compute stream from its work and its bytes.
 
-Bytes of device memory that one instruction reads and writes, slices and in-place updates understood.
-
-A fusion that takes a slice of a stacked array reads one slice of it, and one that updates a slice in place
-writes one: counting whole operands makes a scanned 7B step look 30 % slower. Each operand is read once,
-each result written once. Not modelled: caches, and operands that two arguments of a fusion share.
-
-Seconds of one instruction of the compute stream, by what it is.
-
-Priced: matmuls (dots in fusions, cuBLAS calls), cuDNN attention, convolutions as the product they come to,
-everything else by the bytes it moves. Not modelled: what an elementwise fusion computes (on a GPU its
-bytes take longer), the host's own dispatch, caches.
+Priced by work: matmuls (dots in fusions, cuBLAS calls), cuDNN attention, and convolutions as the equivalent
+matmul. Everything else is priced by the bytes of device memory that it reads and writes. Each operand is read
+once, and each result is written once. A fusion that slices a stacked array reads one slice, and one that
+updates a slice in place writes one: counting whole operands makes a scanned 7B step look 30 % slower.
+Not modelled: the arithmetic of an elementwise fusion (on a GPU its bytes take longer), the host's dispatch,
+caches, and operands that two arguments of a fusion share.
 """
 
 from __future__ import annotations
@@ -29,11 +24,11 @@ from ._rates import attention_seconds, gemm_seconds
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # which operand holds what is new
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the index of the operand that holds the new values
 
 
 def bytes_of(program: Program, computation: Computation, instruction: Instruction) -> int:
-    """Bytes read plus written by one run of a scheduled instruction."""
+    """Return the bytes that one run of a scheduled instruction reads plus those that it writes."""
     if instruction.opcode == "fusion":
         called = program.computations[instruction.all_called[0]]
         reads = sum(_read(program, called, parameter) for parameter in called.parameters)
@@ -55,7 +50,7 @@ def _new_bytes(computation: Computation, update: Instruction) -> int:
 
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
-    """Bytes of `value` that its users in a fused computation need, at most all of it."""
+    """Return the bytes of `value` that its users in a fused computation read, at most its size."""
     whole = sum(array.num_bytes for array in value.shapes)
     needed = 0
     for user in computation.instructions:
@@ -81,7 +76,7 @@ def _read_by(program: Program, computation: Computation, user: Instruction, numb
 
 
 def _written(program: Program, computation: Computation, value: Instruction) -> int:
-    """Bytes that a fused computation writes for (a part of) its result."""
+    """Return the bytes that a fused computation writes for its result, or for a part of it."""
     if value.opcode == "tuple":
         return sum(_written(program, computation, computation.by_name[o.name]) for o in value.operands)
     if value.opcode in ("bitcast", "reshape"):
@@ -92,11 +87,11 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
         inner = program.computations[value.all_called[0]]
         return _written(program, inner, inner.root)
     if value.opcode == "parameter":
-        return 0  # handed through
+        return 0  # passed through unchanged
     return sum(array.num_bytes for array in value.shapes)
 
 
-# Nothing is launched for these: names, views and constants.
+# These launch no kernel: names, views and constants.
 FREE = frozenset((
     "parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency",
     "partition-id", "replica-id", "opt-barrier", "domain",
@@ -107,10 +102,10 @@ _CALLING = ("fusion", "call", "async-start", "custom-call")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One instruction's work on the compute stream, run once.
+    """One run of an instruction on the compute stream.
 
-    `kind`: matmul | attention | convolution | memory-bound | host-transfer. `flops`: by the format in
-    which they run. `unpriced`: arithmetic for whose format the chip has no known peak.
+    `kind`: matmul | attention | convolution | memory-bound | host-transfer. `flops`: FLOPs by the format in
+    which they run. `unpriced`: arithmetic in a format for which the chip has no known peak.
     """
 
     kind: str
@@ -122,7 +117,7 @@ class Kernel:
 def kernel_of(
     machine: Machine, program: Program, computation: Computation, instruction: Instruction
 ) -> Kernel:
-    """The time of one instruction that is neither a collective nor a loop nor free."""
+    """Price one instruction that is neither a collective, nor a loop, nor free."""
     num_bytes = bytes_of(program, computation, instruction)
     found: dict[str, float] = {}
     flops: Counter[str] = Counter()
@@ -154,7 +149,10 @@ def kernel_of(
 def _works(
     program: Program, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, Instruction, Work]]:
-    """Each multiply-add instruction inside, where it stands; products written as such run as elementwise."""
+    """Yield each instruction inside that multiplies and adds, with its computation and its work.
+
+    A dot that XLA rewrote as a `multiply` runs as elementwise arithmetic, so it is left out.
+    """
     if instruction.opcode in _CALLING and instruction.all_called:
         for name in instruction.all_called:
             inner = program.computations[name]
@@ -166,7 +164,11 @@ def _works(
 
 
 def _running_format(machine: Machine, instruction: Instruction, format_name: str) -> str:
-    """float32 at default precision runs in the machine's reduced format, else in what it asks for."""
+    """Return the format in which a product runs.
+
+    A float32 product runs in the format that its `algorithm` names. Without an algorithm it runs in the
+    machine's reduced format, unless its precision is `highest`.
+    """
     if format_name == "fp32" and machine.narrow_products:
         return "bf16"
     if format_name == "fp32":
@@ -222,9 +224,10 @@ def _product(
 def _sizes(
     computation: Computation, instruction: Instruction, work: Work
 ) -> tuple[float, float, float, float]:
-    """Batch, m, n and k such that 2 x batch x m x n x k is the work.
+    """Return batch, m, n and k such that 2 x batch x m x n x k is the work.
 
-    A convolution is the product its implicit-GEMM kernel computes: n is the result's minor dimension.
+    A convolution has the sizes of the matmul that its implicit-GEMM kernel computes: n is the result's minor
+    dimension.
     """
     result = instruction.shapes[0]
     if work.kind == "convolution" or instruction.opcode == "ragged-dot":
@@ -241,7 +244,7 @@ def _sizes(
 
 
 def _dimensions(instruction: Instruction, kind: str) -> list[int]:
-    """Dimensions of a dot's left side, from its attributes or from the cuBLAS call's configuration."""
+    """Return dimensions of a dot's left operand, from its attributes or the cuBLAS call's configuration."""
     if instruction.opcode == "custom-call":
         config = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
         return [int(d) for d in config.get(f"lhs_{kind}_dimensions", [])]
@@ -252,7 +255,7 @@ def _dimensions(instruction: Instruction, kind: str) -> list[int]:
 def _attention(
     machine: Machine, computation: Computation, instruction: Instruction, work: Work, format_name: str
 ) -> float:
-    """Five matmuls backward against two forward are in `work`; the rate is that of the forward kernel."""
+    """Return the seconds of one attention call. `work` counts two matmuls forward and five backward."""
     config = instruction.backend_config["cudnn_fmha_backend_config"]
     query = computation.operand_shapes(instruction)[0]
     assert not isinstance(query, tuple), f"%{instruction.name} attends to a tuple"
@@ -269,10 +272,10 @@ def _attention(
 
 
 def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:
-    """Bytes of a copy that has the host's memory on one side; of any other instruction 0.
+    """Return the bytes of a copy between host memory and device memory; 0 for any other instruction.
 
-    They are those of the array on the device's side: what lies on the host may be many layers' arrays, of
-    which one is written or read.
+    The array on the device's side is counted. The array on the host may hold many layers, of which the copy
+    reads or writes one.
     """
     if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
         return 0

@@ -1,8 +1,7 @@
-"""Describe one device and its links to the walk, from the catalog, tables or a calibration.
+"""Describe one device and its links to the walk, from the catalog, the fitted tables and a calibration.
 
-What a calibration says, in the form in which the tables say it: measured figures go before them.
-
-`Machine`: everything the walk asks about one device and its links, from catalog, tables or calibration.
+`Machine` holds all that the walk reads about one device and its links. Figures that a calibration measured
+take precedence over the catalog and the tables; `words_of` names the source of each.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ._rates import (
 def with_collectives(
     rates: ChipRates, calibration: Calibration, link_bytes_per_second: float, devices_per_host: int = 1
 ) -> ChipRates:
-    """The rates with every measured kind and group size in the place of the table's.
+    """Return the rates, with those of each measured kind and group size in place of the table's.
 
-    `devices_per_host`: how many simulated devices share what was measured of them together, else 1.
+    `devices_per_host`: the number of simulated devices that share one rate measured for all of them; else 1.
     """
     collectives: dict[str, Mapping[int, CollectiveRate]] = dict(rates.collectives)
     for each in calibration.collectives:
@@ -48,10 +47,10 @@ def with_collectives(
 
 
 def launch_seconds_among(calibration: Calibration, num_devices: int) -> float:
-    """A launch on each of several simulated devices at once: they wait for the same few cores.
+    """Return the seconds of a launch on each of several simulated devices at once, which share a few cores.
 
-    Of the largest measured number not above this one, in proportion beyond it; of one alone where no number
-    was measured.
+    This is the time at the largest measured number of devices that is not above `num_devices`. Beyond the
+    largest measured number it grows in proportion. Without such measurements, it is the time on one device.
     """
     known = {1: calibration.launch_seconds, **calibration.launch_seconds_among}
     count = max(each for each in known if each <= num_devices)
@@ -62,10 +61,11 @@ def launch_seconds_among(calibration: Calibration, num_devices: int) -> float:
 def measured_attention(
     known: tuple[MeasuredAttention, ...], table: AttentionRate, head_size: int, length: int, backward: bool
 ) -> float:
-    """FLOP/s of the measured head size nearest to this one, at this length.
+    """Return the FLOP/s at this length, for the measured head size nearest to `head_size`.
 
-    Between measured lengths: a straight line in the logarithms. Beyond them: the nearest measured rate, times
-    what the table's curve, R(s) = R_inf s / (s + s_half), has at this length over what it has at that one.
+    Between measured lengths the logarithms are interpolated linearly. Beyond them, the nearest measured rate
+    is scaled by the table's curve, R(s) = R_inf s / (s + s_half): its value at this length over its value at
+    the measured length.
     """
     nearest = min((each.head_size for each in known), key=lambda size: abs(size - head_size))
     rates = {
@@ -90,9 +90,9 @@ def _saturation(table: AttentionRate, length: int) -> float:
 
 
 def words_of(calibration: Calibration, tables: str, *, simulated: bool) -> str:
-    """Which figures a prediction took from the calibration, and which it took from `tables`.
+    """Return in words which figures of a prediction come from the calibration, and which from `tables`.
 
-    `simulated`: a CPU, of which nothing but the calibration is known.
+    `simulated`: the device is a CPU, for which only the calibration is known.
     """
     formats = ", ".join(calibration.matmul_flops_per_second)
     measured = [f"large products in {formats}", "memory", "launches"]
@@ -119,15 +119,15 @@ def _listed(items: list[str] | list[int] | tuple[int, ...]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-_NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs say nothing of their clocks
+_NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs do not show their clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One device of a fleet and its links; rates per device.
+    """One device of a fleet and its links. All rates are per device.
 
     `num_sms`: None where no tile or wave quantisation is modelled (TPU, CPU).
-    `basis`: tables | default | roofline | calibration: how much is known about the rates.
+    `basis`: the source of the rates: tables | default | roofline | calibration.
     `inside_bytes_per_second`, `between_bytes_per_second`: None where no figure is known.
     """
 
@@ -144,23 +144,23 @@ class Machine:
     devices_per_domain: int
     rates: ChipRates
     shared: Shared
-    gemm_factor: float  # of formats of 16 bits or more
-    sustained_share: float | None  # of the peak, in products of 16 bits or more; None where not known
+    gemm_factor: float  # for formats of 16 bits or more
+    sustained_share: float | None  # of the peak, for products of 16 bits or more; None where not known
     matmul_of_fp32: str  # the format in which a float32 product runs at default precision
     measured_attention: tuple[MeasuredAttention, ...] = ()
-    narrow_products: bool = False  # those in float32 run in bf16, on half of the bytes
+    narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
-        """The peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
+        """Return the peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
         peak = self.peak_flops_per_second.get(format_name)
         if peak is None or format_name.startswith(_NARROW):
             return peak
         return peak * self.gemm_factor
 
     def attention_rate(self, head_size: int, length: int, format_name: str, backward: bool) -> AttentionRate:
-        """The attention kernel's rate as a share of the peak, forward or backward: measured, or from tables.
+        """Return the attention kernel's rate as a share of the peak, measured or from the tables.
 
-        A measured rate is that of the whole kernel at this length, its start included.
+        A measured rate covers the whole kernel at this length, including its start.
         """
         table = self.rates.attention_for(head_size)
         if self.measured_attention:
@@ -172,19 +172,19 @@ class Machine:
         )
 
     def sustained_flops_per_second(self, format_name: str) -> float | None:
-        """What no product exceeds for long; None where that is not known."""
+        """Return the rate that no product exceeds for long; None where it is not known."""
         if self.sustained_share is None or format_name.startswith(_NARROW):
             return None
         return self.peak_flops_per_second[format_name] * self.sustained_share
 
 
 def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: str = CUDNN) -> Machine:
-    """What is known of a fleet's devices.
+    """Return the description of a fleet's devices.
 
     Args:
-        calibration: what was measured: of a CPU all that is known, of an accelerator what goes before the
-            catalog and the published runs.
-        attention_kernel: whose kernel attends.
+        calibration: the measured rates. For a CPU they are all that is known. For an accelerator they take
+            precedence over the catalog and the published runs.
+        attention_kernel: the library whose attention kernel is priced.
 
     Raises:
         InputError: a CPU without a calibration, a chip whose memory bandwidth the catalog lacks, or an
@@ -224,17 +224,17 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
     )
     if calibration is None:
         return machine
-    # Measured of cuDNN's kernel; another library's has its own rates.
+    # Attention was measured with cuDNN's kernel; another library's kernel has its own rates.
     return _measured(machine, calibration, calibration.attention if attention_kernel == CUDNN else ())
 
 
 def _measured(
     machine: Machine, calibration: Calibration, attention: tuple[MeasuredAttention, ...]
 ) -> Machine:
-    """The machine with what was measured on such a device in the place of catalog and published runs.
+    """Return the machine with measured figures in place of those from the catalog and published runs.
 
-    The shape of products stays the tables', as do the groups of devices that were not measured. A link inside
-    the domain of which the catalog knows nothing is as fast as the fastest collective over it.
+    The tables still supply the effect of a product's shape, and the collectives that were not measured. Where
+    the catalog has no rate for the link inside the domain, the fastest measured collective sets it.
     """
     peak = machine.peak_flops_per_second.get("bf16")
     large = calibration.matmul_flops_per_second.get("bf16")
@@ -257,9 +257,10 @@ def _measured(
 
 
 def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
-    """N simulated devices share one host: each has an N-th of what was measured of it.
+    """Return one of N simulated devices that share a host: each has an N-th of the host's measured rates.
 
-    A collective that was not measured is a copy through memory: each byte sent is read and written once.
+    A collective that was not measured is priced as a copy through memory: each byte sent is read and written
+    once.
     """
     if calibration is None:
         raise InputError(
@@ -277,7 +278,7 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         wave_share=0.0,
         small_tile_exponent=0.0,
     )
-    # Groups beyond those measured are further from a copy than from the largest measured one.
+    # A group larger than those measured is closer to the largest measured group than to a copy.
     sizes = (1,) if calibration.collectives else (1, fleet.num_devices)
     rates = ChipRates(
         gemm={"bf16": plain},

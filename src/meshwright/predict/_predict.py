@@ -1,12 +1,9 @@
-"""Predict the time of a step, with the interval it is expected to lie in and the reasons for its width.
+"""Predict the time of a step: the walk's times against the fleet's peaks, with an interval and its reasons.
 
-The interval of a predicted step: its ends, their source, and the reasons why it is wide or has no end.
-
-A width holds for what it was found on: products in 16 bits or fp8 on a chip whose published runs, or kernel
-tables, are known. Every width in `runs.toml` names its source. Where no source says how far a prediction may
-be wrong, an end is None; the reason stands beside it.
-
-`predict`: the walk's times, set against the fleet's peaks, with an interval and its reason.
+`interval_of` finds the interval in which the step time is expected, and the reasons why it is wide or lacks
+an end. A width holds for the cases it was derived from: products in 16 bits or fp8, on a chip with known
+published runs or kernel tables. Every width in `runs.toml` names its source. Where no source bounds the error
+of a prediction, that end is None, and the reason is given with it.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ ROOFLINE_RUNS = "two of MaxText's on v5e-256 (16B and 32B) took 0.61 and 0.60 of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
-    """The interval of a step, where its rates and its width come from in words, and why it is no narrower."""
+    """The interval of a step, the sources of its rates and width in words, and why it is no narrower."""
 
     seconds: Interval
     basis: str
@@ -52,11 +49,12 @@ def interval_of(
 ) -> Founded:
     """Return the interval of a walked step.
 
-    Each width that applies widens it; unpriced work takes its upper end, unknown rates take both.
+    The widest of the widths that apply is used, and the spread of a calibration's rounds widens it. Unpriced
+    work removes the upper end. Rates whose error no source bounds remove both ends.
 
     Args:
         unpriced: work that has no rule.
-        cautions: what is doubtful about `calibration`.
+        cautions: doubts about `calibration`, which are added to the reasons.
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration)
@@ -98,7 +96,7 @@ def _sentences(words: str, interval: str) -> str:
 
 
 def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
-    """Return the names of the widths in `runs.toml` that apply; none for a chip of which nothing is known."""
+    """Return the names of the widths in `runs.toml` that apply; none for the basis "roofline"."""
     if machine.basis == "calibration":
         return ("calibration",)
     if machine.basis == "roofline":
@@ -112,7 +110,7 @@ def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -
 
 
 def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) -> Iterable[str]:
-    """Return the reasons for which nothing says how far the prediction may be wrong."""
+    """Yield the reasons why no source bounds the error of the prediction."""
     if machine.basis == "calibration":
         if walked.total.get("convolution", 0.0) > machine.shared.unpublished_share * walked.seconds:
             yield "a CPU's convolutions were measured at four to eight times the predicted time"
@@ -131,7 +129,7 @@ def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) ->
 
 
 def _unpublished_formats(machine: Machine, walked: Walked) -> list[str]:
-    """Return the formats of products of which no run and no table says anything, if they matter."""
+    """Return the formats of products that no run and no table has, if their share of the step matters."""
     at_peak = {name: flops / machine.peak_flops_per_second[name] for name, flops in walked.flops.items()}
     known = {n for n in at_peak if n.startswith("fp8") or FORMATS[n].bits == FORMATS["bf16"].bits}
     unknown = sorted(set(at_peak) - known)
@@ -140,7 +138,7 @@ def _unpublished_formats(machine: Machine, walked: Walked) -> list[str]:
 
 
 def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[str]) -> str:
-    """Return in words where the rates come from."""
+    """Return the sources of the rates in words."""
     scaled = f"16-bit products x {machine.gemm_factor:g} as published runs of other chips ask for"
     tables = f"{machine.name} tables ({provenance()})"
     if calibration is not None:
@@ -175,15 +173,15 @@ def predict(
     Not counted: the host's dispatch and data loading, stragglers, checkpoints, compilation.
 
     Args:
-        executions: of the compiled program, from `ledger.executions_in`.
-        calibration: of the host whose simulated devices the fleet is; of an accelerator, where one of its
-            kind was measured.
-        attention_kernel: "cudnn", or "flash-2" to price the program as if that library attended.
-        cautions: what is doubtful about the calibration; told beside the interval.
+        executions: the executions of the compiled program, from `ledger.executions_in`.
+        calibration: the rates of the host whose simulated devices form the fleet; or of an accelerator, where
+            one of its kind was measured.
+        attention_kernel: "cudnn", or "flash-2" to price the program as if it used that library's kernel.
+        cautions: doubts about the calibration, which become reasons of the interval.
 
     Raises:
         InputError: a CPU fleet without a calibration, a link or chip without a known rate, or a
-            program that the CPU's compiler made in the place of the target's.
+            program that the CPU's compiler made in place of the target's.
         ValueError: the program has replica groups of an unknown form.
     """
     prices: Prices = {}
@@ -215,7 +213,7 @@ def predict(
 def predicted_trace(
     executions: Executions, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
 ) -> dict[str, Any]:
-    """The predicted step of one device as a trace that ui.perfetto.dev opens, as JSON's types.
+    """Return the predicted step of one device as a trace that ui.perfetto.dev opens, in JSON types.
 
     Raises:
         InputError: as `predict`.
@@ -244,7 +242,7 @@ def _walked(
 
 
 def _peak(machine: Machine, walked: Walked) -> float:
-    """The dense peak of the format in which most FLOPs run; 0 where nothing is multiplied."""
+    """Return the dense peak of the format in which most FLOPs run; 0 for a program without products."""
     if not walked.flops:
         return 0.0
     return machine.peak_flops_per_second[max(walked.flops, key=lambda name: walked.flops[name])]

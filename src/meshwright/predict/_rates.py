@@ -1,15 +1,9 @@
-"""Read the fitted time models of kernels and collectives, by chip.
+"""Model the seconds of one kernel or collective by its size, and read the fitted coefficients of each chip.
 
-The tables of constants that come with the package, as their files have them.
-
-The time of one kernel or collective by its size: the formulas whose coefficients `rates.toml` holds.
-
-They take numbers or arrays of numbers, so that `benchmarks/fit_rates.py` fits the very functions that
-predict. Rates are parameters: nothing here knows a chip.
-
-The fitted coefficients, by chip: `rates.toml` read, and what stands in for a chip without tables.
-
-`runs.toml` holds what published runs and others' reports say, shared by all predictions.
+The formulas take numbers or arrays of numbers, so that `benchmarks/fit_rates.py` fits the same functions that
+predict. Their rates are parameters: no formula depends on a chip. `rates.toml` holds the coefficients by
+chip, and `rates_of` supplies those of a chip without tables. `runs.toml` holds figures from published runs
+and from others' reports, which all predictions share.
 """
 
 from __future__ import annotations
@@ -31,13 +25,13 @@ from meshwright.hardware import Chip
 
 @cache
 def runs() -> Mapping[str, Any]:
-    """runs.toml: what published runs and others' reports say, shared by all predictions."""
+    """Return runs.toml: figures from published runs and others' reports, shared by all predictions."""
     return _read_toml("runs.toml")
 
 
 @cache
 def fitted() -> Mapping[str, Any]:
-    """rates.toml: coefficients fitted to public tables of kernels."""
+    """Return rates.toml: coefficients fitted to public tables of kernels."""
     return _read_toml("rates.toml")
 
 
@@ -57,10 +51,10 @@ class GemmRate:
     """Coefficients of `gemm_seconds` for one chip and format; efficiencies are shares of catalog peaks."""
 
     efficiency: float
-    k_half: float  # the depth at which half of a tile's time is its prologue
+    k_half: float  # the k at which half of a tile's time is its prologue
     start_seconds: float
     memory_efficiency: float
-    wave_share: float  # how much of a part wave's idle time is paid: 1 all, 0 none
+    wave_share: float  # the share of a partial wave's idle time that is paid: 1 all, 0 none
     small_tile_exponent: float
 
 
@@ -75,7 +69,7 @@ class AttentionRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRate:
-    """Coefficients of `collective_seconds` for one kind and group size; efficiency is the link's share."""
+    """Coefficients of `collective_seconds` for one kind and group size; efficiency is a share of the link."""
 
     efficiency: float
     alpha_seconds: float
@@ -94,12 +88,14 @@ def gemm_seconds(
     num_sms: int,
     batch: Number = 1,
 ) -> Number:
-    """Time of a batch of [m, k] x [k, n] products: the dearer of arithmetic and memory, plus a start.
+    """Return the seconds of a batch of [m, k] x [k, n] products.
 
-    Arithmetic: tiles are rounded up to whole ones, then to waves of one tile per SM; the best of `TILES`.
-    Tile and wave quantisation: NVIDIA, "Matrix Multiplication Background User's Guide"
-    (docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication); the share of a part
-    wave that is paid, the loss by small tiles and by short k are fitted. Not modelled: clocks under load.
+    They are the larger of the arithmetic time and the memory time, plus a start. For the arithmetic time,
+    tiles are rounded up to whole ones, then to waves of one tile per SM, and the best of `TILES` counts.
+    Source of tile and wave quantisation: NVIDIA, "Matrix Multiplication Background User's Guide"
+    (docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication). Fitted: the share of a
+    partial wave that is paid, and the losses from small tiles and from small k.
+    Not modelled: clocks under load.
     """
     arithmetic: Number = np.inf
     for rows, columns in TILES:
@@ -117,19 +113,20 @@ def gemm_seconds(
 def attention_seconds(
     rate: AttentionRate, *, flops: Number, length: Number, flops_per_second: float
 ) -> Number:
-    """Time of a fused attention forward kernel over `length` positions: a rate that saturates with length.
+    """Return the seconds of a fused attention kernel over `length` positions.
 
-    `flops`: of the part of the scores that the mask leaves. Form: R(s) = R_inf s / (s + s_half).
+    The rate saturates with the length s: R(s) = R_inf s / (s + s_half). `flops`: those of the scores that the
+    mask leaves.
     """
     per_second = flops_per_second * rate.efficiency * length / (length + rate.half_length)
     return flops / per_second + rate.start_seconds
 
 
 def collective_seconds(rate: CollectiveRate, *, wire_bytes: Number, bytes_per_second: float) -> Number:
-    """Time of a collective of which one device sends `wire_bytes` over its link.
+    """Return the seconds of a collective in which one device sends `wire_bytes` over its link.
 
-    alpha + x/B + sqrt(ramp x/B): the last term is what a pipelined transfer pays for filling its pipeline
-    when the chunk size is chosen best. Without it the measured tables fit three to eight times worse.
+    The form is alpha + x/B + sqrt(ramp x/B). The last term is the time in which a pipelined transfer fills
+    its pipeline, at the best chunk size. Without it the measured tables fit three to eight times worse.
     """
     transfer = wire_bytes / (bytes_per_second * rate.efficiency)
     return rate.alpha_seconds + transfer + np.sqrt(rate.ramp_seconds * transfer)
@@ -139,7 +136,7 @@ Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
 CUDNN = "cudnn"
 """The attention kernel that our own programs call."""
-# The one PCIe system with peer-to-peer transfers among the tables; L40S's goes through the host.
+# The only PCIe system with peer-to-peer transfers in the tables; the L40S sends through the host.
 _PCIE_SYSTEM = "rtx_pro_6000_server"
 _PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
 
@@ -148,7 +145,7 @@ _PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
 class ChipRates:
     """Coefficients for one chip: GEMMs by format, attention by head size, collectives by kind and group.
 
-    `measured`: whether they come from tables of this very chip.
+    `measured`: True if they come from tables of this chip itself.
     """
 
     gemm: Mapping[str, GemmRate]
@@ -157,19 +154,23 @@ class ChipRates:
     measured: bool
 
     def gemm_for(self, format_name: str) -> GemmRate:
-        """The format's own, fp8-e4m3's for any fp8, else the same share of its peak as bf16."""
+        """Return the coefficients of fp8-e4m3 for any fp8 if the chip has them, else those of bf16.
+
+        Their efficiency is a share of the peak of `format_name`.
+        """
         if format_name.startswith("fp8") and "fp8-e4m3" in self.gemm:
             return self.gemm["fp8-e4m3"]
         return self.gemm["bf16"]
 
     def attention_for(self, head_size: int) -> AttentionRate:
-        """Of the head size measured nearest to this one."""
+        """Return the rate of the nearest measured head size."""
         return self.attention[min(self.attention, key=lambda measured: abs(measured - head_size))]
 
     def collective_for(self, kind: str, group_size: int) -> CollectiveRate:
-        """Of the largest measured group not above this one; beyond it the ring's steps, hence alpha, grow.
+        """Return the rate of the largest measured group that is not above `group_size`.
 
-        A collective-permute is priced as the all-to-all of two, which sends the same: no table has it.
+        Beyond the largest measured group the ring has more steps, so alpha grows in proportion. No table has
+        collective-permute: it is priced as an all-to-all of two devices, which sends the same bytes.
         """
         if kind == "collective-permute":
             kind, group_size = "all-to-all", 2
@@ -188,7 +189,7 @@ class ChipRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Constants of every prediction (sources: runs.toml); efficiencies are shares of catalog rates."""
+    """Constants that all predictions share. Efficiencies are shares of catalog rates. Sources: runs.toml."""
 
     factor_without_sustained: float
     backward_attention_share: float
@@ -204,7 +205,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width:
-    """An interval's ends as shares of what is expected, their source, and why they are not narrower."""
+    """The ends of an interval as shares of the expected value, their source, and why they are no narrower."""
 
     low: float
     high: float
@@ -214,21 +215,22 @@ class Width:
 
 @cache
 def widths() -> Mapping[str, Width]:
-    """The intervals by how much is known."""
+    """Return the interval widths by their names in runs.toml."""
     return {name: Width(**fields) for name, fields in runs()["interval"].items()}
 
 
 @cache
 def shared() -> Shared:
-    """The shared constants."""
+    """Return the shared constants of runs.toml."""
     return Shared(**runs()["shared"])
 
 
 def sustained_share(chip: Chip) -> float | None:
-    """The share of its peak that a chip sustains in products of 16 bits or more; None where not known.
+    """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known.
 
-    Of a chip with another power limit than that of its silicon which was measured: times the cube root of
-    the ratio, because dynamic power grows as the cube of the clock.
+    A chip may have another power limit than the measured chip of the same silicon. The share is then
+    multiplied by the cube root of the ratio of the limits, because dynamic power grows as the cube of the
+    clock.
     """
     for system, (names, _) in _systems().items():
         found = runs()["sustained"].get(system)
@@ -241,10 +243,10 @@ def sustained_share(chip: Chip) -> float | None:
 
 
 def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
-    """The rates of a library's attention kernel on a chip: its own, or cuDNN's where runs.toml has none.
+    """Return the rates of a library's attention kernel on a chip, or cuDNN's where runs.toml has none.
 
     Raises:
-        InputError: no such kernel.
+        InputError: the kernel is unknown.
     """
     kernels = runs()["attention"]
     if kernel != CUDNN and kernel not in kernels:
@@ -262,10 +264,10 @@ def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
 
 
 def rates_of(chip: Chip) -> ChipRates:
-    """The chip's own coefficients, or each coefficient's median over the measured chips.
+    """Return the chip's own coefficients, or the median of each coefficient over the measured chips.
 
-    Collectives of an unmeasured chip: medians over the NVLink systems, but of the PCIe system with
-    peer-to-peer transfers where the chip's link is PCIe.
+    An unmeasured chip takes the collectives of the PCIe system with peer-to-peer transfers if its own link is
+    PCIe, else medians over the NVLink systems.
     """
     systems = _systems()
     for names, rates in systems.values():
@@ -305,7 +307,7 @@ def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
 
 
 def provenance() -> str:
-    """Where the coefficients come from, and when they were fitted."""
+    """Return the source of the coefficients and the date of their fit."""
     return f"{fitted()['source']}, fitted {fitted()['date']}"
 
 

@@ -1,10 +1,8 @@
-"""Hold what is predicted: the time of a step, and the hours and the cost of a run.
+"""Hold the prediction of a step, and turn it into the hours and the cost of a run.
 
-What a step will take on a fleet: the record. Times are estimates and carry an interval.
-
-A whole run from the time of one step: its hours, its device-hours and its cost, each with an interval.
-
-Counted: the steps. Not counted: compilation, evaluation, checkpoints, restarts and waiting for the machines.
+All times and costs are estimates with an interval.
+Counted for a run: its steps. Not counted: compilation, evaluation, checkpoints, restarts and waiting for the
+machines.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ KINDS = ("compute", "communication", "idle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate: the true value lies in [low, high] nine times of ten, as far as is known.
+    """An estimate: as far as is known, the true value is in [low, high] nine times in ten.
 
-    An end is None where no source says how far the estimate may be wrong on that side.
+    An end is None where no source bounds the error on that side.
     """
 
     low: float | None
@@ -39,9 +37,10 @@ class Interval:
 class Slice:
     """Seconds of one class of work in one step, on one device.
 
-    `kind`: compute | communication | idle; idle are the gaps between kernels, in which nothing runs.
-    `exposed_seconds`: the part that the step waits for: all of a compute class; of a collective what
-    is not hidden behind computation. The exposed seconds of all slices sum to the step.
+    `kind`: compute | communication | idle. Idle time is the gaps between kernels, in which nothing runs.
+    `exposed_seconds`: the part that the step waits for. For a compute class this is all of it, for a
+    collective the part that is not hidden behind computation. The exposed seconds of all slices sum to the
+    step.
     """
 
     kind: str
@@ -52,10 +51,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Help:
-    """A difference that would make the step faster, by a walk over the same schedule with it.
+    """A difference that would make the step faster, estimated by a walk over the same schedule with it.
 
-    `change`: as the command line takes it, where the walk covers all that it does; "" of a bound, which
-    leaves something out. `saving_seconds`: of one step at the expected value; of a bound at most.
+    `change`: the option on the command line, where the walk covers its whole effect; "" for a bound, which
+    leaves something out.
+    `saving_seconds`: the expected saving in one step; for a bound, the largest possible.
     `certainty`: what was walked, or what the bound leaves out.
     """
 
@@ -67,12 +67,12 @@ class Help:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step's time on a fleet, from a walk over the compiled schedule.
+    """The time of a step on a fleet, from a walk over the compiled schedule.
 
-    `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: executed FLOPs likewise.
-    `basis` says where the rates come from and how the interval was found, `interval_reasons` why it is wider
-    than that of published runs, or lacks an end. `what_helps`: changes
-    first, then bounds; savings of several do not add up.
+    `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: the same with executed FLOPs.
+    `basis`: the sources of the rates, and how the interval was found. `interval_reasons`: why the interval is
+    wider than that of published runs, or lacks an end. `what_helps`: changes first, then bounds. Their
+    savings do not add up.
     """
 
     step_seconds: Interval
@@ -88,7 +88,7 @@ class Prediction:
 
     @property
     def seconds_by_kind(self) -> dict[str, float]:
-        """The step's seconds by compute, communication (its exposed part) and idle; they sum to the step."""
+        """Exposed seconds by compute, communication and idle, which sum to the step."""
         found: dict[str, float] = {kind: 0.0 for kind in KINDS}
         for each in self.slices:
             found[each.kind] += each.exposed_seconds
@@ -105,9 +105,10 @@ MOST_PRICE = 1e9
 class RunTotal:
     """All steps of a run on a fleet.
 
-    `tokens`: read in these steps (rows or images where the model has no sequences). `device_hours`: hours
-    times devices of the fleet. `cost`: in the currency of the price; None where no price is given. The
-    intervals are as wide as that of one step: its error is the same in each step and does not average out.
+    `tokens`: the tokens read in these steps (rows or images where the model has no sequences).
+    `device_hours`: hours times devices of the fleet. `cost`: in the currency of the price; None where no
+    price is given. The intervals are as wide as that of one step: the error is the same in each step and does
+    not average out.
     """
 
     steps: int
@@ -126,7 +127,7 @@ def run_total(
     num_devices: int,
     price_per_device_hour: float | None,
 ) -> RunTotal:
-    """Return what `steps` steps take, and cost where the price of a device-hour is given.
+    """Return the hours of `steps` steps, and their cost where the price of a device-hour is given.
 
     Raises:
         InputError: there are more than 1e18 steps.
@@ -146,7 +147,7 @@ def run_total(
 
 
 def steps_for(tokens: float | str, tokens_per_step: int) -> int:
-    """Return how many steps read at least `tokens`: a number, or a text such as "15B".
+    """Return the smallest number of steps that reads at least `tokens`: a number, or a text such as "15B".
 
     Raises:
         InputError: the text is no count, or the count is not between 1 and 1e18.
@@ -164,7 +165,7 @@ def checked_price(price: float | str) -> float:
     """Return the price of a device-hour as a number.
 
     Raises:
-        InputError: it is no number, or not between zero and 1e9.
+        InputError: it is no number, or is not above zero and at most 1e9.
     """
     try:
         number = float(price)

@@ -1,8 +1,8 @@
-"""Estimates of what would make a step faster, by walks over its schedule with a difference.
+"""Estimate what would make a step faster, by walking its schedule with one difference at a time.
 
-A *change* is proposed only where a walk covers all of it: another order of the layout's axes moves devices
-and nothing else, so every collective's link is derived again. A *bound* leaves something out of the walk and
-names no change: what would bring it about costs something elsewhere, which only compiling shows
+A *change* is proposed only where a walk covers its whole effect. Another order of the layout's axes is one:
+it only moves devices, so the link of every collective is derived again. A *bound* leaves something out of the
+walk and proposes no change: a change that reaches it has costs elsewhere, which only compiling shows
 (`weigh --explain`).
 """
 
@@ -24,14 +24,14 @@ from ._machine import Machine
 from ._records import Help
 from ._walk import Change, Prices, Walked, walk
 
-LEAST_SHARE = 0.002  # of the step: less would be printed as 0 %
-LEAST_SHARE_OF_AN_ORDER = 0.01  # the schedule that is walked is the present order's
-MOST_ORDERS = 24  # of four axes: more take longer than the compilation
+LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
+LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
+MOST_ORDERS = 24  # all orders of four axes; more take longer than the compilation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """Walks over one program."""
+    """Repeated walks over one program."""
 
     machine: Machine
     executions: Executions
@@ -40,12 +40,12 @@ class _Again:
     prices: Prices
 
     def saving(self, change: Change) -> float:
-        """Return the seconds that a changed walk takes less; its kernels cost what they did."""
+        """Return the seconds that a change saves; prices of kernels stay the same."""
         again = walk(self.machine, self.executions, self.compiled.mesh_axes, change, self.prices)
         return self.walked.seconds - again.seconds
 
     def saving_on(self, machine: Machine, prices: Prices | None = None) -> float:
-        """Return the seconds that the walk takes less on another machine."""
+        """Return the seconds that another machine saves."""
         return (
             self.walked.seconds
             - walk(machine, self.executions, self.compiled.mesh_axes, prices=prices).seconds
@@ -61,10 +61,10 @@ def what_helps(
     walked: Walked,
     prices: Prices,
 ) -> tuple[Help, ...]:
-    """Return the changes, then the bounds, each with the largest saving first.
+    """Return the changes, then the bounds, the largest saving of each first.
 
     Args:
-        walked, prices: the walk over the program as it is, and what its kernels cost.
+        walked, prices: the walk over the program as it is, and the prices of its kernels.
     """
     again = _Again(machine=machine, executions=executions, compiled=compiled, walked=walked, prices=prices)
     bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
@@ -85,17 +85,17 @@ def _hidden(again: _Again) -> Iterator[Help]:
 
 
 def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
-    """The fastest order of the layout's axes, where it is not the present one."""
+    """Yield the fastest order of the layout's axes, if it is not the present one."""
     axes = [(name, size) for name, size in again.compiled.mesh_axes if size > 1]
     if fleet.chips_per_domain >= fleet.num_devices:
-        return  # one domain: no order crosses anything
+        return  # with one domain, no order crosses a slower link
     sizes = tuple(size for _, size in axes)
     best, least = None, LEAST_SHARE_OF_AN_ORDER * again.walked.seconds
     for places in itertools.islice(itertools.permutations(range(len(axes))), 1, MOST_ORDERS):
         try:
             saving = again.saving(Change(order=Order(sizes=sizes, axes=places)))
         except InputError:
-            continue  # it crosses a link whose rate is not known: nothing can be said of it
+            continue  # this order crosses a link whose rate is not known
         if saving > least:
             best, least = places, saving
     if best is None:
@@ -111,14 +111,14 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
 
 
 def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
-    """Recomputation left out."""
+    """Yield the bound without recomputation."""
     phases = Phases(again.executions.program)
     repeats: dict[tuple[str, str], bool] = {}
 
     def skips(computation: Computation, instruction: Instruction) -> bool:
         key = (computation.name, instruction.name)
         if key not in repeats:
-            runs = instruction.opcode in ("while", "conditional", "call")  # what is inside speaks for itself
+            runs = instruction.opcode in ("while", "conditional", "call")  # bodies are checked on their own
             repeats[key] = not runs and phases.of(computation, instruction) == "recompute"
         return repeats[key]
 

@@ -1,17 +1,16 @@
 """Walk a program's schedule with one clock per stream, and write the walk as a trace.
 
-A walk over a program's schedule with three clocks: compute, the links inside domains, those between.
+The streams are compute, the links inside domains and the links between domains. An asynchronous collective
+occupies its link from its start, or from when the link is free. The instruction that awaits it holds
+the compute clock until it ends; a synchronous collective holds both clocks. A loop's body is walked once and
+multiplied by the trip count. A fusion that computes while collectives run, as XLA's TPU backend writes them,
+overlaps them here too.
+Not modelled: compute slows down while collectives run. This was measured, but made no visible difference over
+the published runs.
 
-An asynchronous collective occupies its link from the moment it starts or the link is free; what awaits it
-holds the compute clock until it ends. A synchronous one holds both. A loop's body is walked once and
-counted as often as it runs. A fusion that computes beside a collective, as XLA's TPU backend writes them,
-runs beside it here too. Not modelled: that compute slows down
-while collectives run (measured, but over published runs it made no difference that could be seen).
-
-The predicted step as a trace: each stream a track, each kernel and message a slice.
-
-The form is Chrome's trace events, which ui.perfetto.dev opens. Of a loop the first round is drawn, and one
-slice stands for the further ones, so that a step of 405B parameters is a file of 70 kB.
+The trace has a track for each stream and a slice for each kernel and message, in the form of Chrome's trace
+events, which ui.perfetto.dev opens. It draws the first round of a loop, and one slice for all further rounds.
+The trace of a step of 405B parameters is thus a file of 70 kB.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ LAUNCH = "launch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that keeps a stream busy, by the clock of the computation it was walked in."""
+    """A span of time on one stream, by the clock of the computation in which it was walked."""
 
     name: str
     stream: str  # compute | inside | between: the links of those classes
     begin_seconds: float
     seconds: float
-    module: str  # the model's own scopes, "" where there are none
+    module: str  # the model's own scopes, "" without any
     operation: str  # the instruction's name
 
 
 @dataclass(slots=True)
 class Walked:
-    """Times of one run of a computation on one device.
+    """The times of one run of a computation on one device.
 
-    `total` and `exposed`: seconds by slice. For compute they are equal; of a collective `exposed` is
-    what the compute clock waited. The exposed seconds of all slices sum to `seconds`.
-    `events`: of a loop the first round alone, then one for all further rounds.
+    `total` and `exposed`: seconds by slice. For compute they are equal. For a collective, `exposed` is the
+    time that the compute clock waited for it. The exposed seconds of all slices sum to `seconds`.
+    `events`: for a loop, those of the first round, then one event for all further rounds.
+    `transfers`: the axes of each slice that is a collective.
     """
 
     seconds: float = 0.0
@@ -58,15 +58,13 @@ class Walked:
     flops: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     links: set[str] = field(default_factory=set[str])
-    transfers: dict[str, str] = field(
-        default_factory=dict[str, str]
-    )  # slices that are collectives: their axes
+    transfers: dict[str, str] = field(default_factory=dict[str, str])
     events: list[Event] = field(default_factory=list[Event])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Busy:
-    """A transfer on its link, by the clock."""
+    """A transfer that occupies its link from `begin` to `end`."""
 
     name: str
     begin: float
@@ -79,10 +77,10 @@ Prices = dict[tuple[str, str], Kernel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A difference between a walk and the program as it is.
+    """A difference between the program that is walked and the program as it is.
 
-    `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, by
-    which the link of every collective is derived again. `skips`: tells the instructions that are not run.
+    `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
+    which the link of every collective is derived again. `skips`: returns True for instructions to leave out.
     """
 
     hidden: str | None = None
@@ -100,9 +98,9 @@ def walk(
     change: Change = AS_IT_IS,
     prices: Prices | None = None,
 ) -> Walked:
-    """Return the times of one step, with something changed where `change` says so.
+    """Return the times of one step, with the difference that `change` describes.
 
-    Trip counts and branches are those of `executions`.
+    `executions` supplies the trip counts and the branches taken.
 
     Raises:
         ValueError: replica groups of an unknown form.
@@ -135,7 +133,7 @@ class _Walker:
         self._carried: dict[tuple[str, str], Mapping[str, Transfer]] = {}
 
     def computation(self, computation: Computation) -> Walked:
-        """The times of one run; a computation is priced once however often it is called."""
+        """Return the times of one run. Each computation is priced once, however often it is called."""
         if computation.name not in self._known:
             stream = _Stream(self, computation)
             for instruction in computation.instructions:
@@ -144,7 +142,7 @@ class _Walker:
         return self._known[computation.name]
 
     def transfer(self, computation: Computation, instruction: Instruction) -> Transfer | None:
-        """The collective that an instruction is, starts, or wraps in an async computation."""
+        """Return the collective that an instruction is, starts, or wraps in an async computation, or None."""
         if instruction.opcode == "async-start":
             for name in instruction.all_called:
                 inner = self.program.computations[name]
@@ -177,7 +175,7 @@ class _Walker:
         return sum(channel in self.carried(computation, each) for each in computation.instructions)
 
     def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
-        """What an instruction of the compute stream costs, reckoned once."""
+        """Return the price of an instruction of the compute stream, computed once."""
         key = (computation.name, instruction.name)
         if key not in self._prices:
             self._prices[key] = kernel_of(self.machine, self.program, computation, instruction)
@@ -192,7 +190,7 @@ class _Stream:
         self._computation = computation
         self._now = 0.0
         self._busy: dict[str, list[_Busy]] = {"inside": [], "between": []}
-        self._free = {"inside": 0.0, "between": 0.0}  # from when on a link is free
+        self._free = {"inside": 0.0, "between": 0.0}  # the time from which a link is free
         self._started: dict[str, tuple[str, float]] = {}  # by instruction: link and end
         self._carriers: dict[str, int] = {}  # by channel: fusions still to come that carry it
         self._carried_until: dict[str, float] = {}
@@ -225,7 +223,7 @@ class _Stream:
             self._kernel(instruction)
 
     def finish(self) -> Walked:
-        """Wait for what nobody awaits here; the sums."""
+        """Wait for the transfers that no instruction here awaits, and return the times."""
         for link, end in list(self._started.values()):
             self._wait(link, end)
         self._walked.seconds = self._now
@@ -241,7 +239,7 @@ class _Stream:
         return _is_collective_opcode(instruction.opcode)
 
     def _await(self, instruction: Instruction) -> None:
-        """What was not started as a transfer was priced where it started."""
+        """Wait for an asynchronous transfer. Any other asynchronous work was priced at its start."""
         awaited = self._started.pop(instruction.operands[0].name, None)
         if awaited and instruction.opcode.endswith("-update"):
             self._started[instruction.name] = awaited
@@ -249,9 +247,9 @@ class _Stream:
             self._wait(*awaited)
 
     def _carry(self, instruction: Instruction, carried: Mapping[str, Transfer]) -> None:
-        """Run a fusion that computes while collectives run, as XLA's TPU backend makes them.
+        """Run a fusion that computes while collectives run, as XLA's TPU backend writes them.
 
-        A channel that several fusions carry begins with the first of them and is awaited by the last.
+        Where several fusions carry one channel, its transfer begins with the first and the last awaits it.
         """
         ending: list[tuple[str, float]] = []
         for channel, transfer in carried.items():
@@ -313,7 +311,7 @@ class _Stream:
         return end
 
     def _wait(self, link: str, end: float) -> None:
-        """Hold the compute clock until `end`; what the link did meanwhile is exposed."""
+        """Hold the compute clock until `end`. The transfers on the link during the wait are exposed."""
         if end <= self._now:
             return
         exposed: dict[str, float] = {}
@@ -327,7 +325,7 @@ class _Stream:
         self._now = end
 
     def _loop(self, instruction: Instruction) -> None:
-        """A loop of unknown length is counted once, which the ledger names among the unpriced."""
+        """Add a loop. One of unknown trip count runs once, and the ledger lists it as unpriced."""
         known = self._walker.executions.trips(self._computation, instruction)
         trips = 1 if known is None else known
         body, condition = (
@@ -338,7 +336,7 @@ class _Stream:
         self._add(condition, trips + 1)
 
     def _add(self, inner: Walked, times: int = 1) -> None:
-        """Another computation's run, `times` over; a link it uses is free when it ends, not before."""
+        """Add `times` runs of another computation. The links that it uses are free only after it ends."""
         self._walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
         if times > 1 and inner.events:
             further = Event(
@@ -386,7 +384,7 @@ MICROSECONDS = 1e6
 
 
 def trace_of(events: Iterable[Event], name: str) -> dict[str, Any]:
-    """The trace as JSON's types; times are microseconds from the beginning of the step on one device."""
+    """Return the trace as JSON types. Times are microseconds from the beginning of the step on one device."""
     tracks = list(TRACKS)
     found: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{name}, predicted"}}

@@ -1,5 +1,7 @@
-"""What was predicted beside what was measured. Pure: records in, a record out.
-Imports: `ledger`, `predict`. No jax, no clock. Imported by: `training` (for `Measurement`), `report`, `api`.
+"""Compare the predicted quantities of a step with the measured ones. Pure: records in, a record out.
+
+Imports: `errors`, `hardware`, `ledger`, `predict`. No jax, no clock. Imported by: `measure` (for `Spread`),
+`training`, `report`, `api`, `cli`.
 """
 
 from ._measurement import Measurement as Measurement

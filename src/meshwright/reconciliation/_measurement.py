@@ -1,7 +1,4 @@
-"""Seconds of repeated measurements: what the clocks give and the reconciliation reads.
-
-`Measurement`: what one run really did.
-"""
+"""Hold the measurement of one run, and the spread of its step seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from meshwright.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Seconds: the median, and the 5th and 95th percentile of `num_steps` steps."""
+    """Seconds of `num_steps` repetitions: the median, and the 5th and 95th percentiles."""
 
     median: float
     low: float
@@ -28,22 +25,25 @@ SCHEMA = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One run as observed.
+    """The measurement of one run. A field that could not be measured is None.
 
-    `step_seconds`: by the clock, from step to step, the first two and all evaluation left out; None
-    where there were no more than two. `compile_seconds`: of the train step, trace to executable.
-    `losses`, `held_out_losses`: nats by step, where step n is the n-th update; held-out losses are of
-    the parameters after it. `argument_bytes_per_device`: live arrays of state and batch on the first
-    device, by the runtime. `peak_bytes`: the runtime's allocator, most of all devices.
-    `process_rss_growth_bytes`: from before the state was made to the peak. `xla_flops`: by XLA's own
-    cost analysis of the program that ran, all devices, elementwise arithmetic included. What could not be
-    measured is None, and `not_measured` says why, by the field's name.
-    `unigram_entropy_nats`: of the held-out tokens; None for data without tokens. `signal`: the name of the
-    one that ended the run early, else empty. `resumed_from`: the step of the checkpoint that was gone on
-    from; losses are of the steps before it too, all seconds of this process alone. `seconds_by_phase` add up
-    to the process's time from the run's beginning; "input wait" is time for which the devices had nothing
-    else to do, "checkpoint" what the steps waited for. `num_bad_steps`: not applied, because the loss or the
-    gradient was not finite.
+    `not_measured`: the reason for each such field, by its name.
+    `step_seconds`: by the clock, from step to step, without the first two steps and without evaluation; None
+    for a run of at most two steps.
+    `compile_seconds`: those of the train step, from trace to executable.
+    `losses`, `held_out_losses`: nats by step, where step n is the n-th update. Held-out losses are those of
+    the parameters after it.
+    `argument_bytes_per_device`: live arrays of state and batch on the first device, by the runtime.
+    `peak_bytes`: the largest peak of the runtime's allocator on any device of this process.
+    `process_rss_growth_bytes`: the growth of resident memory from before the state is made to the peak.
+    `xla_flops`: by XLA's cost analysis of the program that ran, on all devices, with elementwise arithmetic.
+    `unigram_entropy_nats`: that of the held-out tokens; None for data without tokens.
+    `signal`: the name of the signal that ended the run early, else empty.
+    `resumed_from`: the step of the checkpoint from which the run resumed. Losses include the steps before it;
+    all seconds are those of this process alone.
+    `seconds_by_phase`: they sum to the process's time since the beginning of the run. "input wait" is time in
+    which the devices had nothing else to do, "checkpoint" the time for which the steps waited.
+    `num_bad_steps`: steps that were not applied, because the loss or the gradient was not finite.
     """
 
     steps: int
@@ -71,31 +71,31 @@ class Measurement:
     versions: dict[str, str]
     date: str  # UTC, ISO 8601
     sample_prompt: str
-    sample: str  # what the model wrote after the prompt; "" where none was made
+    sample: str  # the text that the model generated after the prompt; "" if none
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all devices, at the median step; None where no step was timed."""
+        """Tokens per second of all devices at the median step; None if no step was timed."""
         return None if self.step_seconds is None else self.tokens_per_step / self.step_seconds.median
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the run early."""
+        """True if a signal ended the run early."""
         return bool(self.signal)
 
     @property
     def goodput(self) -> float:
-        """The share of the process's time in which it trained: "step" of all phases."""
+        """The share of the process's time spent in training steps: "step" among all phases."""
         return self.seconds_by_phase.get("step", 0.0) / sum(self.seconds_by_phase.values())
 
     def to_json(self) -> str:
-        """As `from_json` reads it; `tokens_per_second` and `goodput` are written beside the fields."""
+        """Return the JSON text that `from_json` reads, with `tokens_per_second` and `goodput` added."""
         beside = {"tokens_per_second": self.tokens_per_second, "goodput": self.goodput}
         return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), **beside}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Measurement:
-        """The inverse of `to_json`.
+        """Read the text that `to_json` writes.
 
         Raises:
             InputError: the text is no such JSON object.

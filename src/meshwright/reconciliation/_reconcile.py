@@ -1,9 +1,4 @@
-"""Set each predicted quantity beside the same quantity as measured.
-
-`Reconciliation`: each predicted quantity beside the same quantity as measured.
-
-`reconcile`: a ledger and a prediction set beside a measurement of the same step.
-"""
+"""Compare each predicted quantity of a step with the same quantity as measured."""
 
 from __future__ import annotations
 
@@ -24,10 +19,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One quantity, predicted and measured in `unit` (FLOP, bytes, seconds, share, tokens per second).
+    """One quantity, predicted and measured in `unit` (FLOP, bytes, seconds, share).
 
-    `inside`: whether the measured value lies in the predicted interval [`low`, `high`]; None where
-    the prediction is a single number. `how`: how it was measured.
+    `how`: the method of measurement. `low`, `high`: the predicted interval; None where the prediction is a
+    single number.
     """
 
     quantity: str
@@ -40,12 +35,12 @@ class Row:
 
     @property
     def relative_error(self) -> float | None:
-        """Predicted over measured, less one: 0.1 is a tenth too high. None where zero was measured."""
+        """Predicted / measured - 1: 0.1 is a tenth too high. None if the measured value is zero."""
         return None if self.measured == 0 else self.predicted / self.measured - 1
 
     @property
     def inside(self) -> bool | None:
-        """Whether the measured value lies in the predicted interval; None where there is no interval."""
+        """True if the measured value is in the predicted interval; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return self.low <= self.measured <= self.high
@@ -53,9 +48,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """All rows, and by quantity why nothing stands beside the others.
+    """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
-    `same_program`: whether the program that ran has the fingerprint of the one that was weighed.
+    `same_program`: True if the program that ran has the fingerprint of the program that was weighed.
     """
 
     same_program: bool
@@ -63,7 +58,7 @@ class Reconciliation:
     not_compared: dict[str, str]
 
     def to_json(self) -> str:
-        """As `from_json` reads it; errors and `inside` are written beside the fields."""
+        """Return the JSON text that `from_json` reads, with error and `inside` added to each row."""
         rows = [
             {**dataclasses.asdict(row), "relative_error": row.relative_error, "inside": row.inside}
             for row in self.rows
@@ -73,7 +68,7 @@ class Reconciliation:
 
     @staticmethod
     def from_json(text: str) -> Reconciliation:
-        """The inverse of `to_json`.
+        """Read the text that `to_json` writes.
 
         Raises:
             InputError: the text is no such JSON object.
@@ -101,10 +96,10 @@ class Reconciliation:
 def reconcile(
     fingerprint: str, ledger: Ledger, prediction: Prediction | None, measurement: Measurement
 ) -> Reconciliation:
-    """Every quantity that was both predicted and measured, and why the others were not.
+    """Compare every quantity that was both predicted and measured, and say why the others were not.
 
     Args:
-        fingerprint: of the program that was weighed; the result says whether it is the one that ran.
+        fingerprint: that of the program that was weighed. It sets `same_program` in the result.
     """
     found = (
         _executed_flops(ledger, measurement),
@@ -130,10 +125,10 @@ def reconcile(
 def first_steps(
     ledger: Ledger, prediction: Prediction | None, seconds: Spread, argument_bytes: int, fleet: Fleet
 ) -> tuple[Row, ...]:
-    """What can be compared a few steps after the start: argument bytes, step seconds and MFU.
+    """Compare what is known a few steps after the start: argument bytes, step seconds and MFU.
 
     Args:
-        argument_bytes: live on the first device, state and batch.
+        argument_bytes: the live bytes of state and batch on the first device.
     """
     found = (
         _arguments_row(ledger, argument_bytes),
@@ -171,7 +166,7 @@ def _arguments_row(ledger: Ledger, measured: int) -> Row:
 
 
 def _reserved_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
-    """By the device's allocator; on a CPU, which has none, by the whole process."""
+    """Compare reserved bytes by the device's allocator, or by the whole process on a CPU, which has none."""
     if measurement.peak_bytes is not None:
         return Row(
             quantity="reserved bytes per device",
@@ -199,7 +194,7 @@ def _times(
     platform: str,
     num_devices: int,
 ) -> tuple[Row | tuple[str, str], ...]:
-    """Step seconds and MFU, or why not."""
+    """Compare step seconds and MFU, or return the reason against each."""
     if prediction is None or spread is None:
         why = "no prediction was made" if prediction is None else not_timed
         return ("step seconds", why), ("MFU", why)

@@ -1,9 +1,9 @@
-"""A training run on the attached or simulated devices: the step that was weighed, run and measured.
-Imports: `checkpoint`, `step`, `data`, `measure`, `reconcile` (for `Measurement`), jax. Prints nothing: it
-emits events.
-Imported by: `api`, the command line.
+"""Run the weighed step on attached or simulated devices, and measure the run.
 
-Names are imported on first use: a run's folder is checked before jax is loaded.
+Nothing is printed: the caller receives events. Used by `api`, `cli` and `report`. Imports `checkpoint`,
+`launch`, `step`, `data`, `measure`, `reconciliation` (for `Measurement`) and jax, among others.
+
+Names are imported on first use, so that a run's folder can be checked before jax is loaded.
 """
 
 from importlib import import_module

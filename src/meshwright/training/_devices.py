@@ -1,8 +1,7 @@
-"""Find the devices of a run, and share them out among its processes.
+"""Find the devices of a run, and divide them among its processes.
 
-Which devices of its host each process takes, and what fleet all of them make.
-
-The devices of a run: attached ones, or CPU devices simulated in this process.
+The devices are attached accelerators, or CPU devices simulated in this process. With several processes, each
+takes a share of its host's devices, and all shares together form the fleet.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ from ..ledger import allowance
 
 
 def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
-    """The devices of process `place` of a host's, as numbers of what it sees. A scheduler that shows each
-    process its own shows fewer than there are processes: then they are all its own.
+    """Return the devices of process `place` on its host, as indices into the devices that it sees.
+
+    A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
+    processes, and all visible devices belong to the process.
 
     Raises:
-        InputError: they cannot be shared evenly.
+        InputError: the devices cannot be divided evenly.
     """
     if num_visible < num_processes:
         return list(range(num_visible))
@@ -44,10 +45,10 @@ def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
 
 
 def fleet_of_hosts(seen: Sequence[Sequence[str | int]]) -> Fleet:
-    """The fleet that the hosts of several processes make.
+    """Return the fleet that the hosts of several processes form.
 
     Args:
-        seen: by process its host's name, the kind of the devices it sees, and how many it sees.
+        seen: for each process, its host's name, the kind of the devices that it sees, and their number.
 
     Raises:
         InputError: the hosts differ, or no chip of the catalog reports that kind.
@@ -70,23 +71,25 @@ def fleet_of_hosts(seen: Sequence[Sequence[str | int]]) -> Fleet:
 
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
-DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses both together
-LOCAL_IDS = "JAX_LOCAL_DEVICE_IDS"  # as told to jax by the user
+DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses to start if both are set
+LOCAL_IDS = "JAX_LOCAL_DEVICE_IDS"  # jax reads it; set only by the user
 LAST_LINES = 8
-Devices = list[Any]  # of jax.Device, which type checkers take for a variable
+Devices = list[Any]  # of jax.Device, which type checkers treat as a variable
 _LIST_DEVICES = "import jax, json; print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))"
 
 
 def local_fleet() -> Fleet:
-    """What is attached to this machine: its accelerators as one host, else one CPU device. Of several
-    processes: what is attached to all their hosts, which must be alike, else one CPU device for each.
+    """Return the fleet attached to this machine: its accelerators as one host, or else one CPU device.
 
-    A process of its own looks: the one that looks fixes how much of a GPU's memory jax takes, before
-    it is known which GPU that is.
+    With several processes, return the fleet attached to all their hosts, or else one CPU device per process.
+    The hosts must be alike.
+
+    A subprocess lists the devices: listing them fixes the share of GPU memory that jax takes, and the right
+    share depends on which GPU is found.
 
     Raises:
-        InputError: no chip of the catalog is of the attached kind, or the hosts differ.
-        MeshwrightError: jax could not list devices; its last words are in the message.
+        InputError: no chip of the catalog reports the attached kind, or the hosts differ.
+        MeshwrightError: jax could not list the devices; the message ends with jax's last lines of output.
     """
     platform, kind, count = _seen()
     peers = processes_of_this_run()
@@ -98,7 +101,7 @@ def local_fleet() -> Fleet:
 
 
 def _seen() -> tuple[str, str, int]:
-    """Platform and kind of the first device that this process may see, and how many are of that kind."""
+    """Return the platform and kind of the first visible device, and how many devices have that kind."""
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(own_python("-c", _LIST_DEVICES), env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -113,27 +116,30 @@ def _seen() -> tuple[str, str, int]:
 
 
 def devices_of(fleet: Fleet, layout: Layout) -> Devices:
-    """The fleet's devices in this process, which jax has not used before, or has used alike.
+    """Return the fleet's devices in this process, and configure jax for them.
+
+    jax must not have created its devices yet, or must have created them as this run needs them.
 
     Raises:
-        InputError: other or fewer devices are attached than the fleet has.
-        MeshwrightError: jax has made its devices already, and not as this run needs them.
+        InputError: the attached devices are of another kind or too few; with several processes, also if they
+            are too many, or if simulated devices cannot be divided evenly.
+        MeshwrightError: jax has already created its devices, and not as this run needs them.
     """
     if fleet.chip.platform == "cpu":
         return _simulated(fleet)
     if fleet.chip.platform == "cuda":
         _take_share()
         if _has_devices():
-            _attached(fleet, jax.devices())  # absent ones are the first thing to tell
+            _attached(fleet, jax.devices())  # missing devices are reported first
         _set_memory_fraction(fleet, layout)
     return _attached(fleet, jax.devices())
 
 
 def _has_devices() -> bool:
-    """Whether jax has made its devices; their number and memory are fixed from then on."""
+    """Return whether jax has created its devices, which fixes their number and memory."""
     told = _num_cpu_devices()
     try:
-        jax.config.update("jax_num_cpu_devices", told + 1)  # refused once they are made
+        jax.config.update("jax_num_cpu_devices", told + 1)  # jax refuses this once its devices exist
     except RuntimeError:
         return True
     jax.config.update("jax_num_cpu_devices", told)
@@ -141,13 +147,19 @@ def _has_devices() -> bool:
 
 
 def _num_cpu_devices() -> int:
-    """As jax was told; -1 where it was not. The attribute is made when jax is imported."""
+    """Return the configured number of CPU devices; -1 if none was configured.
+
+    jax creates the attribute when it is imported, so that type checkers do not see it.
+    """
     told: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  no checker knows it
     return told
 
 
 def _simulated(fleet: Fleet) -> Devices:
-    """The first devices of the CPU; those of a process that made more serve as well."""
+    """Return the fleet's simulated CPU devices, and create them if jax has no devices yet.
+
+    If jax has already created more than the fleet needs, the first ones are returned.
+    """
     wanted, peers = fleet.num_devices, processes_of_this_run()
     if wanted % peers.count:
         raise InputError(
@@ -169,7 +181,10 @@ def _simulated(fleet: Fleet) -> Devices:
 
 
 def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
-    """What the weighed program was scheduled for: all memory but what is taken beside the pool."""
+    """Set the share of GPU memory that jax's pool reserves.
+
+    The weighed program was scheduled for this share: all memory except what is allocated outside the pool.
+    """
     fraction = str(memory_fraction(fleet.chip, sum(allowance(fleet, layout.axes).values())))
     told = os.environ.get(FRACTION) or os.environ.get(DEPRECATED_FRACTION)
     if told != fraction and _has_devices():
@@ -200,7 +215,11 @@ def _attached(fleet: Fleet, found: Devices) -> Devices:
 
 
 def _take_share() -> None:
-    """Of several processes on a host each takes as many of its GPUs as the others do."""
+    """Restrict this process to its share of the host's GPUs.
+
+    All processes of a host get equal shares. Does nothing if the run has one process, the user has chosen the
+    devices, or jax has created its devices.
+    """
     peers = processes_of_this_run()
     if peers.count == 1 or LOCAL_IDS in os.environ or _has_devices():
         return

@@ -1,8 +1,7 @@
-"""Define the events of a run, and the clock of what its time is spent on.
+"""Define the events of a run and the clock of its phases.
 
-What a run spends its time on, by the host's clock.
-
-What a run tells while it runs, in the order in which it happens. Who shows it stands above.
+The events are listed in the order in which they first occur. The caller of `run_training` receives and shows
+them. `Phases` measures on the host's clock how much time the run spends in each phase.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ Phase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluat
 
 
 class Phases:
-    """Seconds by phase, which add up to all that has passed; a phase within another interrupts it.
+    """Seconds spent in each phase, which sum to all elapsed time.
+
+    A phase that begins within another one interrupts it.
 
     Args:
         now: the clock in seconds; it never goes back.
@@ -33,14 +34,14 @@ class Phases:
         self.current: Phase = "start-up"
 
     def enter(self, phase: Phase) -> None:
-        """From now on it is this phase."""
+        """End the current phase, and enter `phase`."""
         now = self._now()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
         self.current, self._since = phase, now
 
     @contextmanager
     def of(self, phase: Phase) -> Iterator[None]:
-        """This phase within the block, and the one before it after it."""
+        """Enter `phase` for the block, and return to the previous phase after it."""
         before = self.current
         self.enter(phase)
         try:
@@ -49,7 +50,7 @@ class Phases:
             self.enter(before)
 
     def seconds(self) -> dict[str, float]:
-        """By phase, until now."""
+        """Return the seconds spent in each phase so far."""
         self.enter(self.current)
         return dict(self._seconds)
 
@@ -59,7 +60,10 @@ NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The devices are there and the data is open; compilation begins. `folder` is the run's."""
+    """Report that the devices are ready and the data is open; compilation begins next.
+
+    `folder`: the run's folder.
+    """
 
     name: str
     num_parameters: int
@@ -71,7 +75,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """The train step is compiled: seconds from trace to executable, and its fingerprint."""
+    """Report that the train step is compiled.
+
+    `seconds`: from the start of tracing to the executable. `fingerprint`: of the compiled program.
+    """
 
     seconds: float
     fingerprint: str
@@ -79,11 +86,12 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """The `step`-th update of `steps` is done; `loss` (nats) is of the parameters before it.
+    """Report that update `step` of `steps` is done.
 
-    `metrics`: what else the model tells of the batch ("accuracy"). `mfu`, `hfu`: model and executed FLOPs of
-    the weighed program over the step's seconds and the fleet's dense peak; None where it has none.
-    `seconds_left`: of the training steps that remain, at the median so far; evaluation not counted.
+    `loss`: in nats, of the parameters before the update. `metrics`: the model's other metrics of the batch
+    ("accuracy"). `mfu`, `hfu`: model and executed FLOPs of the weighed program, divided by the step's seconds
+    times the fleet's dense peak; None if the peak is unknown. `seconds_left`: of the remaining training
+    steps, at the median so far; evaluation is not counted.
     """
 
     step: int
@@ -100,7 +108,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStepsDone:
-    """Enough steps are timed to set them beside what was predicted; `argument_bytes_per_device` are live."""
+    """Report that enough steps are timed to compare them with the prediction.
+
+    `argument_bytes_per_device`: bytes of live arrays, state and batch.
+    """
 
     step_seconds: Spread
     argument_bytes_per_device: int
@@ -108,10 +119,10 @@ class FirstStepsDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochDone:
-    """Every example of the training part has been seen `epoch` times.
+    """Report that every example of the training split has been seen `epoch` times.
 
-    `seconds`: of its steps and of their waits for input; evaluation and checkpoints are not in it. `metrics`:
-    means over its steps ("loss", "accuracy").
+    `seconds`: of the epoch's steps and of their waits for input; evaluation and checkpoints are not counted.
+    `metrics`: means over the epoch's steps ("loss", "accuracy").
     """
 
     epoch: int
@@ -122,7 +133,10 @@ class EpochDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """Held-out loss in nats of the parameters after `step` updates, and what else the model tells."""
+    """Report the held-out metrics of the parameters after `step` updates.
+
+    `held_out_loss`: in nats. `metrics`: the model's other metrics.
+    """
 
     step: int
     held_out_loss: float
@@ -131,7 +145,11 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is on the disk, whole; steps waited `blocked_seconds` for it."""
+    """Report that a complete checkpoint is on disk.
+
+    `blocked_seconds`: the time for which the steps waited for it. `write_seconds`: the time in the
+    background.
+    """
 
     step: int
     num_bytes: int
@@ -141,7 +159,10 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
-    """Something a person should know, though the run goes on; `hint` may be empty."""
+    """Report something that a person should know while the run continues.
+
+    `hint` may be empty.
+    """
 
     step: int
     kind: NoticeKind
@@ -151,7 +172,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the trained model wrote (`text`) after a prompt from the held-out part."""
+    """Report the text that the trained model generated after a prompt from the held-out split."""
 
     prompt: str
     text: str
@@ -159,7 +180,10 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The run is over after `steps` updates; `interrupted` where a signal stopped it."""
+    """Report that the run is over after `steps` updates.
+
+    `interrupted`: whether a signal stopped it.
+    """
 
     steps: int
     interrupted: bool

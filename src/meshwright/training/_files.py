@@ -1,4 +1,7 @@
-"""Write metrics.jsonl, notices.jsonl and TensorBoard's events while a run goes on, on disk at once."""
+"""Write metrics.jsonl, notices.jsonl and TensorBoard's event file during a run.
+
+Each entry is written to disk at once.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,15 @@ NOTICES = "notices.jsonl"
 
 
 class RunFiles:
-    """The open files of a run; use it in a `with`.
+    """The open files of a run; use it in a `with` statement.
 
-    A full disk does not end the run: what it refuses waits in memory until there is room. What could not be
-    written when the run ends is lost, and stays among `Writes.refused`.
+    A full disk does not end the run. Data that the disk refuses waits in memory until there is room. Data
+    that cannot be written when the run ends is lost, and its file remains listed in `Writes.refused`.
 
     Args:
-        writes: of the run's folder, which this process alone writes.
-        keep_to: the step a run that is there is resumed from: later lines are taken out. -1 keeps none.
+        writes: of the run's folder, which only this process writes.
+        keep_to: the step from which an existing run is resumed; lines of later steps are removed. -1 keeps
+            none.
 
     Raises:
         InputError: the files cannot be opened.
@@ -52,14 +56,15 @@ class RunFiles:
             ) from refused
         now = time.time()
         self._events.add(_record(Event(wall_time=now, file_version="brain.Event:2")))
-        if resumed:  # TensorBoard then forgets the later steps of the files before
+        if resumed:  # TensorBoard then drops the later steps of the earlier files
             start = SessionLog(status=SessionLog.START)
             self._events.add(_record(Event(wall_time=now, step=keep_to + 1, session_log=start)))
 
     def write(self, step: int, group: str, values: Mapping[str, float | None]) -> None:
-        """One line of metrics.jsonl: `step` and `values`; TensorBoard's names are "group/name".
+        """Append `step` and `values` as one line to metrics.jsonl, and the values to TensorBoard's events.
 
-        None is a value that is no finite number; TensorBoard does not see it.
+        TensorBoard's names are "group/name". None represents a value that is not finite; TensorBoard does not
+        get it.
         """
         self._metrics.add(_line({"step": step, **values}))
         now = time.time()
@@ -71,15 +76,18 @@ class RunFiles:
         self._events.add(b"".join(map(_record, scalars)))
 
     def notice(self, step: int, kind: str, message: str, hint: str) -> None:
-        """One line of notices.jsonl."""
+        """Append one line to notices.jsonl."""
         self._notices.add(_line({"step": step, "kind": kind, "message": message, "hint": hint}))
 
     def untold(self) -> dict[str, list[str]]:
-        """Return why files cannot be written, each reason with their names, unless it was told lately."""
+        """Return the reasons why files cannot be written, each with the names of its files.
+
+        Files that were reported within the last hour are left out.
+        """
         return self._writes.untold()
 
     def retry(self) -> None:
-        """Try again to write the documents that wait; lines are tried again with each new line."""
+        """Try again to write the waiting documents; waiting lines are retried with each new line."""
         self._writes.retry()
 
     def __enter__(self) -> RunFiles:
@@ -93,37 +101,40 @@ class RunFiles:
 
 
 class NoFiles:
-    """In place of `RunFiles` in all processes of a run but the first, which alone writes."""
+    """The substitute for `RunFiles` in every process but the first, which alone writes."""
 
     def write(self, step: int, group: str, values: Mapping[str, float | None]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def notice(self, step: int, kind: str, message: str, hint: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def untold(self) -> dict[str, list[str]]:
-        """Nothing."""
+        """Return no reasons."""
         return {}
 
     def retry(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, as written; none where there is no file."""
+    """Return the complete lines of metrics.jsonl, parsed; an empty list if the file does not exist."""
     path = folder / METRICS
     return _whole_lines(path.read_bytes()) if path.exists() else []
 
 
 def _events_file(folder: Path) -> Path:
-    """A new file, named as TensorBoard wants it; files of one second are told apart by a number."""
+    """Return the path of a new event file, named as TensorBoard requires.
+
+    A number distinguishes files that are created within the same second.
+    """
     stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}"
     there = len(list(folder.glob(f"{stem}*")))
     return folder / (f"{stem}.{there}" if there else stem)
 
 
 def _record(event: Any) -> bytes:
-    """An event as a TFRecord: its length and the length's checksum, the event and its checksum."""
+    """Encode an event as a TFRecord: its length, the length's checksum, the event and its checksum."""
     data: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     return b"".join(
@@ -136,7 +147,10 @@ def _line(entry: Mapping[str, Any]) -> bytes:
 
 
 def _whole_lines(data: bytes) -> list[dict[str, Any]]:
-    """A process that was killed leaves its last line half written: it is left out."""
+    """Parse the complete lines of a JSON Lines file.
+
+    A killed process leaves its last line cut short. Such a line is left out.
+    """
     found: list[dict[str, Any]] = []
     for line in data.splitlines():
         try:
@@ -149,9 +163,11 @@ def _whole_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def _cut(path: Path, keep_to: int) -> bool:
-    """Leave the whole lines of steps up to `keep_to`; whether the file held anything. It is replaced in one
-    stroke, or not at all."""
-    if not path.is_file():  # not there, or a device
+    """Keep only the complete lines of steps up to `keep_to`; return whether the file held anything.
+
+    The file is replaced atomically.
+    """
+    if not path.is_file():  # missing, or a device
         return False
     data = path.read_bytes()
     kept = (line for line in _whole_lines(data) if line["step"] <= keep_to)

@@ -1,20 +1,12 @@
-"""Run the training loop: compiled programs, batches in, state and metrics out, signals obeyed.
+"""Run the training loop: compile the programs, feed batches, record metrics, save the state, obey signals.
 
-The programs of a run, compiled before it begins.
+Each process makes only the rows of a batch that its own devices hold. A thread makes batches ahead of their
+use. Ctrl-C and SIGTERM are noted while steps run and obeyed between two steps. A signal that one process
+receives is shared with all of them through the devices.
 
-From a dataset to the devices: each process makes the rows that its own devices hold, and no others.
-
-Batches made before they are needed.
-
-A signal that one process was sent, told to all through the devices.
-
-Ctrl-C and SIGTERM while steps run: noted, and obeyed between two steps.
-
-The loop: batches in, state and metrics out.
-
-On an accelerator the host runs one step ahead of what it reads, so that the device never waits for
-it. On a CPU each step is waited for: the collectives of several programs in flight would share one
-pool of threads, and can then wait for each other forever.
+On an accelerator the host runs one step ahead of the metrics that it reads, so that the device never waits
+for the host. On a CPU the host waits for each step: the collectives of several programs in flight would share
+one thread pool, and could then wait for each other forever.
 """
 
 from __future__ import annotations
@@ -51,9 +43,10 @@ from ._watchdog import Watchdog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Executables of the train step, of what makes its state, and of the held-out loss.
+    """The compiled programs of a run: the train step, the initial state and the held-out evaluation.
 
-    `compile_seconds` is of the step alone. `xla_flops` is None where `no_xla_flops` says why.
+    `compile_seconds`: of the train step alone. `xla_flops`: None if XLA has no usable count; `no_xla_flops`
+    then states the reason.
     """
 
     built: TrainStep
@@ -67,7 +60,10 @@ class Programs:
 
 
 def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
-    """Compile the step as the compile worker does: the same builder, platform and options."""
+    """Compile the programs of a run.
+
+    The step is compiled as in the compile worker: with the same builder, platform and options.
+    """
     built = build_step(config, mesh)
     requested = requested_options(platform, mesh.size, config.deterministic)
     options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
@@ -92,7 +88,10 @@ def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
 
 
 def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:
-    """XLA's own count for all devices, which all run this program; it counts a loop's body once."""
+    """Return XLA's own FLOP count for all devices, or None and the reason.
+
+    All devices run this program. XLA counts the body of a loop once, whatever its trip count.
+    """
     if " while(" in text:
         return None, "XLA's cost analysis counts a loop's body once, and this program has loops"
     analysis = executable.cost_analysis() or {}
@@ -105,10 +104,10 @@ Tree = Any
 
 
 class Feed:
-    """Batches of `dataset` as the step takes them, arrays of all processes.
+    """Batches of `dataset` as the step takes them: arrays that span all processes.
 
     Args:
-        abstract: the step's batch: shapes [microbatches, rows, ...] and shardings.
+        abstract: the step's batch, with shapes [microbatches, rows, ...] and shardings.
     """
 
     def __init__(self, dataset: Dataset, abstract: Tree) -> None:
@@ -121,7 +120,7 @@ class Feed:
         self._rows: Rows = ALL if self._has_all else numbers.reshape(-1)
 
     def batch(self, index: int, split: Split = "train") -> Tree:
-        """Batch `index`, on its devices."""
+        """Return batch `index`, placed on its devices."""
         return jax.tree.map(self._put, self._dataset.batch(index, split, self._rows), self._abstract)
 
     def _put(self, rows: np.ndarray, abstract: jax.ShapeDtypeStruct) -> jax.Array:
@@ -140,14 +139,18 @@ class Feed:
 
 
 def rows_held(abstract: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Which of a microbatch's rows this process's devices hold of an array [microbatches, rows, ...]."""
+    """Return the rows of a microbatch that this process's devices hold.
+
+    Args:
+        abstract: an array of shape [microbatches, rows, ...], with its sharding.
+    """
     indices = abstract.sharding.addressable_devices_indices_map(abstract.shape).values()
     rows = np.arange(abstract.shape[1])
     return np.unique(np.concatenate([rows[index[1]] for index in indices if index]))
 
 
 def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """On the devices of all processes an array that each of them has whole."""
+    """Place an array, which every process holds whole, on the devices of all processes."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ...])
@@ -157,9 +160,9 @@ DEPTH = 2
 
 
 def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, None, None]:
-    """`make(step)` for each step in order, made at most two ahead by one thread.
+    """Yield `make(step)` for each step in order, made at most two steps ahead by one thread.
 
-    What `make` raises is raised where its batch is taken. Close the iterator to stop the thread.
+    If `make` raises, the exception is raised where its batch is taken. Close the iterator to stop the thread.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="meshwright-batches")
     try:
@@ -175,14 +178,14 @@ def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, No
 
 
 class Agreement:
-    """The first signal that any process was sent, in all of them after the same step.
+    """Share the first signal of any process with all processes, after the same step.
 
-    It goes through the devices, in the order of the steps: a message beside them could reach one process
-    before and another after the step is begun. Alone, nothing is run.
+    The signal is sent through the devices, in the order of the steps. A message on another channel could
+    reach one process before a step begins and another process after it. A single process runs nothing.
 
     Args:
-        waits: whether the answer is that of this step. Else it is that of the step before, so that the host
-            may run one step ahead of the devices.
+        waits: whether `on` returns the answer of the current step. Otherwise it returns that of the previous
+            step, so that the host can run one step ahead of the devices.
     """
 
     def __init__(self, mesh: Mesh, peers: Alone, *, waits: bool) -> None:
@@ -196,7 +199,7 @@ class Agreement:
         self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def on(self, signal: int | None) -> int | None:
-        """The signal of this or another process; None where none was sent one."""
+        """Return the signal that this or another process received; None if none did."""
         if self._alone:
             return signal
 
@@ -211,10 +214,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def noting_signals() -> Iterator[Callable[[], int | None]]:
-    """A function that says which signal has asked to stop, None while none has. A second Ctrl-C stops at
-    once; SIGTERM may come often, as schedulers send it.
+    """Yield a function that returns the first signal that asked the run to stop, or None.
 
-    Signals belong to the main thread: elsewhere nothing is noted, and who owns the thread decides.
+    A second Ctrl-C stops the run at once. SIGTERM may come repeatedly, as some schedulers send it.
+
+    Only the main thread can handle signals. In any other thread nothing is noted, and the owner of the main
+    thread decides.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -239,7 +244,7 @@ ALONE = Alone()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A step that was dispatched and not read yet."""
+    """A step that was dispatched and whose metrics are not read yet."""
 
     step: int
     metrics: Any
@@ -247,15 +252,15 @@ class _Running:
 
 
 class Loop:
-    """One run's steps, evaluations and checkpoints, and what they left.
+    """Run the steps, evaluations and checkpoints of one run, and hold their results.
 
-    `step`: how many updates the state has seen. `data_offset`: how many batches a rollback has left out, so
-    that step n reads batch n + data_offset. `signal`: which one stopped the run.
+    `step`: the number of steps that the state has made. `data_offset`: the number of batches that rollbacks
+    have left out; after n steps the next batch is n + data_offset. `signal`: the signal that stopped the run.
 
-    In several processes all do the same steps, evaluations and saves; a signal stops all after one step.
+    All processes make the same steps, evaluations and saves. A signal stops all of them after the same step.
 
     Args:
-        waits: whether each step is waited for before the next is started.
+        waits: whether to wait for each step before the next is started.
         peers: the processes of the run.
     """
 
@@ -287,17 +292,20 @@ class Loop:
         self._agreement = Agreement(mesh, peers, waits=waits)
 
     def begin(self) -> None:
-        """The state that the seed gives."""
+        """Initialise the state from the seed."""
         self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
 
     def go_to(self, found: Found) -> None:
-        """Restore a checkpoint. The devices first free the state before: two would not fit."""
+        """Restore a checkpoint.
+
+        The current state is freed first, because the devices cannot hold two states.
+        """
         for array in jax.tree.leaves(self.state):
             array.delete()
         self.go_on(found, self._saving.restore(found, self.programs.built.state))
 
     def go_on(self, found: Found, state: Tree) -> None:
-        """Take over the state that a checkpoint gave, and report the newer ones that are damaged."""
+        """Take over the state that a checkpoint held, and report newer checkpoints that are damaged."""
         for bad in found.rejected:
             words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
             hint = "look at the disk; what it held is trained again"
@@ -306,11 +314,12 @@ class Loop:
         self.data_offset = max(self.data_offset, int(found.about["data_offset"]))
 
     def run(self) -> None:
-        """All steps that are left, with an evaluation before the first, after the last, and every so often
-        between.
+        """Run the remaining steps and save the final state.
+
+        The held-out data is evaluated before the first step, at intervals, and after the last step.
 
         Raises:
-            MeshwrightError: a step went wrong, and the config says to stop.
+            MeshwrightError: a step was bad, and the config says to stop.
         """
         if self._evaluates():
             known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)
@@ -323,11 +332,11 @@ class Loop:
                 with closing(batches):
                     self._stretch(batches, asked)
             self._saving.save(self.step, self.state, self.data_offset)
-            self._saving.wait()  # here SIGTERM that comes once more does no harm
+            self._saving.wait()  # signals are still caught here, so a repeated SIGTERM does no harm
         self._tell_saves()
 
     def _stretch(self, batches: Generator[Tree, None, None], asked: Callable[[], int | None]) -> None:
-        """Steps until the last, a signal, or a rollback."""
+        """Run steps until the last one, a signal, or a rollback."""
         self.recorder.clock.start()
         before: _Running | None = None
         while self.step < self._steps and self.signal is None:
@@ -357,7 +366,7 @@ class Loop:
                 self.recorder.clock.start()
 
     def _next(self, batches: Generator[Tree, None, None], before: _Running | None) -> tuple[Tree, float]:
-        """The next batch, and the seconds for which the devices, with nothing else to do, waited for it."""
+        """Return the next batch, and the seconds for which idle devices waited for it."""
         if before is not None and not before.metrics["loss"].is_ready():
             return next(batches), 0.0
         already = self._phases.seconds().get("input wait", 0.0)
@@ -368,7 +377,7 @@ class Loop:
         return batch, waited
 
     def _finish(self, running: _Running) -> bool:
-        """Read a step's metrics, which waits for that step; whether it made the run go back."""
+        """Read a step's metrics, which waits for that step; return whether the run rolled back."""
         values = {name: float(value) for name, value in running.metrics.items()}
         self._watchdog.step_done(running.step)
         self.recorder.step(running.step, running.step - 1 + self.data_offset, values, running.waited_seconds)
@@ -379,7 +388,7 @@ class Loop:
         return self._bad(running.step, what)
 
     def _bad(self, step: int, what: str) -> bool:
-        """Skip, go back (then True), or stop."""
+        """Skip a bad step, roll back, or stop; return whether the run rolled back."""
         action = self._bad_steps.bad(step)
         batch = self._feed.batch(step - 1 + self.data_offset)
         with self._phases.of("evaluation"):
@@ -419,18 +428,18 @@ class Loop:
             self.recorder.tell(event)
 
     def _evaluates(self) -> bool:
-        """Whether the held-out data is judged after this many steps."""
+        """Return whether the held-out data is evaluated after this number of steps."""
         return self.step % self._config.evaluation.every_steps == 0 or self.step == self._steps
 
     def _count_arguments(self, batch: Tree) -> None:
-        """What the first step is given, before its state is given up."""
+        """Count the bytes of the first step's arguments, before the step donates its state."""
         if not self.recorder.argument_bytes:
             arrays = jax.tree.leaves((self.state, batch))
             first = arrays[0].addressable_shards[0].device
             self.recorder.argument_bytes = bytes_on(first, arrays)
 
     def _evaluate(self) -> None:
-        """Held-out metrics of the state's parameters: means over the first held-out batches."""
+        """Record the held-out metrics of the current parameters: means over the first held-out batches."""
         num_batches = self._config.evaluation.batches
         totals: dict[str, float] = {}
         with self._phases.of("evaluation"):

@@ -1,8 +1,8 @@
-"""Record the steps of a run, and judge which went wrong.
+"""Record the steps of a run, and detect bad steps and loss spikes.
 
-Steps that went wrong: whether one did, what its first bad tensor is, and whether a loss is a spike.
-
-What the steps of a run came to: told, written, and kept for the measurement.
+A step is bad if its update was not applied, because its loss or gradient was not finite. `first_bad_tensor`
+finds where the first such value appears. `Recorder` reports each step to a listener, writes it to the run's
+files, and keeps what the measurement needs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ._files import NoFiles, RunFiles
 
 Tree = Any
 WINDOW_STEPS = 100
-LEAST_STEPS = 20  # before a deviation can be told
-PARTS = ("batch", "parameters", "loss", "gradients")  # in the order in which one spoils the next
+LEAST_STEPS = 20  # needed to estimate a deviation
+PARTS = ("batch", "parameters", "loss", "gradients")  # in order: a bad value in one spreads to the next
 
 
 def what_is_bad(values: Mapping[str, float]) -> str:
-    """ "loss is nan", of a step whose update was not applied; empty for a good one.
+    """Describe a step whose update was not applied, as in "loss is nan"; return "" for a good step.
 
-    A float16 step that overflows at a loss scale above 1 is no bad one: the scale is being found.
+    A float16 step that overflows at a loss scale above 1 is not bad: the right scale is still being found.
     """
     if values["applied"] or values.get("loss_scale", 1.0) > 1.0:
         return ""
@@ -39,7 +39,10 @@ def what_is_bad(values: Mapping[str, float]) -> str:
 
 
 class BadSteps:
-    """How many bad steps came in a row: good ones count once the run is beyond the last bad one."""
+    """The number of bad steps in a row.
+
+    After a rollback, good steps reset the number only once the run is beyond the last bad step.
+    """
 
     def __init__(self, faults: FaultConfig) -> None:
         self._faults = faults
@@ -51,21 +54,21 @@ class BadSteps:
             self.in_row = 0
 
     def bad(self, step: int) -> str:
-        """What to do: stop, skip or rollback."""
+        """Count a bad step, and return "stop", "skip" or "rollback"."""
         self._last = max(self._last, step)
         self.in_row += 1
         return "stop" if self.in_row >= self._faults.most_bad_steps else self._faults.bad_step
 
 
 class Spikes:
-    """Flags a loss that lies far above the last hundred."""
+    """Flag a loss that is far above the last hundred."""
 
     def __init__(self, sigmas: float) -> None:
         self._sigmas = sigmas
         self._losses: deque[float] = deque(maxlen=WINDOW_STEPS)
 
     def judge(self, loss: float) -> str:
-        """In words what is wrong with a finite loss; empty where nothing is."""
+        """Describe why a finite loss is a spike; return "" if it is not."""
         before = list(self._losses)
         self._losses.append(loss)
         if len(before) < LEAST_STEPS:
@@ -78,16 +81,16 @@ class Spikes:
 
 
 def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: Tree, steps_ago: int) -> str:
-    """Where numbers that are not finite come in, in words.
+    """Describe the first array that holds values that are not finite.
 
-    The step is done once more, its update left out, at the parameters that are there now.
+    The step is repeated without its update, with the current parameters.
 
     Args:
-        steps_ago: how many steps the state has made since it met `batch`.
+        steps_ago: the number of steps that the state has made since it read `batch`, that step included.
     """
     try:
         counts = jax.block_until_ready(inspect({**state, "step": state["step"] - steps_ago}, batch))
-    except RuntimeError as failed:  # jax's own: memory that is not enough, above all
+    except RuntimeError as failed:  # raised by jax, mostly for lack of memory
         return f"which tensor came first could not be looked at: {str(failed).splitlines()[0]}"
     for part in PARTS:
         leaves = jax.tree_util.tree_leaves_with_path({part: counts[part]})
@@ -101,8 +104,8 @@ def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: 
     return "done once more, all is finite: look at the machine's memory"
 
 
-BASIC = ("loss", "gradient_norm", "learning_rate", "applied", "loss_scale")  # of every model's metrics
-FIRST_STEPS = 5  # timed, before they are set beside the prediction
+BASIC = ("loss", "gradient_norm", "learning_rate", "applied", "loss_scale")  # every model has these metrics
+FIRST_STEPS = 5  # timed steps before the comparison with the prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +118,14 @@ class StepFlops:
 
 
 class Recorder:
-    """Losses by step, seconds, epochs; to the files, and to who listens.
+    """Record losses, step times and epochs, in the run's files and for a listener.
 
     Args:
-        work: None where the fleet's peak is not known: no MFU is told then.
-        steps_per_epoch: None where the data has no epochs.
-        memory_in_use: bytes on the fullest device now; None where the runtime does not tell.
+        tell: the listener, called with each event.
+        work: None if the fleet's peak is unknown; then no MFU is reported.
+        steps_per_epoch: None if the data has no epochs.
+        memory_in_use: returns the bytes in use on the fullest device, or None if the runtime does not report
+            them.
     """
 
     def __init__(
@@ -144,11 +149,11 @@ class Recorder:
         self._work, self._memory_in_use = work, memory_in_use
         self._spikes = Spikes(config.faults.spike_sigmas)
         self._per_epoch = steps_per_epoch
-        self._epoch: list[dict[str, float]] = []  # of the steps of the epoch that runs
+        self._epoch: list[dict[str, float]] = []  # metrics of each step of the current epoch
         self._epoch_seconds = 0.0
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """What the lines of a resumed run's metrics.jsonl tell of the steps before."""
+        """Take over losses and held-out metrics from the lines of a resumed run's metrics.jsonl."""
         for line in lines:
             step = int(line["step"])
             if isinstance(line.get("loss"), float):
@@ -158,7 +163,7 @@ class Recorder:
                 self._keep_held_out(step, line["held_out_loss"], {n[9:]: line[n] for n in names})
 
     def step(self, step: int, batch_index: int, values: dict[str, float], waited_seconds: float) -> None:
-        """A good or a bad step is done: its metrics, and how long the devices had waited for its batch."""
+        """Record a good or bad step: its metrics, and how long the devices waited for its batch."""
         seconds = self.clock.tick()
         rate = self._config.batch.tokens_per_step / seconds
         mfu, hfu = self._shares(seconds)
@@ -191,7 +196,7 @@ class Recorder:
         self._count_epoch(step, batch_index + 1, seconds + waited_seconds, {"loss": values["loss"], **more})
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:
-        """Held-out metrics of the parameters after `step` updates."""
+        """Record the held-out metrics of the parameters after `step` updates."""
         line = {f"held_out_{name}": value for name, value in values.items()}
         self._files.write(step, "held-out", _finite(line))
         if not math.isfinite(values["loss"]):
@@ -203,11 +208,14 @@ class Recorder:
         self.tell(Evaluated(step=step, held_out_loss=values["loss"], metrics=more))
 
     def notice(self, step: int, kind: NoticeKind, message: str, hint: str = "") -> None:
-        """Something a person should know."""
+        """Report something that a person should know."""
         self.tell(Noticed(step=step, kind=kind, message=message, hint=hint))
 
     def tell(self, event: Event) -> None:
-        """Pass an event on; a notice is written first. Files that cannot be written are reported once."""
+        """Pass an event to the listener; a notice is written to the files first.
+
+        Files that cannot be written are reported too, each at most once an hour.
+        """
         if isinstance(event, Noticed):
             self._files.notice(event.step, event.kind, event.message, event.hint)
         self._listener(event)
@@ -223,7 +231,7 @@ class Recorder:
                 self.held_out_metrics[step] = more
 
     def _shares(self, seconds: float) -> tuple[float | None, float | None]:
-        """MFU and HFU of a step."""
+        """Return the MFU and HFU of a step; None for both if the fleet's peak is unknown."""
         if self._work is None:
             return None, None
         possible = seconds * self._work.peak_flops_per_second
@@ -235,7 +243,11 @@ class Recorder:
             self.tell(FirstStepsDone(step_seconds=spread, argument_bytes_per_device=self.argument_bytes))
 
     def _count_epoch(self, step: int, num_batches: int, seconds: float, values: dict[str, float]) -> None:
-        """An epoch that was begun in another process, or gone back over, is not told: it was not timed."""
+        """Add a step to its epoch, and report the epoch when it is complete.
+
+        An epoch that began in another process, or that contains a rollback, is not reported: it was not timed
+        as a whole.
+        """
         if self._per_epoch is None:
             return
         self._epoch.append(values)
@@ -262,5 +274,5 @@ def not_written(step: int, why: str, names: Sequence[str]) -> Noticed:
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON knows no NaN."""
+    """Replace values that are not finite by None, because JSON has no NaN."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

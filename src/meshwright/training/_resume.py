@@ -1,4 +1,7 @@
-"""The comparison of a run with the checkpoint that it goes on from: the same run, and what has changed."""
+"""Compare a run with the checkpoint from which it resumes.
+
+The checkpoint of another run is refused. For the same run, changed settings are listed.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,21 @@ from ..config import Layout, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
 
-# What the state and the data's position mean: with another value the checkpoint is of another run.
+# These define the state and the position in the data. If one differs, the checkpoint belongs to another run.
 FIXED = ("model", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
 IDENTITY = {
     "name": str,
     "num_bytes": int,
     "hashed": str,
     "sha256": str,
-}  # as `data_identity` gives it
-UNTOLD = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")  # change nothing that is trained
-SHAPING = ("optimizer", "precision")  # may change which arrays the state has: a momentum, a loss scale
+}  # as `data_identity` returns it
+# Not listed as changes: they do not affect what is trained.
+UNTOLD = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
+SHAPING = ("optimizer", "precision")  # may add or remove arrays of the state: momentum, loss scale
 
 
 def about_of(config: RunConfig, layout: Layout) -> dict[str, Any]:
-    """Return what a checkpoint says of its run, as `changes_since` reads it.
+    """Return what a checkpoint records about its run, as `changes_since` reads it.
 
     Raises:
         InputError: a file of its data cannot be read.
@@ -36,7 +40,10 @@ def about_of(config: RunConfig, layout: Layout) -> dict[str, Any]:
 
 
 def about_complaint(about: Mapping[str, Any]) -> str:
-    """Return in words which of what `about_of` gives, with the data's position, is not as it gives it."""
+    """Describe the first invalid entry of a checkpoint's `about`; return "" if all are valid.
+
+    The entries are those of `about_of`, and `data_offset`, the number of batches that rollbacks left out.
+    """
     data = about.get("data")
     fits = {
         "config": isinstance(about.get("config"), dict),
@@ -53,13 +60,13 @@ def about_complaint(about: Mapping[str, Any]) -> str:
 
 
 def check_same_run(found: Found, config: RunConfig) -> None:
-    """Refuse to go on from a checkpoint of another run.
+    """Raise if a checkpoint belongs to another run.
 
     Args:
         config: its batch need not be settled for a layout yet.
 
     Raises:
-        InputError: names the first setting that is not the run's.
+        InputError: a setting that defines the run differs; the message names the first.
     """
     was, now = _flat(found.about.get("config", {})), _flat(config.model_dump(mode="json"))
     for key in _fixed_that_differ(was, now):
@@ -72,15 +79,15 @@ def check_same_run(found: Found, config: RunConfig) -> None:
 
 
 def is_same_run(saved: Mapping[str, Any], config: RunConfig) -> bool:
-    """Return whether the config that a checkpoint holds is of the run of `config`."""
+    """Return whether the config that a checkpoint holds belongs to the run of `config`."""
     return not _fixed_that_differ(_flat(saved), _flat(config.model_dump(mode="json")))
 
 
 def changes_since(found: Found, config: RunConfig, layout: Layout) -> list[str]:
-    """Return what differs from the run that saved the checkpoint, "layout: data=8 -> fsdp=8" each.
+    """Return the differences from the run that saved the checkpoint, each as in "layout: data=8 -> fsdp=8".
 
     Raises:
-        InputError: the config is that of another run, or the files of data are not what they were.
+        InputError: the config belongs to another run, or the data files have changed.
     """
     check_same_run(found, config)
     was, now = _flat(found.about["config"]), _flat(config.model_dump(mode="json"))
@@ -93,13 +100,16 @@ def changes_since(found: Found, config: RunConfig, layout: Layout) -> list[str]:
 
 
 def may_change_state(about: Mapping[str, Any], config: RunConfig) -> bool:
-    """Return whether a setting differs on which the arrays of the state may depend."""
+    """Return whether a setting has changed on which the arrays of the state may depend."""
     was, now = _flat(about.get("config", {})), _flat(config.model_dump(mode="json"))
     return any(_within(key, SHAPING) for key in _differ(was, now))
 
 
 def _fixed_that_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings that make another run; a batch that follows the layout is compared once it is settled."""
+    """Return the settings whose difference makes it another run.
+
+    A batch size that follows from the layout is compared once it is settled.
+    """
     unsettled = now.get("batch.sequences_per_replica") is not None
     fixed = [key for key in _differ(was, now) if _within(key, FIXED)] if was else []
     return [key for key in fixed if not (unsettled and key == "batch.sequences")]
@@ -110,9 +120,9 @@ def _differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _check_data(found: Found, config: RunConfig) -> None:
-    """Refuse files of data that are not those of the run: a position in them would mean something else."""
+    """Raise if the data files are not those of the run: a position in them would mean something else."""
     was, now = found.about.get("data"), data_identity(config)
-    if was is None or now is None:  # data of the seed, or a checkpoint of a release that kept none
+    if was is None or now is None:  # data from the seed, or a checkpoint of a release that kept no identity
         return
     if difference := identity_difference(was, now):
         raise InputError(

@@ -1,8 +1,6 @@
-"""Run a training from its config to its measurement.
+"""Run a training from its config to its `Measurement`.
 
-From a run that is over to its `Measurement`.
-
-`run_training`: one run from its config to its measurement.
+Everything that can be refused is checked before the run writes to its folder.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def measurement_of(
     found: Found | None,
     sample: Sampled | None,
 ) -> Measurement:
-    """What the loop's recorder and programs know, with the reason for what is not known."""
+    """Return the measurement of a run that is over, with a reason for each value that is not known."""
     programs, recorder = loop.programs, loop.recorder
     spread, peak = recorder.clock.spread(), _most(devices, "peak_bytes_in_use")
     reasons = {
@@ -96,12 +94,15 @@ def measurement_of(
 
 
 def memory_in_use(devices: Sequence[Any]) -> int | None:
-    """Bytes on the fullest device now; None where the runtime keeps no such figure."""
+    """Return the bytes in use on the fullest device; None if the runtime does not report them."""
     return _most(devices, "bytes_in_use")
 
 
 def _most(devices: Sequence[Any], name: str) -> int | None:
-    """The largest of a figure of the allocators of this process's devices."""
+    """Return the largest value of an allocator statistic over this process's devices.
+
+    Returns None if a device does not report it.
+    """
     here = processes_of_this_run().index
     own = [device for device in devices if device.process_index == here]
     found = [(device.memory_stats() or {}).get(name) for device in own]
@@ -120,7 +121,7 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arguments of `run_training`, which says what each is."""
+    """The arguments of `run_training`, which documents each of them."""
 
     config: RunConfig
     fleet: Fleet
@@ -136,10 +137,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
-    """Everything that a run needs before it may write: nothing of it can be refused any more.
+    """Everything that a run needs before it may write; nothing can be refused after this point.
 
-    `found` and `state`: the checkpoint and its state, None where the run begins at step 0. `changes`: what
-    differs from the run that saved it. `recorded`: the last step in metrics.jsonl.
+    `found`, `state`: the checkpoint and its state, None if the run begins at step 0. `changes`: the
+    differences from the run that saved it. `recorded`: the last step in metrics.jsonl.
     """
 
     devices: Sequence[Any]
@@ -166,27 +167,29 @@ def run_training(
     documents: Mapping[str, str] = types.MappingProxyType({}),
     on_event: Listener = lambda event: None,
 ) -> Measurement:
-    """Train `config` on the fleet's devices, which must be attached or simulated, and measure it.
+    """Train `config` on the fleet's devices, which must be attached or simulated, and measure the run.
 
-    Writes metrics.jsonl, notices.jsonl, TensorBoard's events and checkpoints to `folder`, once all is ready
-    for the first step: a run that is refused leaves the folder as it was. Ctrl-C and SIGTERM end it after
-    the step that runs, with a checkpoint and what was measured until then.
+    Writes metrics.jsonl, notices.jsonl, TensorBoard's events and checkpoints to `folder`, once everything is
+    ready for the first step. A run that is refused leaves the folder as it was. Ctrl-C and SIGTERM end the
+    run after the current step, with a checkpoint and the measurements up to that step.
 
     Args:
         layout: resolved for the fleet, and checked against the config.
-        folder: a path, or a `RunFolder` that was made; then `resume` is that folder's.
-        steps: of the whole run; the config's own unless told. The learning rate follows the config's.
-        resume: go on from the folder's newest good checkpoint; begin at step 0 where there is none.
+        folder: a path, or a `RunFolder` on which `make` was called; its own `resume` then replaces the
+            argument.
+        steps: of the whole run; by default the config's. The learning rate follows the config's number of
+            steps.
+        resume: continue from the folder's newest good checkpoint; begin at step 0 if none exists.
         work: FLOPs of a step and the fleet's peak, for MFU and HFU.
-        about: JSON data that the checkpoints carry beside the config.
+        about: JSON data that the checkpoints carry in addition to the config.
         documents: texts to write into the folder, by name.
-        on_event: called with what happens, in this thread.
+        on_event: called with each event, in this thread.
 
     Raises:
-        InputError: the fleet is not attached, the folder or the data cannot be used, or the checkpoint is of
-            another config.
-        MeshwrightError: a step's loss is not finite and the config says to stop, all checkpoints are
-            damaged, or jax was used before with other devices.
+        InputError: the fleet is not attached, the folder or the data cannot be used, or the checkpoint
+            belongs to another config.
+        MeshwrightError: a step's loss or gradient is not finite and the config says to stop, all checkpoints
+            are damaged, or jax was already used with other devices.
     """
     config = trainable(config, steps)
     assert config.steps is not None, "a trainable run has steps"
@@ -231,9 +234,9 @@ def train(asked: Asked) -> tuple[Measurement, Any]:
 
 
 def check_resumed_state(folder: Path, config: RunConfig, fleet: Fleet, layout: Layout) -> None:
-    """Refuse to resume a run whose newest checkpoint has other arrays than the state of `config`.
+    """Raise if the newest checkpoint of a run has other arrays than the state of `config`.
 
-    `run_training` refuses it as well, once it has compiled. Nothing is traced unless a setting has changed on
+    `run_training` raises as well, but only after compiling. Nothing is traced unless a setting has changed on
     which the arrays may depend.
 
     Raises:
@@ -245,7 +248,7 @@ def check_resumed_state(folder: Path, config: RunConfig, fleet: Fleet, layout: L
 
 
 def _ready(asked: Asked, folder: RunFolder, saving: Saving, phases: Phases, peers: Alone) -> _Ready:
-    """All that may be refused or fail before the first step; nothing is written."""
+    """Do everything that may be refused or fail before the first step; write nothing."""
     config = asked.config
     found = saving.newest() if folder.resume else None
     changes = [] if found is None else changes_since(found, config, asked.layout)
@@ -268,7 +271,7 @@ def _ready(asked: Asked, folder: RunFolder, saving: Saving, phases: Phases, peer
         programs = compile_programs(config, mesh, asked.fleet.chip.platform)
     asked.tell(Compiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint))
     growth = ResidentGrowth()
-    peers.gathered("compiled", None)  # without a time limit, which a collective of the devices has
+    peers.gathered("compiled", None)  # waits without a time limit, unlike a collective on the devices
     return _Ready(
         devices=devices,
         mesh=mesh,
@@ -319,7 +322,10 @@ def _trained(
 def _recorder(
     asked: Asked, folder: Path, files: RunFiles | NoFiles, dataset: Dataset, devices: Sequence[Any]
 ) -> Recorder:
-    """It knows the steps of the run that is resumed, where this is the process that writes them."""
+    """Return the run's recorder.
+
+    In the process that writes the files, it starts with the recorded steps of a resumed run.
+    """
     recorder = Recorder(
         asked.config,
         files,
@@ -335,7 +341,7 @@ def _recorder(
 
 
 def _begin(loop: Loop, ready: _Ready, steps: int) -> None:
-    """Take the state of the checkpoint, or that of the seed."""
+    """Start from the state of the checkpoint, or from that of the seed."""
     found, recorded = ready.found, ready.recorded
     if found is None:
         loop.begin()
@@ -350,7 +356,10 @@ def _begin(loop: Loop, ready: _Ready, steps: int) -> None:
 
 
 def _sample(config: RunConfig, mesh: Mesh, loop: Loop, data: Dataset) -> Sampled | None:
-    """What the model writes; None where it knows no text, is spread over devices, or was stopped."""
+    """Return text that the model generates, or None.
+
+    None if the model's tokens are not bytes, the mesh has several devices, or a signal stopped the run.
+    """
     if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.signal is not None:
         return None
     held_out = data.batch(0, "held-out")["tokens"][0]

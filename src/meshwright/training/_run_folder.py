@@ -1,10 +1,9 @@
-"""Own a run's folder: lock it, check what it holds, and write to it so that a full disk does not end the run.
+"""Own a run's folder: lock it, check which run it holds, and write to it.
 
-Writes to a run's folder that the disk may refuse without ending the run: told once, tried again later.
+A write that the disk refuses does not end the run. It is reported at most once an hour, and tried again
+later.
 
-A run's folder: which process may write it, which run it holds, and what may be done with that.
-
-No jax is loaded here: what is refused is refused within a second, before anything is compiled or written.
+No jax is loaded here: a folder is refused within a second, before anything is compiled or written.
 """
 
 from __future__ import annotations
@@ -24,38 +23,41 @@ from ..errors import InputError
 from ..launch import Alone
 from ._resume import about_complaint, check_same_run, is_same_run
 
-TOLD_AGAIN_SECONDS = 3600.0  # a disk that is full now and then is not told of at every step
+TOLD_AGAIN_SECONDS = 3600.0  # between reports: a disk that is full at times is not reported at every step
 
 
 class Writes:
-    """The files of a run's folder that are not on the disk yet, and why.
+    """The files of a run's folder that are not on disk yet, and the reasons.
 
-    `refused`: by name of a file the reason for which it could not be written the last time.
+    `refused`: by file name, the reason why the last write failed.
     """
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
         self.refused: dict[str, str] = {}
         self._folder, self._now = folder, now
-        self._documents: dict[str, str] = {}  # that wait
-        self._told: dict[str, float] = {}  # when each name was told
+        self._documents: dict[str, str] = {}  # waiting to be written, by name
+        self._told: dict[str, float] = {}  # when each name was last reported
 
     def document(self, name: str, text: str) -> None:
-        """Write a file of that text, now or when `retry` finds room."""
+        """Write a text file, now or when `retry` finds room."""
         self._documents[name] = text
         self._write(name)
 
     def documents(self, texts: Mapping[str, str]) -> None:
-        """Write a file for each name."""
+        """Write a text file for each name."""
         for name, text in texts.items():
             self.document(name, text)
 
     def retry(self) -> None:
-        """Try again what waits."""
+        """Try again to write the waiting documents."""
         for name in list(self._documents):
             self._write(name)
 
     def attempt(self, name: str, write: Callable[[], object]) -> bool:
-        """Call `write`, which makes the file `name`, and keep the reason where the system refuses it."""
+        """Call `write`, which writes the file `name`; return whether it succeeded.
+
+        If the system refuses, the reason is kept in `refused`.
+        """
         try:
             write()
         except OSError as refused:
@@ -65,7 +67,7 @@ class Writes:
         return True
 
     def untold(self) -> dict[str, list[str]]:
-        """Return the reasons not told within the last hour, each with the names of its files."""
+        """Return the reasons not reported within the last hour, each with the names of its files."""
         found: dict[str, list[str]] = {}
         for name, why in self.refused.items():
             if self._now() - self._told.get(name, -TOLD_AGAIN_SECONDS) >= TOLD_AGAIN_SECONDS:
@@ -80,10 +82,10 @@ class Writes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file in one stroke: whoever reads it finds the old text or the new one.
+    """Write a text file atomically: a reader finds either the old text or the new one.
 
     Raises:
-        OSError: it cannot be written; the old one is as it was.
+        OSError: the file cannot be written; the old one is unchanged.
     """
     new = path.with_name(f".{path.name}.new")
     try:
@@ -96,7 +98,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 class Appended:
-    """A file that grows; what the disk does not take waits in memory, and goes first the next time."""
+    """A file that is open for appending.
+
+    Data that the disk refuses waits in memory, and is written first the next time.
+    """
 
     def __init__(self, path: Path, writes: Writes) -> None:
         self.path = path
@@ -105,12 +110,15 @@ class Appended:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def add(self, data: bytes) -> None:
-        """Append `data`, after what waits."""
+        """Append `data`, after the waiting data."""
         self._waiting += data
         self._writes.attempt(self.path.name, self._flush)
 
     def close(self) -> None:
-        """Try what waits for the last time; the rest is lost, and stays among `Writes.refused`."""
+        """Try for the last time to write the waiting data, and close the file.
+
+        Data that cannot be written is lost, and the file remains listed in `Writes.refused`.
+        """
         if self._writes.attempt(self.path.name, self._flush):
             self._writes.attempt(self.path.name, lambda: os.close(self._file))
             return
@@ -123,19 +131,19 @@ class Appended:
 
 
 CONFIG, METRICS = "config.json", "metrics.jsonl"
-SHARED = ".shared"  # there for a moment: by it the processes of a run see whether they see one folder
-TAIL_BYTES = 1 << 16  # of metrics.jsonl, in which its last whole line stands
+SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
+TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last complete line
 ALONE = Alone()
 
 
 class RunFolder:
     """A run's folder, which only this process writes from `look` or `make` until `close`.
 
-    Of several processes the first alone locks and writes it, and all call the same methods in the same order.
+    With several processes, only the first locks and writes it. All call the same methods in the same order.
 
     Args:
-        resume: go on with the run that the folder holds, or begin one where it holds none.
-        discard_steps: with `resume`, go on even where steps are lost that no checkpoint was to hold.
+        resume: continue the run that the folder holds, or begin one if it holds none.
+        discard_steps: with `resume`, continue even if this loses steps that no checkpoint was to hold.
         peers: the processes of the run.
     """
 
@@ -148,7 +156,7 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def look(self, config: RunConfig) -> None:
-        """Lock a folder that is there, and refuse what cannot be done with it. Makes no folder.
+        """Lock the folder if it exists, and check that this run may use it; create no folder.
 
         Raises:
             InputError: another process writes it, it holds a run that is not to be resumed, the run is not
@@ -157,28 +165,29 @@ class RunFolder:
         self._peers.from_first("folder/look", lambda: self._look(config))
 
     def make(self) -> None:
-        """Make the folder, lock it, and try whether files can be written there.
+        """Create the folder, lock it, and check that files can be written there.
 
         Raises:
-            InputError: they cannot, another process writes it, or another host sees another folder.
+            InputError: files cannot be written, another process writes it, or another host sees another
+                folder.
         """
         self._peers.from_first("folder/make", self._make)
         check_shared(self.path, self._peers)
 
     def close(self) -> None:
-        """Let other processes write the folder."""
+        """Unlock the folder, so that other processes can write it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def _look(self, config: RunConfig) -> None:
-        if self.path.is_dir():  # else `make` makes it, or says why it cannot
+        if self.path.is_dir():  # otherwise `make` creates it, or reports why it cannot
             self._take_lock(config)
 
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if self._lock is None:  # it was not there a moment ago
+            if self._lock is None:  # it did not exist when `look` was called
                 self._take_lock(None)
             write_probe(self.path)
         except OSError as refused:
@@ -215,8 +224,11 @@ class RunFolder:
             self._check_discards(saved, config)
 
     def _check_discards(self, saved: list[int], config: RunConfig | None) -> None:
-        """Refuse to lose steps that a crash alone would not lose: of a run that saves nothing, or whose
-        checkpoints have gone. Two intervals may pass until the first checkpoint is on the disk."""
+        """Raise if resuming would lose steps that a crash alone would not lose.
+
+        This is so if the run saves no checkpoints, or if its checkpoints are gone. Two checkpoint intervals
+        may pass before the first checkpoint is on disk.
+        """
         recorded, newest = last_recorded_step(self.path), saved[-1] if saved else 0
         every = _checkpoint_interval(self.path, config)
         if recorded <= newest or (every is not None and (saved or recorded <= 2 * every)):
@@ -233,8 +245,8 @@ class RunFolder:
 def config_of(run: Path) -> RunConfig:
     """Return the config of the run that a folder holds.
 
-    It stands in config.json. Where that is missing, unreadable, or not of the run that saved the checkpoints
-    (as where config.json was overwritten by hand), it is that of the newest checkpoint.
+    It is read from config.json. If that file is missing, unreadable, or not the config of the run that saved
+    the checkpoints (a user may have overwritten it), the config is read from the newest checkpoint.
 
     Raises:
         InputError: the folder holds no config, or one of another release.
@@ -262,26 +274,26 @@ def config_of(run: Path) -> RunConfig:
 
 
 def last_recorded_step(folder: Path) -> int:
-    """Return the step of the last whole line of metrics.jsonl; 0 where there is none."""
+    """Return the step of the last complete line of metrics.jsonl; 0 if none exists."""
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
-        return 0  # not there, or a device
+        return 0  # missing, or a device
     for line in reversed(lines):
         try:
             return int(json.loads(line)["step"])
         except (ValueError, TypeError, KeyError):
-            continue  # cut short, as a process that is killed leaves it
+            continue  # cut short by a process that was killed
     return 0
 
 
 def check_shared(folder: Path, peers: Alone) -> None:
-    """Check that each process sees the folder of the first.
+    """Raise if a process does not see the first process's folder.
 
     Raises:
-        InputError: one does not.
+        InputError: a process sees another folder; the message names the process.
     """
     if peers.count == 1:
         return
@@ -310,7 +322,10 @@ def _marked(mark: Path) -> str:
 
 
 def _checkpoint_interval(folder: Path, config: RunConfig | None) -> int | None:
-    """`checkpoint.every_steps` of the run in the folder; that of `config` where config.json is unreadable."""
+    """Return `checkpoint.every_steps` of the run in the folder, or None if it saves no checkpoints.
+
+    If config.json is unreadable, the value of `config` is returned.
+    """
     try:
         was: Any = json.loads((folder / CONFIG).read_bytes())
         every = was["checkpoint"]["every_steps"]

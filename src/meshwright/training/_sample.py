@@ -1,8 +1,7 @@
-"""Generate text from a byte-level Transformer, in a run or from its checkpoint.
+"""Generate text from a trained Transformer, at the end of a run or from a checkpoint.
 
-Text from a byte-level Transformer, to look at after training.
-
-Text from a run that was saved: its newest whole checkpoint, on one device of this machine.
+At the end of a run this is done only for tokens that are bytes. From a checkpoint (by default the newest good
+one) it works with any tokenizer, on one device of this machine.
 """
 
 from __future__ import annotations
@@ -34,17 +33,20 @@ from ._run_folder import config_of
 NUM_TOKENS = 160
 TEMPERATURE = 0.8
 PROMPT_TOKENS = 64
-_STREAM = 2  # of the run's key; the state's own keys are 0 and 1
+_STREAM = 2  # folded into the run's key; the state uses 0 and 1
 
 
 def sampler_of(
     config: RunConfig, mesh: Mesh, num_tokens: int = NUM_TOKENS, temperature: float = TEMPERATURE
 ) -> Callable[[dict[str, Any], Int[Array, " window"], Int[Array, ""], Key[Array, ""]], Int[Array, " new"]]:
-    """A jitted function of parameters, window, how much of the window is filled, and key: new tokens.
+    """Return a jitted function that generates tokens.
 
-    Each token is drawn from the model run on the whole window, whose unfilled end no position before
-    it attends to; a full window slides. Nothing is cached from token to token: one shape, one program.
-    At temperature 0 the likeliest token is taken.
+    Its arguments are the parameters, the window, the number of filled positions in the window, and the key.
+    It returns the new tokens.
+
+    Each token is drawn from the model's output for the whole window. The unfilled positions come last, and no
+    filled position attends to them. A full window slides. Nothing is cached from token to token: one shape,
+    one program. At temperature 0 the most likely token is taken.
     """
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
@@ -78,9 +80,9 @@ def sampler_of(
 def sample_tokens(
     config: RunConfig, mesh: Mesh, parameters: dict[str, Any], text: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A prompt, the beginning of `text`, and the 160 tokens that the model writes after it.
+    """Return a prompt, taken from the beginning of `text`, and the 160 tokens that the model generates.
 
-    The draw depends on the run's seed alone. `parameters` lie on one device.
+    The draw depends only on the run's seed. `parameters` are on one device.
     """
     assert isinstance(config.model, TransformerModel), f"a {config.model.kind} model writes no text"
     length = config.batch.sequence_length
@@ -97,7 +99,10 @@ def sample_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOfRun:
-    """What a run's model writes behind a prompt. `rejected`: newer checkpoints that are damaged."""
+    """The text that a run's model generates after a prompt.
+
+    `rejected`: newer checkpoints that are damaged.
+    """
 
     step: int
     prompt: str
@@ -118,20 +123,20 @@ def sample_run(
     fleet: Fleet | None = None,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> SampleOfRun:
-    """Restore the parameters of a run's folder, and let them write `num_tokens` tokens.
+    """Restore the parameters of a run's folder, and generate `num_tokens` tokens.
 
-    Only the parameters are put on the device, which they must fit. Of a prompt longer than the run's
-    sequences, the end is read. The same seed gives the same text on one kind of device.
+    Only the parameters are placed on the device, and they must fit there. If the prompt is longer than the
+    run's sequences, only its end is read. The same seed yields the same text on the same kind of device.
 
     Args:
-        temperature: 0 takes the likeliest token each time.
-        step: of the checkpoint; the newest whole one unless told.
-        tokenizer: "bytes" or a `tokenizer.json`; needed where the run's tokens are not known to be bytes.
-        fleet: whose first device is used; what is attached unless told.
+        temperature: 0 takes the most likely token each time.
+        step: of the checkpoint; by default that of the newest good one.
+        tokenizer: "bytes" or a `tokenizer.json`; required if the run's tokens are not known to be bytes.
+        fleet: its first device is used; by default the attached fleet.
 
     Raises:
-        InputError: no run or checkpoint, a model that writes no text, or a prompt it cannot read.
-        MeshwrightError: all checkpoints are damaged.
+        InputError: no run or checkpoint exists, the model generates no text, or the prompt cannot be read.
+        MeshwrightError: the requested checkpoint is damaged, or all are.
     """
     config = config_of(run)
     if num_tokens < 1 or not 0 <= temperature < math.inf:
@@ -166,7 +171,7 @@ def sample_run(
 
 
 def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tuple[Tokenizer, np.ndarray]:
-    """What the run's tokens stand for, and the prompt in them."""
+    """Return the tokenizer of the run, and the prompt's tokens."""
     if not isinstance(config.model, TransformerModel):
         raise InputError(
             f"{run} trained a {config.model.kind} model, which writes no text",
@@ -185,7 +190,7 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
 
 
 def _tokenizer(config: RunConfig, asked: str | None) -> Tokenizer:
-    """What the run's tokens stand for."""
+    """Return the tokenizer `asked` for, or by default bytes if the run's tokens are known to be bytes."""
     if asked is not None:
         return _checked(open_tokenizer(asked), config)
     if isinstance(config.data, StdlibData):
@@ -206,7 +211,10 @@ def _tokenizer(config: RunConfig, asked: str | None) -> Tokenizer:
 
 
 def _checked(tokenizer: Tokenizer, config: RunConfig) -> Tokenizer:
-    """Another file than the one that made the tokens would write nonsense."""
+    """Return the tokenizer; raise if another one made the run's tokens.
+
+    A different tokenizer would generate nonsense.
+    """
     if not isinstance(config.data, TokenFileData):
         return tokenizer
     path = Path(config.data.path)

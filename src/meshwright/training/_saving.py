@@ -1,4 +1,4 @@
-"""A run's checkpoints: when one is due, the data saved beside the state, and how each save ended."""
+"""Save and find a run's checkpoints: decide when one is due, and report how each save ended."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ALONE = Alone()
 
 
 class Saving:
-    """Saves and finds a run's checkpoints.
+    """Save and find a run's checkpoints.
 
-    Without `every_steps` it saves nothing; checkpoints that are there are found and restored all the same.
+    Without `every_steps` nothing is saved, but existing checkpoints are still found and restored.
 
     Args:
-        about: JSON data that every checkpoint carries: what `changes_since` reads, at the least.
+        about: JSON data that every checkpoint carries; it includes at least what `changes_since` reads.
         peers: the processes of the run; all call the same methods in the same order.
 
     Raises:
@@ -39,7 +39,7 @@ class Saving:
     ) -> None:
         self._every = config.every_steps
         self._about, self._phases, self._peers = about, phases, peers
-        self._newest: int | None = None  # the step of the last save that was begun and has not failed
+        self._newest: int | None = None  # the step of the last save that began and has not failed
         self._checkpoints = None
         path = folder / "checkpoints"
         there = peers.from_first("checkpoints there", lambda: path.is_dir() and bool(steps_in(path)))
@@ -53,10 +53,10 @@ class Saving:
             )
 
     def newest(self) -> Found | None:
-        """The newest good checkpoint; None where there is none.
+        """Return the newest good checkpoint; None if the run has no checkpoints.
 
         Raises:
-            MeshwrightError: there are some, and all are damaged.
+            MeshwrightError: checkpoints exist, and all are damaged.
         """
         found = None if self._checkpoints is None else self._checkpoints.newest()
         if found is not None:
@@ -64,20 +64,20 @@ class Saving:
         return found
 
     def restore(self, found: Found, state: Tree) -> Tree:
-        """The checkpoint's state where `state` (of `jax.ShapeDtypeStruct`) wants it."""
+        """Restore the checkpoint's state, laid out as `state` (of `jax.ShapeDtypeStruct`) specifies."""
         assert self._checkpoints is not None, "what was found was found by them"
         with self._phases.of("restore"):
             return self._checkpoints.restore(found, state)
 
     def due(self, step: int) -> bool:
-        """Whether a step that is a multiple of `every_steps` is not saved yet."""
+        """Return whether `step` is a multiple of `every_steps` and not saved yet."""
         return self._every is not None and step % self._every == 0 and step != self._newest
 
     def save(self, step: int, state: Tree, data_offset: int) -> None:
-        """Begin a save, unless this step has one."""
+        """Begin to save the state, unless a save of this step has begun."""
         if self._checkpoints is None or self._every is None:
             return
-        # Whether an earlier save has failed is told whenever it is asked for: the first process knows it.
+        # Processes may learn at different steps that a save has failed, so the first one decides for all.
         if self._peers.from_first("saved", lambda: step == self._newest):
             return
         with self._phases.of("checkpoint"):
@@ -85,18 +85,18 @@ class Saving:
         self._newest = step
 
     def finished(self) -> list[Event]:
-        """What there is to tell of the saves that have ended since; never waits."""
+        """Return the events of the saves that have ended since the last call; never wait."""
         ended = () if self._checkpoints is None else self._checkpoints.finished()
         return [event for each in ended for event in self._told(each)]
 
     def wait(self) -> None:
-        """For the save in flight."""
+        """Wait for the save in flight."""
         if self._checkpoints is not None:
             with self._phases.of("checkpoint"):
                 self._checkpoints.wait()
 
     def close(self) -> None:
-        """Wait for the save in flight, and let other processes write."""
+        """Wait for the save in flight, and unlock the folder for other processes."""
         if self._checkpoints is not None:
             self._checkpoints.close()
 

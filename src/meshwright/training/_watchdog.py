@@ -1,4 +1,4 @@
-"""Ends a run that no longer goes on, after it has said where every thread stands."""
+"""End a run that makes no progress, after writing the stacks of all its threads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ALONE = Alone()
 
 
 class Watchdog:
-    """A thread that looks whether `step_done` is called within the deadlines.
+    """A thread that ends the run if `step_done` is not called within the deadlines.
 
-    When it is not, hang.txt in the run's folder and stderr get the run's phase and all threads' stacks, and
-    the process ends with status 4 at once: a thread that hangs in a collective can be stopped in no other
-    way. The checkpoints on the disk are whole, whatever moment that is.
+    If a deadline passes, it writes the run's phase and all threads' stacks to hang.txt in the run's folder
+    and to stderr. Then it ends the process with status 4 at once: a thread that hangs in a collective can be
+    stopped in no other way. The checkpoints on disk are complete at any moment.
 
     Args:
         end: ends the process with a status.
@@ -47,16 +47,16 @@ class Watchdog:
         self._path = folder / ("hang.txt" if peers.is_first else f"hang-{peers.index}.txt")
         self._number = f" ({peers.index} of the run's {peers.count})" if peers.count > 1 else ""
         self._over = threading.Event()
-        self._step: int | None = None  # of the last that was done here
+        self._step: int | None = None  # the last one done in this process
         self._since = time.monotonic()
 
     def step_done(self, step: int) -> None:
-        """A step is done, or anything else that shows that the run goes on."""
+        """Note that a step is done, or anything else that shows progress."""
         self._step, self._since = step, time.monotonic()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Watchdog]:
-        """Looks after the block."""
+        """Watch the run during the block."""
         self._since = time.monotonic()
         thread = threading.Thread(target=self._watch, name="meshwright-watchdog", daemon=True)
         thread.start()
@@ -94,7 +94,7 @@ class Watchdog:
         )
         sys.stderr.write(words)
         sys.stderr.flush()
-        # Without a file number (a captured stderr) or without room on the disk the other one still tells.
+        # One of the two may fail: a captured stderr has no file descriptor, and the disk may be full.
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
         with (

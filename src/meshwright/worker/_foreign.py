@@ -1,5 +1,6 @@
-"""Anybody's train step: `package.module:function`, called with the mesh, returning (step, args[, kwargs]).
+"""Trace and lower the user's own train step, named `package.module:function`.
 
+The function is called with the mesh and returns (step, args[, kwargs]).
 Imports jax: only the worker process may import this module.
 """
 
@@ -20,17 +21,17 @@ from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
 
 _OWN = Path(__file__).parents[1]
-# Frames of jax, and of the two packages of ours that call the user's function.
+# Frames of jax, and of our two packages that call the user's function.
 JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
 
 
 def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The step, jitted if it was not, and its arguments made abstract.
+    """Return the step, jitted if it was not, and its arguments made abstract.
 
     Raises:
-        InputError: the module or function is not there, fails, or returns something else.
+        InputError: the module or function does not exist, fails, or returns something else.
     """
     assert request.function is not None
     function = find_function(request.function, request.search_path, libraries=JAX)
@@ -71,10 +72,10 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
 def lower_foreign(
     request: Request, step: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """The step traced, and lowered for the request's platform.
+    """Return the step traced, and lowered for the request's platform.
 
     Raises:
-        InputError: it fails on the arguments that came with it.
+        InputError: the step fails on its own arguments.
     """
     paths = argument_paths(step, arguments, keywords)
     shapes = _shapes(paths, jax.tree.leaves((arguments, keywords)))
@@ -87,10 +88,10 @@ def lower_foreign(
 
 
 def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
-    """The leaves' paths as JAX writes them, by the names of the step's parameters: "params['w']"."""
+    """Return the paths of the leaves as JAX writes them, with the step's parameter names: "params['w']"."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):  # a callable that tells no signature
+    except (TypeError, ValueError):  # a callable without a signature
         parameters = []
     names = [each.name for each in parameters if each.kind in POSITIONAL][: len(arguments)]
     rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL), "args")
@@ -114,14 +115,14 @@ def _known(request: Request, shapes: dict[str, tuple[int, ...]]) -> Surroundings
 def _in_shardings(
     request: Request, step: Any, tree: Any, leaves: list[Any], known: Surroundings
 ) -> list[Any]:
-    """For each leaf what the step's own `jax.jit(in_shardings=...)` says; None where it says nothing."""
+    """Return the sharding of each leaf in the step's own `jax.jit(in_shardings=...)`, or None."""
     bare = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _is_array(leaf) else leaf for leaf in leaves]
     arguments, keywords = jax.tree.unflatten(tree, bare)
     try:
         traced = step.trace(*arguments, **keywords)
     except USERS_FAILURES as failed:
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
-    # Public only for what is compiled; the worker pins no version of jax for it, both known ones have it.
+    # jax makes this public only for compiled programs. Both releases of jax that we know have `_params`.
     told = traced._params["in_shardings"]
     if len(told) != len(leaves):
         return [None] * len(leaves)
@@ -143,16 +144,16 @@ def _step_failed(request: Request, failed: BaseException, known: Surroundings, g
 
 
 def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) -> InputError:
-    """JAX's complaint about a sharding translated; any other error as it is, with `hint`."""
+    """Translate JAX's error about a sharding. Return any other error as it is, with `hint`."""
     translated = sharding_error(failed, known, f"{what} {place_of(failed, JAX)}".rstrip() + ": ")
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
 
 
 def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) -> Any:
-    """An array as its shape on the mesh: kept if it says how it is split, else as `asked`, else replicated.
+    """Return an array as a shape on the mesh, with its own sharding, else `asked`, else replicated.
 
     Raises:
-        InputError: it lies on several devices of another mesh, or its sharding is none.
+        InputError: the array is on several devices of another mesh, or its sharding is invalid.
     """
     if not _is_array(leaf):
         return leaf
@@ -181,7 +182,7 @@ def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) ->
 
 
 def _check_division(request: Request, arguments: dict[str, Any]) -> None:
-    """Refuse arguments whose dimensions do not divide by the axes that split them, all at once."""
+    """Raise if any dimension of an argument is not divisible by the axes that shard it. List all at once."""
     problems: list[Problem] = []
     known = _known(request, {})
     sizes = dict(known.axes)

@@ -1,9 +1,9 @@
-"""The compile worker: `python -m meshwright.worker._main WORK_FOLDER MADE_FOLDER PARENT_PID`.
+"""Run the compile worker: `python -m meshwright.worker._main WORK_FOLDER MADE_FOLDER PARENT_PID`.
 
-Reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target,
-and fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase says what it is doing, WORK_FOLDER/pid
-is its process's number; answer.json is written last. Its parent's end is its end, and that of all that the
-user's function has started.
+It reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target, and
+fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase holds its current phase, and WORK_FOLDER/pid its
+process number. It writes answer.json last. When its parent ends, it ends too, with all processes that the
+user's function started.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ROLES = {
 
 
 def main(work: Path, made: Path, parent: int) -> None:
-    """Do one request; every error a user can act on becomes an answer."""
+    """Serve one request. Every error that the user can act on becomes an answer."""
     guard(parent)
-    faulthandler.enable()  # a crash says on which line of Python it happened
+    faulthandler.enable()  # a crash then prints the line of Python
     (work / "pid").write_text(str(os.getpid()))
     request = Request.from_json((work / "request.json").read_text())
     try:
@@ -121,10 +121,10 @@ def _identity() -> Any:
 
 
 def _devices(request: Request) -> list[Any]:
-    """The target's devices: described ones, or simulated ones on the CPU."""
+    """Return the target's devices: described ones, or simulated ones on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # what jax has kept comes without its dumps
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "true"  # chips are described, not taken
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax's cached programs come without dumps
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "true"  # the chips are described, not used
     import jax
 
     if request.platform == "cpu":
@@ -142,12 +142,12 @@ def _devices(request: Request) -> list[Any]:
 
 
 def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    """Where each TPU of the mesh lies in its slice: x, y, z, and the core on its chip."""
+    """Return the place of each TPU of the mesh in its slice: x, y, z, and the core on its chip."""
     return tuple((*map(int, device.coords), int(device.core_on_chip)) for device in mesh.devices.flat)
 
 
 def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """The jitted step, its abstract arguments, and what is known of the config."""
+    """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
     if request.config is not None:
         from ..config import RunConfig, TransformerModel
         from ..step import build_step
@@ -182,7 +182,10 @@ def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionVa
 
 
 def _texts(dump: Path) -> dict[str, str]:
-    """The dumped program, buffer assignment, live ranges; found by suffix, for module ids are arbitrary."""
+    """Return the dumped program, buffer assignment and live ranges.
+
+    The files are found by their suffixes, because module ids are arbitrary.
+    """
     suffixes = dict(zip(TEXTS, (".txt", "-buffer-assignment.txt", "-live-range.txt"), strict=True))
     texts = {}
     for name, suffix in suffixes.items():
@@ -224,7 +227,7 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> 
 
 
 def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
-    """Return the mesh axes, of more than one device, that a sharding splits an argument over."""
+    """Return the mesh axes with more than one device over which a sharding splits an argument."""
     from ..sharding import axes_of
 
     named = {axis for entry in getattr(sharding, "spec", ()) for axis in axes_of(entry)}
@@ -239,15 +242,18 @@ def _role(path: str, ours: bool) -> str:
 
 
 def _on_host(path: str, shape: tuple[int, ...], request: Request) -> bool:
-    """Whether a step of ours keeps an argument in host memory. Its sharding does not tell: described devices
-    list no memories. A CPU's device memory is its host's."""
+    """Return True if a step of ours keeps an argument in host memory.
+
+    Its sharding does not show this, because described devices list no memories. A CPU's device memory is the
+    host's memory.
+    """
     offload = (request.config or {}).get("offload")
     moved = offload in ("optimizer", "both") and request.platform != "cpu"
     return moved and bool(shape) and path.startswith("state['optimizer']")
 
 
 def _moment(path: str) -> str:
-    """The name that Optax gives it ("mu"), after its part's where parameters are parted ("muon.mu")."""
+    """Return Optax's name of a moment ("mu"), preceded by its group of parameters, if any ("muon.mu")."""
     if not path.startswith("state['optimizer']"):
         return ""
     part = re.search(r"\.inner_states\['(\w+)'\]", path)

@@ -1,28 +1,25 @@
-"""Count the FLOPs of a traced JAX program, equation by equation.
+"""Count the FLOPs of a traced JAX program, equation by equation, before any compiler.
 
-FLOPs of one JAX equation, and the primitives known to hold no matrix product. No jax is imported.
+Imports jax: only the worker process may import this module. Shapes are global. Dead code, which no output and
+no effect needs, is removed first, as XLA does.
 
-A primitive is in one of three groups: `RULES` gives its FLOPs, `WALKED` runs a program that stands in its
-parameters, `FREE` multiplies no matrices. Whatever is in none of them is unpriced, a primitive of a later
-release of JAX or of the user's own included. `_traced` itself enters `scan`, `while`, `cond` and `shard_map`.
+Primitives are in three groups. `RULES` has a function for the FLOPs of each of its primitives. Those in
+`WALKED` run a program from their parameters. Those in `FREE` multiply no matrices. `_Counter` itself enters
+`scan`, `while`, `cond` and `shard_map`.
 
-Counted: a multiply-add is two FLOPs, of complex numbers eight (four products, four sums), of a complex and a
-real number four. A convolution counts every tap of its window at every output, those on padding included;
-those on the holes that dilation opens in its input are left out. Sources: the primitives' definitions in
-`jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135; `symmetric_product`: LAPACK Working Note 41,
-appendix C (SYRK: n (n + 1) k).
+Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, four sums), four for a complex
+and a real number. A convolution counts every tap of its window at every output, including taps on padding,
+but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` once, `cond`
+by its most expensive branch, `platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or
+`busy_...`, `taken_...`, see `hlo/_scopes.py`) the arithmetic counts A/B: causal attention written in blocks
+uses such a scope.
+Not counted: elementwise arithmetic, reductions, sorts.
+Listed as unpriced, with shapes: every primitive in none of the groups, among them custom calls, Pallas
+kernels, decompositions and solves, Fourier transforms, and primitives of the user or of a later release of
+JAX. `while` is listed too, because its trip count is not known.
 
-FLOPs of a traced program, before any compiler: global shapes, without what nothing uses.
-
-Imports jax: only the worker process may import this module.
-
-Dead code is removed first, as XLA does: what no output and no effect needs. What it leaves is counted by
-the rules of `_primitives`, loops by their length, `cond` by the branch that costs most,
-`platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see
-`_modules`) the arithmetic counts A/B: causal attention written in blocks says so of itself. Not counted:
-elementwise arithmetic, reductions, sorts.
-Listed as unpriced, with shapes: every primitive that `_primitives` does not know, among them custom calls,
-Pallas kernels, decompositions and solves, Fourier transforms; and `while`, whose length is not known.
+Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135;
+`symmetric_product`: LAPACK Working Note 41, appendix C (SYRK: n (n + 1) k).
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from jax.interpreters import partial_eval
 from ..compiler import TracedFlops
 from ..hlo import module_of, shares_of
 
-# The parameter in which a primitive keeps the program that it runs once.
+# The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
 WALKED = frozenset((
     "jit", "pjit", "closed_call", "core_call", "call", "remat2", "checkpoint", "custom_jvp_call",
@@ -129,7 +126,7 @@ def _dot(eqn: Any) -> dict[str, int]:
 
 
 def _ragged_dot(eqn: Any) -> dict[str, int]:
-    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
+    """Count each row with the matrix of its own group only: the groups do not multiply the work."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, contracted), (_, batch) = numbers.dot_dimension_numbers
     left, right = eqn.invars[:2]
@@ -138,20 +135,20 @@ def _ragged_dot(eqn: Any) -> dict[str, int]:
 
 
 def _scaled_matmul(eqn: Any) -> dict[str, int]:
-    """[batch, m, k] x [batch, n, k], both scaled block by block."""
+    """Count [batch, m, k] x [batch, n, k], both scaled block by block."""
     left, right = eqn.invars[:2]
     return {"work": _multiply_add(left, right) * math.prod(left.aval.shape) * right.aval.shape[1]}
 
 
 def _symmetric_product(eqn: Any) -> dict[str, int]:
-    """A A^T of [..., n, k]: one triangle with its diagonal; the other is the same numbers."""
+    """Count one triangle of A A^T, with its diagonal, for A of [..., n, k]: the other triangle is equal."""
     *batch, n, k = eqn.invars[0].aval.shape
     factor = _multiply_add(eqn.invars[0], eqn.invars[0])
     return {"work": factor * math.prod(batch) * (n * (n + 1) // 2) * k}
 
 
 def _bcoo_dot(eqn: Any) -> dict[str, int]:
-    """Each stored element, padding among them included, meets the free dimensions of the dense side."""
+    """Count each stored element, including padding, times the free dimensions of the dense side."""
     data, indices, dense = eqn.invars
     (_, contracted), (_, batch) = eqn.params["dimension_numbers"]
     num_batch = len(indices.aval.shape) - 2
@@ -160,7 +157,7 @@ def _bcoo_dot(eqn: Any) -> dict[str, int]:
 
 
 def _bcoo_dot_sampled(eqn: Any) -> dict[str, int]:
-    """A product of dense arrays at the stored places alone."""
+    """Count a product of dense arrays at the stored places only."""
     left, right = eqn.invars[:2]
     (contracted, _), _ = eqn.params["dimension_numbers"]
     products = math.prod(eqn.outvars[0].aval.shape) * _sizes(left.aval.shape, contracted)
@@ -168,15 +165,15 @@ def _bcoo_dot_sampled(eqn: Any) -> dict[str, int]:
 
 
 def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
-    """FLOPs of a convolution, counted in the backward pass as in the forward pass that it belongs to.
+    """Count a convolution's FLOPs. One in the backward pass counts the same pairs as its forward convolution.
 
-    A convolution has three sizes along each dimension: of input, window and output. Forward, window x output
-    counts, of one that is transposed (it dilates its input) window x input. JAX writes both gradients as
-    convolutions with these roles exchanged, and the same pairs are counted there.
+    Along each dimension a convolution has the sizes of input, window and output. Forward, window x output
+    counts; for a transposed convolution (which dilates its input), window x input. JAX writes both gradients
+    as convolutions with these roles exchanged.
 
     Args:
-        gradient: it stands in the backward pass.
-        flipped: its kernel was reversed: it is the gradient of an input.
+        gradient: the convolution is in the backward pass.
+        flipped: its kernel is reversed, which marks the gradient of an input.
     """
     numbers, params = eqn.params["dimension_numbers"], eqn.params
     image, kernel, out = (v.aval.shape for v in (*eqn.invars[:2], *eqn.outvars))
@@ -189,7 +186,7 @@ def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
         pairs = inputs * (outputs if gradient else window)
     else:
         pairs = window * outputs
-    # The kernel's input features are those of one group already; a batch group sums over its share.
+    # The kernel's input features are those of one group only. A batch group sums over its share of the batch.
     batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
     batch_share = image[numbers.lhs_spec[0]] // params["batch_group_count"]
     assert batch == batch_share, f"output batch {batch}, expected {batch_share}"
@@ -198,7 +195,7 @@ def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
 
 
 def _scores(eqn: Any) -> int:
-    """FLOPs of one of cuDNN attention's matmuls; query [batch, q, heads, head_dim]."""
+    """Return the FLOPs of one of cuDNN attention's matmuls. The query is [batch, q, heads, head_dim]."""
     query, key = (v.aval.shape for v in eqn.invars[:2])
     heads_first = eqn.params["layout"] == 1  # BNTH
     q_length, heads = (query[2], query[1]) if heads_first else (query[1], query[2])
@@ -218,7 +215,7 @@ RULES: dict[str, Rule] = {
     "bcoo_dot_general": _bcoo_dot,
     "bcoo_dot_general_sampled": _bcoo_dot_sampled,
     "dot_product_attention_fwd_wrapper": lambda eqn: {"work": 2 * _scores(eqn)},
-    # Four gradients' matmuls, and the scores once more: the flash kernel does not keep them.
+    # Four matmuls for the gradients, and one to recompute the scores, which the flash kernel does not keep.
     "dot_product_attention_bwd_wrapper": lambda eqn: {"work": 4 * _scores(eqn), "recompute": _scores(eqn)},
 }
 
@@ -227,15 +224,15 @@ PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 
 
 def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
-    """Return the FLOPs of `jaxpr` by phase and module, and list the calls that have no rule.
+    """Return the FLOPs of `jaxpr` by phase and module, and the list of calls without a rule.
 
-    Work that remat repeats counts as recomputation where its first run is alive. Where nothing uses the first
-    run (the loss itself is rematerialised and its value dropped), the second is the only one and counts as
-    forward.
+    Work that rematerialisation repeats counts as recomputation if its first run is live. If nothing uses the
+    first run (the loss itself is rematerialised and its value dropped), the second is the only one and counts
+    as forward.
 
     Args:
         jaxpr: the whole step, with global shapes.
-        platform: cuda | tpu | cpu: the one it is compiled for.
+        platform: the platform it is compiled for: cuda | tpu | cpu.
     """
     alive, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     counter = _Counter(platform)
@@ -245,7 +242,7 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
         written.walk(jaxpr, "", Fraction(1))
         counter.call_first_what_is_not_repeated(written)
     counts = {key: flops for key, flops in counter.counts.items() if flops}
-    if {phase for phase, _ in counts} == {"other"}:  # nothing was differentiated: all of it is forward
+    if {phase for phase, _ in counts} == {"other"}:  # nothing is differentiated: all work is forward
         counts = {("forward", module): flops for (_, module), flops in counts.items()}
     phases, modules = dict[str, Fraction](), dict[str, Fraction]()
     for (phase, module), flops in counts.items():
@@ -267,7 +264,7 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
 
 
 def phase_of(scopes: str) -> str:
-    """Return the phase of an operation by the scopes and transforms it was traced under."""
+    """Return the phase of an operation from the scopes and transforms under which it was traced."""
     if "rematted_computation" in scopes:
         return "recompute"
     if re.search(r"\boptimizer\b", scopes):
@@ -277,7 +274,7 @@ def phase_of(scopes: str) -> str:
     return "forward" if "jvp(" in scopes else "other"
 
 
-# The line that a product was traced at, its primitive, its module, and whether it is attention's.
+# The traceback of a product's equation, its primitive, its module, and whether it belongs to attention.
 _Key = tuple[Any, str, str, bool]
 
 
@@ -287,7 +284,7 @@ class _Counter:
         self.counts: dict[tuple[str, str], Fraction] = {}  # by phase and module
         self.unpriced: Counter[str] = Counter()
         self.attention: Fraction = Fraction(0)
-        # Of what remat runs, the first runs and the repeated ones.
+        # FLOPs of products by line: those of the first runs, and those that rematerialisation repeats.
         self.first: dict[_Key, Fraction] = {}
         self.again: dict[_Key, Fraction] = {}
 
@@ -319,10 +316,10 @@ class _Counter:
                 self.unpriced[f"{name}({shapes})"] += int(times)
 
     def call_first_what_is_not_repeated(self, written: _Counter) -> None:
-        """Count as forward what is repeated here but whose first run is in `written` alone.
+        """Count repeated work as forward if its first run is only in `written`, which keeps dead code.
 
-        A line that runs several times, some of its first runs dead, is taken for the one whose repetition
-        is alive.
+        Where a line runs several times and some of its first runs are dead, the live repetition is matched
+        with a dead first run.
         """
         for key, again in self.again.items():
             dead = written.first.get(key, Fraction(0)) - self.first.get(key, Fraction(0))
@@ -350,14 +347,14 @@ class _Counter:
                 self.attention += scaled
 
     def _loop(self, eqn: Any, scopes: str, times: Fraction) -> None:
-        """Add one round of a `while`, and list it."""
+        """Add one round of a `while`, and list the loop as unpriced."""
         place = scopes.strip("/") or "the step"
         self.unpriced[f"while of unknown length under {place}, counted once"] += 1
         for part in ("cond_jaxpr", "body_jaxpr"):
             self.walk(eqn.params[part].jaxpr, scopes, times)
 
     def _branch(self, eqn: Any, scopes: str, times: Fraction) -> None:
-        """Add the target's branch of `platform_dependent`, else the branch that costs most."""
+        """Add the target's branch of `platform_dependent`, else the most expensive branch."""
         branches = eqn.params["branches"]
         for branch, platforms in zip(branches, eqn.params.get("branches_platforms") or (), strict=False):
             if platforms is None or self.platform in platforms:  # the default comes last
