@@ -1,7 +1,9 @@
-"""The processes that Meshwright starts: kept out of the working directory, ended with all that they have
-started, and what they leave on the disk removed.
+"""Start, guard and end the processes of Meshwright, and clean up their folders.
 
-Imports: the standard library, psutil (late). Imported by: whatever starts a process.
+Child processes import no modules from the working directory. They end together with all their descendants.
+Folders that killed processes left on the disk are removed.
+
+Imports: the standard library, psutil (late). Used by: all modules that start a process.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-ABANDONED_SECONDS = 86_400.0  # what nobody finished for a day was left by a process that was killed
+ABANDONED_SECONDS = 86_400.0  # a folder older than a day was left by a killed process
 OWNER = ".owner"  # the file in a working folder that its process keeps locked
-GRACE_SECONDS = 10.0  # for a guard to end what it guards
+GRACE_SECONDS = 10.0  # time for a guard to end its processes
 SAFE_PATH = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by a guard
-LOOKS = 10  # at what is left, since it may fork while it is being killed
+LOOKS = 10  # rounds of killing, since processes may fork meanwhile
 IS_LINUX = sys.platform == "linux"
 
 
@@ -38,14 +40,14 @@ def own_python(*arguments: str) -> list[str]:
     """Return the command that runs this interpreter without the working directory on its module path.
 
     `python -m` and `python -c` put the working directory first, so that a file `secrets.py` there would run
-    in place of the standard library's. PYTHONPATH works as ever.
+    in place of the standard library's module. PYTHONPATH still applies.
     """
     return [sys.executable, "-P", *arguments]
 
 
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep the working directory off the module path of what `multiprocessing` starts inside the block."""
+    """Keep the working directory off the module path of the block's `multiprocessing` children."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -61,12 +63,12 @@ def safe_path() -> Iterator[None]:
 def working_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Make a folder for the block, and remove it afterwards.
 
-    A process that is killed leaves its folder behind. So this first removes the folders of the same prefix
-    that are older than a day and belong to no living process.
+    A killed process leaves its folder behind. So this first removes the folders of the same prefix that are
+    older than a day and belong to no living process.
 
     Args:
-        prefix: the beginning of its name.
-        parent: where it is made; the folder for temporary files unless told.
+        prefix: the beginning of the folder's name.
+        parent: the folder that contains it; by default the system's folder for temporary files.
     """
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     remove_abandoned(parent, prefix)
@@ -82,12 +84,12 @@ def working_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Remove the working folders in `parent` that are older than a day and belong to no living process."""
     for folder in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # another process has just removed it
+        with contextlib.suppress(OSError):  # another process has removed it meanwhile
             if not is_abandoned(folder):
                 continue
             if (folder / OWNER).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
-            else:  # its process was killed before it could lock it; anything else is not ours
+            else:  # its process was killed before locking it; `rmdir` spares folders that are not empty
                 folder.rmdir()
 
 
@@ -95,7 +97,7 @@ def is_abandoned(folder: Path) -> bool:
     """Return whether a folder of this user is older than a day and no living process holds its lock.
 
     Raises:
-        OSError: the folder has gone.
+        OSError: the folder no longer exists.
     """
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
@@ -109,7 +111,7 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def _lock(owner: IO[str]) -> bool:
-    """Take the kernel's lock on a file, which ends with the process; return False where another holds it."""
+    """Take the kernel's lock on a file until the process ends; return False if another process holds it."""
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -120,12 +122,12 @@ def _lock(owner: IO[str]) -> bool:
 
 
 def guard(parent: int) -> None:
-    """Go on in a child of this process, which waits for it, kills all that it has left, and ends as it did.
+    """Continue in a forked child; this process waits, kills what the child leaves, and ends as it did.
 
-    What the child starts cannot outlive it. Neither a session of its own nor a second fork helps, for what
-    has lost its parent becomes a child of this process. The end of `parent`, the process that started this
-    one, ends them all; so does a signal that asks this process to end. Call it before there are threads. Only
-    Linux has what it takes: elsewhere it does nothing.
+    Processes that the child starts cannot outlive it. Neither a new session nor a second fork lets them
+    escape, because a process that loses its parent becomes a child of this process. All of them also end if
+    `parent`, the process that started this one, ends, or if a signal asks this process to end. Call this
+    before any thread starts. It works on Linux only; elsewhere it does nothing.
     """
     if not IS_LINUX:
         return
@@ -143,12 +145,12 @@ def guard(parent: int) -> None:
 def _end_with(parent: int, number: int) -> None:
     """Have the kernel send this process a signal when its parent ends."""
     _prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it ended before it could be watched
+    if os.getppid() != parent:  # the parent ended before it could be watched
         os._exit(1)
 
 
 def _wait_and_end(child: int) -> None:
-    """Wait until `child` ends or a signal asks for it, kill all descendants, and end as the child did."""
+    """Wait until `child` ends or a signal asks to end; kill all descendants; end as the child did."""
     status, number = None, signal.SIGCHLD
     while status is None and number == signal.SIGCHLD:
         number = signal.Signals(signal.sigwaitinfo(WAITED_FOR).si_signo)
@@ -159,7 +161,7 @@ def _wait_and_end(child: int) -> None:
         os._exit(code)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no second core dump: the child has left its own
     if code != -signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
@@ -175,9 +177,9 @@ def _reaped() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def ending_descendants() -> Iterator[None]:
-    """End whatever the block has started and left running, also where SIGTERM ends the block.
+    """End the processes that the block started and left running, also if SIGTERM ends the block.
 
-    For user's code that runs in this very process; `guard` is for a process of its own.
+    Use this for user code in the current process; use `guard` for a separate process.
     """
     import psutil
 
@@ -198,7 +200,7 @@ def ending_descendants() -> Iterator[None]:
 
 
 def end_descendants(spare: set[int] | frozenset[int] = frozenset()) -> None:
-    """Kill all processes that descend from this one, but those of the numbers in `spare`."""
+    """Kill all descendants of this process, except the process numbers in `spare`."""
     import psutil
 
     for _ in range(LOOKS):
@@ -216,7 +218,7 @@ def end_descendants(spare: set[int] | frozenset[int] = frozenset()) -> None:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a guarded process that leads a session of its own, with all that it has started."""
+    """End a guarded process that leads its own session, and all processes that it started."""
     if process.poll() is None:
         process.terminate()  # its guard kills the rest
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,7 @@
-"""Errors, in words for the person who can act on them.
+"""Define the errors of Meshwright, worded for the person who can act on them.
 
-A user's mistake is a `MeshwrightError`: what happened with the values, and a computed hint.
-A mistake of ours is an `assert`.
+A user's mistake raises a `MeshwrightError`: what happened, with the values, and a computed hint.
+A mistake in Meshwright itself fails an `assert`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-# Control characters but for tab and newline, halves of surrogate pairs, and what turns the direction of text.
+# Control characters except tab and newline, halves of surrogate pairs, and marks of text direction.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return `text` with its control characters written out, so that a terminal does not obey them.
+    """Return `text` with its control characters escaped, so that a terminal does not obey them.
 
-    "\\x1b[31m" stands for the escape sequence that would turn a terminal red.
+    For example, the sequence that would turn a terminal red becomes the text "\\x1b[31m".
     """
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class MeshwrightError(Exception):
-    """Something the user can act on; `exit_code` is what the command line returns.
+    """An error that the user can act on; `exit_code` is the command line's exit status.
 
-    Both texts may quote a user's exception or a file; their control characters are written out.
+    Both texts may quote a user's exception or a file, so their control characters are escaped.
 
     Args:
         message: what happened, with the values.
@@ -40,7 +40,7 @@ class MeshwrightError(Exception):
         super().__init__(f"{self.message}\n  hint: {self.hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it with its hint, so that it can come from another process."""
+        """Pickle the error with its hint, so that it can be sent from another process."""
         return _error_of, (type(self), self.message, self.hint)
 
 
@@ -53,20 +53,21 @@ EXIT_BROKE_OFF = 4
 
 
 class InputError(MeshwrightError):
-    """The user's input is wrong: an unknown name, a size that does not divide."""
+    """An error in the user's input: an unknown name, a size that does not divide."""
 
     exit_code = 2
 
 
 class CompileError(MeshwrightError):
-    """The compiler or its worker failed; the message carries its own words."""
+    """A failure of the compiler or of its worker; the message quotes it."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Return the start of a hint for an unknown `name`: what it may be a slip of, or all of `known`.
+    """Return the start of a hint for an unknown `name`: similar known names, or all of `known`.
 
-    One name is a slip of another where at most a quarter of its letters (one at least) were left out, added,
-    replaced or swapped with a neighbour, or where one begins with the other. Upper and lower case are alike.
+    Two names are similar if one starts with the other (three letters or more), or if few edits turn one into
+    the other. An edit omits, adds or replaces a letter, or swaps it with its neighbour. The limit is one
+    edit, or a quarter of the letters of `name` if that is more. Case does not matter.
     """
     names = sorted(known)
     close = near_names(name, names)
@@ -76,7 +77,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return those of `known` that `name` may be a slip of, as `nearest_name` has it: the nearest alone."""
+    """Return the names in `known` that are similar to `name` (see `nearest_name`): only the most similar."""
     lower, limit = name.lower(), max(1, len(name) // 4)
     names = sorted(known)
     by_distance: dict[int, list[str]] = {}
@@ -93,8 +94,8 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     return longer[:_MOST_NAMES] or sorted(shorter, key=len)[-1:]
 
 
-_MOST_NAMES = 4  # offered at once
-_LEAST_LETTERS = 3  # of a beginning that says something
+_MOST_NAMES = 4  # suggested at once
+_LEAST_LETTERS = 3  # the shortest beginning that is compared
 
 
 def _begin_alike(one: str, other: str) -> bool:
@@ -102,9 +103,9 @@ def _begin_alike(one: str, other: str) -> bool:
 
 
 def _num_slips(one: str, other: str) -> int:
-    """Return the letters to leave out, add, replace or swap with a neighbour to turn `one` into `other`.
+    """Count the edits (omit, add, replace, swap with a neighbour) that turn `one` into `other`.
 
-    Each letter takes part in one change at most: the optimal string alignment distance.
+    Each letter is edited at most once: the optimal string alignment distance.
     """
     before, above = list[int](), list(range(len(other) + 1))
     for i, letter in enumerate(one, start=1):

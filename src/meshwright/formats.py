@@ -1,9 +1,9 @@
-"""Number formats: what each can hold, derived from its exponent and mantissa bits.
+"""Describe number formats: the range and precision that follow from exponent and mantissa bits.
 
 Sources: IEEE 754-2019 (fp16, fp32, fp64); OCP "8-bit Floating Point Specification" 1.0 (fp8); OCP
 "Microscaling Formats (MX) Specification" 1.0 (mxfp8, mxfp6, mxfp4 and their elements); NVIDIA's
-description of NVFP4 (blocks of 16 with an fp8-e4m3 scale). Modelled: rounding to nearest even.
-Not modelled: stochastic rounding, flush-to-zero units, nvfp4's rounding of its own scale.
+description of NVFP4 (blocks of 16 with an fp8-e4m3 scale). Counted: rounding to nearest even.
+Not counted: stochastic rounding, flush-to-zero units, nvfp4's rounding of its own scale.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from meshwright.errors import InputError, nearest_name
 class NumberFormat:
     """One number format.
 
-    `bits`: of storage for one value, a block's scale apart (tf32 uses 19 of its 32).
-    `has_inf`, `has_nan`: whether the largest exponent is kept for them (IEEE), whether only the
-    all-ones pattern is NaN (fp8-e4m3), or neither (the narrow element formats).
-    `block_size`, `scale_bits`: values that share one scale, and its bits; 1 and 0 without one.
+    `bits`: storage of one value, without a block's scale (tf32 uses 19 of its 32 bits).
+    `has_inf`, `has_nan`: both if the largest exponent is reserved for them (IEEE); only `has_nan` if only
+    the all-ones pattern is NaN (fp8-e4m3); neither for the narrow element formats.
+    `block_size`, `scale_bits`: the number of values that share one scale, and its bits; 1 and 0 without one.
     An integer has no exponent bits; its mantissa bits are those of its magnitude.
     """
 
@@ -37,12 +37,12 @@ class NumberFormat:
 
     @property
     def is_float(self) -> bool:
-        """Whether it has an exponent."""
+        """True for floating-point formats, which have an exponent."""
         return self.exponent_bits > 0
 
     @property
     def bits_per_value(self) -> float:
-        """Bits one value takes with its share of the block's scale."""
+        """Bits of one value, including its share of the block's scale."""
         return self.bits + self.scale_bits / self.block_size
 
     @property
@@ -58,7 +58,7 @@ class NumberFormat:
         """The largest finite value, of one element before its scale."""
         if not self.is_float:
             return float(2**self.mantissa_bits - 1)
-        lost = 2 if self.has_nan and not self.has_inf else 1  # patterns at the top, in steps of the mantissa
+        lost = 2 if self.has_nan and not self.has_inf else 1  # mantissa steps below 2; NaN takes one
         return math.ldexp(2 - lost * self.epsilon, self._largest_exponent)
 
     @property
@@ -77,15 +77,15 @@ class NumberFormat:
         return math.ldexp(1, -self.mantissa_bits) if self.is_float else 1.0
 
     def round_trip(self, value: float, *, block_max: float | None = None) -> float:
-        """`value` after it was stored in this format and read back.
+        """Return `value` after it is stored in this format and read back.
 
         Args:
             value: any float.
-            block_max: the largest magnitude of its block; needed by block-scaled formats, whose scale
-                follows from it (a power of two in MX, block_max / 6 in nvfp4).
+            block_max: the largest magnitude of the value's block. Block-scaled formats require it, because
+                their scale follows from it (a power of two in MX, block_max / 6 in nvfp4).
 
-        Beyond `max` it is infinite where the format has infinities, else NaN where it has NaN, else
-        `max`, which is what XLA's conversion does.
+        A value beyond `max` becomes infinite if the format has infinities, else NaN if it has NaN, else
+        `max`, as in XLA's conversion. Block-scaled formats saturate at `max`.
         """
         assert self.is_float, f"{self.name} is no float"
         assert (block_max is None) == (self.block_size == 1), (
@@ -99,13 +99,13 @@ class NumberFormat:
         step = math.ldexp(1, exponent - self.mantissa_bits)
         rounded = round(magnitude / step) * step
         if rounded > self.max:
-            # A scale that fits the block leaves at most a rounding above max: hardware saturates it.
+            # With the block's own scale, only rounding can exceed max, and hardware then saturates.
             narrow = math.nan if self.has_nan and self.block_size == 1 else self.max
             rounded = math.inf if self.has_inf else narrow
         return math.copysign(rounded * scale, value)
 
     def underflows(self, value: float, *, block_max: float | None = None) -> bool:
-        """Whether a value that is not zero is stored as zero."""
+        """Return whether a non-zero value is stored as zero."""
         return value != 0 and self.round_trip(value, block_max=block_max) == 0
 
     def _scale(self, block_max: float) -> float:
@@ -139,7 +139,7 @@ def _integer(name: str, bits: int, signed: bool) -> NumberFormat:
     return NumberFormat(name=name, bits=bits, exponent_bits=0, mantissa_bits=bits - signed, signed=signed)
 
 
-_MX = (32, 8)  # values that share one power-of-two scale, and its bits
+_MX = (32, 8)  # block size, and bits of the power-of-two scale
 
 _ALL = (
     _float("fp64", 64, 11, 52, "inf nan"),
@@ -165,7 +165,7 @@ _ALL = (
 FORMATS = {f.name: f for f in _ALL}
 """Every format by its name, widest floats first."""
 
-# Names of numpy, jax and ml_dtypes, and XLA's own where they differ.
+# Names in numpy, jax and ml_dtypes, and XLA's names if they differ.
 _DTYPES = {
     **{n: n for n in FORMATS},
     **{"float64": "fp64", "f64": "fp64", "float32": "fp32", "f32": "fp32"},
@@ -179,10 +179,10 @@ _DTYPES = {
 
 
 def format_of_dtype(dtype: str) -> NumberFormat:
-    """The format of a dtype by its name in numpy, jax or XLA: "bfloat16", "bf16", "f32", "s32", "pred".
+    """Return the format of a dtype, named as in numpy, jax or XLA: "bfloat16", "bf16", "f32", "s32", "pred".
 
     Raises:
-        InputError: no format is known by that name.
+        InputError: no format has that name.
     """
     name = _DTYPES.get(dtype.lower())
     if name is None:

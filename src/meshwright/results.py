@@ -1,11 +1,11 @@
-"""What the verbs return, and the events that they emit while they run.
+"""Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
 
-`Weighing`, `Run`, `Sweep` and `Changes` hold records of the packages below and print as their reports: `str`
-gives the terminal's text, a notebook shows the page, `to_html` writes it. The text and the page are made by
-`report`, which stands above; `api` hands its functions over with `render_with`.
+`Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their reports: `str`
+returns the terminal text, a notebook shows the HTML page, and `to_html` writes it. `report`, a higher
+package, makes text and page; `api` registers its functions with `render_with`.
 
-Imports: `compiler`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`. Used by: `report`, `api`
-and the command line.
+Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`. Used
+by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _renderers: dict[str, Callable[[Any], str]] = {}
 
 
 def render_with(text: Callable[[Any], str], page: Callable[[Any], str]) -> None:
-    """Set the functions that make a result's terminal text and its HTML page."""
+    """Register the functions that make a result's terminal text and its HTML page."""
     _renderers.update(text=text, page=page)
 
 
@@ -43,7 +43,7 @@ class Shown:
     """A result that prints as its report."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON's types, as the command's `--json` prints it."""
+        """Return the result in JSON's types, as the command's `--json` prints it."""
         raise NotImplementedError
 
     def to_json(self) -> str:
@@ -65,7 +65,7 @@ class Shown:
         return _renderers["text"](self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Return the page for a notebook, in a frame of its own so that neither's styles reach the other."""
+        """Return the page for a notebook, in a frame that keeps the styles of page and notebook separate."""
         from html import escape
 
         return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
@@ -83,9 +83,9 @@ def _write(path: Path, text: str) -> None:
 class Weighing(Shown):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
-    `config` is None for a foreign program. `prediction` is None where the fleet's rates are not known;
+    `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
     `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
-    run; None where neither the config nor the caller says how long it is.
+    run; None if neither the config nor the caller states it.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Weighing(Shown):
 
     @property
     def run_total(self) -> RunTotal | None:
-        """Hours, device-hours and cost of the whole run; None where its steps or their time are not known."""
+        """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
         tokens_per_step = self.compiled.tokens_per_step
         if self.prediction is None or self.num_steps is None or tokens_per_step is None:
             return None
@@ -116,19 +116,19 @@ class Weighing(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether reserved and allowance bytes are within the usable; None where those are not known."""
+        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
         return self.ledger.memory.fits
 
     @property
     def step_seconds(self) -> float | None:
-        """Expected seconds of one step; None where no time is predicted."""
+        """Expected seconds of one step; None if no time is predicted."""
         return None if self.prediction is None else self.prediction.step_seconds.expected
 
     @property
     def hand_sum(self) -> HandSum | None:
-        """4 x (parameters + activations + gradients + optimizer state) beside the compiled program's bytes.
+        """Hand sum 4 x (parameters + activations + gradients + optimizer state), next to the compiled bytes.
 
-        None for a foreign program, whose layers are not known.
+        None for a foreign program, whose layers are unknown.
         """
         if self.config is None:
             return None
@@ -136,14 +136,14 @@ class Weighing(Shown):
 
     @property
     def pipeline(self) -> Ticks | None:
-        """The schedule of the stages; None where the layout has one stage, or the program is foreign."""
+        """Schedule of the pipeline's stages; None if the layout has one stage or the program is foreign."""
         return None if self.config is None else ticks_of(self.config, self.layout)
 
     def trace(self) -> dict[str, Any]:
-        """Return the predicted step of one device as a trace of Chrome's trace events, in JSON's types.
+        """Return the predicted step of one device as Chrome trace events, in JSON's types.
 
         Raises:
-            InputError: no time is predicted; the reason is `no_prediction`'s.
+            InputError: no time is predicted, for the reason in `no_prediction`.
         """
         return predicted_trace(
             executions_in(self.folder), self.compiled, self.fleet, calibration_for(self.fleet)
@@ -158,7 +158,7 @@ class Weighing(Shown):
         _write(Path(path), json.dumps(self.trace()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `weigh --json` prints; docs/how-weighing-works.md says what each name means."""
+        """Return the object that `weigh --json` prints; docs/json.md explains its fields."""
         compiled, by_hand, total = self.compiled, self.hand_sum, self.run_total
         target = self.fleet.chip.target
         return {
@@ -200,7 +200,7 @@ def _rate(link: Link | None) -> float | None:
 
 
 def calibration_for(fleet: Fleet) -> Calibration | None:
-    """Return what was measured on a fleet's chip: of a CPU always, of an accelerator where `probe` ran."""
+    """Return the calibration of a fleet's chip: for a CPU always, for an accelerator if `probe` ran."""
     if fleet.chip.platform == "cpu":
         return calibration_of_this_machine()
     return calibration_of_chip(fleet.chip.name)
@@ -208,9 +208,9 @@ def calibration_for(fleet: Fleet) -> Calibration | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Shown):
-    """One training run: its folder, its weighing, its measurement, and the two side by side.
+    """One training run: its folder, its weighing, its measurement, and the reconciliation of the two.
 
-    `not_written`: files of the folder that the disk refused to the end, by name, each with the reason.
+    `not_written`: files of the folder that could never be written, by name, each with the reason.
     """
 
     folder: Path
@@ -220,7 +220,7 @@ class Run(Shown):
     not_written: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `train --json` prints."""
+        """Return the object that `train --json` prints."""
         return {
             "schema": RUN_SCHEMA,
             "folder": str(self.folder),
@@ -235,8 +235,8 @@ class Run(Shown):
 class SweepRun:
     """One run of a sweep: its values by key as text, and its results.
 
-    `held_out_loss` (nats) is that after the last step, `loss` that of the last step. Both are None where the
-    run was not finished, and `failed` says why. `earlier`: it was there already, and was not run again.
+    `held_out_loss` (nats) is measured after the last step; `loss` is that of the last step. Both are None if
+    the run did not finish, and `failed` says why. `earlier`: the run existed already and was not repeated.
     """
 
     values: dict[str, str]
@@ -251,20 +251,20 @@ class SweepRun:
 
     @property
     def label(self) -> str:
-        """Its values in short: "learning_rate=1e-3, momentum=0.9"."""
+        """Short form of the values: "learning_rate=1e-3, momentum=0.9"."""
         return self.label_of(self.values)
 
     @staticmethod
     def label_of(values: dict[str, str]) -> str:
-        """Return values by key in short."""
+        """Return the short form of values by key."""
         return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Shown):
-    """Runs of one configuration with several values of some `keys`, in the order in which they were run.
+    """Runs of one configuration with several values of some `keys`, in the order of execution.
 
-    `stopped`: by the user; `not_run`: how many runs had then not begun.
+    `stopped`: the user stopped the sweep. `not_run`: the number of runs that had not begun by then.
     """
 
     name: str
@@ -277,7 +277,7 @@ class Sweep(Shown):
 
     @property
     def ranked(self) -> tuple[SweepRun, ...]:
-        """The best held-out loss first; then the runs without one, in the order in which they were run."""
+        """Runs by held-out loss, the lowest first; then the runs without one, in the order of execution."""
         finished = [run for run in self.runs if run.held_out_loss is not None]
         return (
             *sorted(finished, key=lambda run: run.held_out_loss or 0.0),
@@ -286,11 +286,11 @@ class Sweep(Shown):
 
     @property
     def best(self) -> SweepRun | None:
-        """The run with the lowest held-out loss; None where none was finished."""
+        """Run with the lowest held-out loss; None if no run has one."""
         return next((run for run in self.ranked if run.held_out_loss is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `sweep --json` prints, the best run first."""
+        """Return the object that `sweep --json` prints, the best run first."""
         return {
             "schema": SWEEP_SCHEMA,
             "config": self.name,
@@ -305,10 +305,11 @@ class Sweep(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change to a step, compiled: what one device then reserves, and what the step then costs.
+    """One change to a step, compiled: the bytes that one device then reserves, and the step's new cost.
 
-    `saved_bytes` and `extra_...` are differences to the step that was explained, saved ones positive.
-    `failed` says why it could not be compiled, else it is "". Seconds are None where no time is predicted.
+    `saved_bytes` and `extra_...` are differences from the explained step; `saved_bytes` is positive for a
+    saving. `failed` says why the change could not be compiled, else it is "". Seconds are None if no time is
+    predicted.
     """
 
     arguments: str  # as `meshwright weigh` takes them
@@ -322,12 +323,12 @@ class Change:
     failed: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the change as JSON's types."""
+        """Return the change in JSON's types."""
         return dataclasses.asdict(self)
 
 
 class Changes(tuple[Change, ...], Shown):
-    """The changes that `explain` compiled, the largest saving of memory first."""
+    """The changes that `explain` compiled, the largest memory saving first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the changes as `weigh --explain --json` prints them."""
@@ -339,21 +340,21 @@ class Changes(tuple[Change, ...], Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A weighing, or the preparation of a run, has begun something: "tracing", "compiling"."""
+    """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling"."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStepsCompared:
-    """Time and memory of a run's first steps, beside the predicted ones."""
+    """The event that compares a run's first steps with the prediction: time and memory."""
 
     rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRunStarted:
-    """Run `number` (from 1) of a sweep's `total` begins, with these values by key."""
+    """The event that run `number` (from 1) of a sweep's `total` begins, with its values by key."""
 
     number: int
     total: int
@@ -361,4 +362,4 @@ class SweepRunStarted:
 
 
 def ignore(event: object) -> None:
-    """Take an event and do nothing: the listener of a caller who gives none."""
+    """Take an event and do nothing: the default listener."""

@@ -1,8 +1,8 @@
-"""Measure what a Python process holds and does; each works with jax, numpy and PyTorch alike where it can.
+"""Measure the arrays, memory and speed of a Python process, for jax, numpy and PyTorch where possible.
 
-`footprint(tree)` counts the bytes of arrays, shared storage once. `live_arrays()` lists the jax arrays that
-are alive, and their holders. `device_memory()` reads what each device has allocated. `clock(function)` times
-a function until its call returns and until its results are there. `matmul_mfu()` times one large product.
+`footprint(tree)` counts the bytes of arrays, shared storage once. `live_arrays()` lists the live jax arrays
+and their holders. `device_memory()` reads the memory that each device has allocated. `clock(function)` times
+a function until its call returns and until its results are ready. `matmul_mfu()` times one large product.
 
 Imports: `measure`. Used by: users, as `mw.tools`.
 

@@ -1,8 +1,7 @@
 """Print and parse quantities, and lay out plain-text tables of them.
 
-Print quantities shortly, with three digits that count, and read the counts people write.
-
-Aligned columns of plain text: what `str` of a record shows.
+Quantities are printed with three significant digits, counts below 1000 exactly. Counts are parsed as people
+write them ("15T"). `aligned` makes the tables that `str` of a record shows.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Collection, Sequence
 from meshwright.errors import InputError
 
 _COUNT_LETTERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
-_MOST_DIGITS = 40  # what is counted here has fewer, and a float holds every such count
+_MOST_DIGITS = 40  # real counts have fewer, and a float's range holds every such count
 _SI = ("", "k", "M", "G", "T", "P", "E", "Z")
-_LONGEST_COUNT = 64  # characters; Python refuses to read whole numbers of thousands of digits
+_LONGEST_COUNT = 64  # characters; Python refuses to parse integers of thousands of digits
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def _three_digits(value: float) -> str:
-    """Three digits that count below 1000: "1.50", "79.1", "989"."""
+    """Format `value` below 1000 with three significant digits: "1.50", "79.1", "989"."""
     for digits, below in ((2, 9.995), (1, 99.95)):
         if abs(value) < below:
             return f"{value:.{digits}f}"
@@ -29,7 +28,7 @@ def _three_digits(value: float) -> str:
 
 
 def _scaled(value: float, step: int, num_prefixes: int) -> tuple[str, int]:
-    """The value's three digits in the largest prefix that leaves at least 1, and which prefix that is."""
+    """Return three digits of `value` in the largest prefix that leaves at least 1, and the prefix's index."""
     power = 0
     while abs(value) >= step - 0.5 and power < num_prefixes - 1:
         value /= step
@@ -38,13 +37,13 @@ def _scaled(value: float, step: int, num_prefixes: int) -> tuple[str, int]:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Memory in powers of 1024: "512 B", "1.50 MiB", "79.1 GiB"."""
+    """Format memory in powers of 1024: "512 B", "1.50 MiB", "79.1 GiB"."""
     digits, power = _scaled(num_bytes, 1024, len(_BINARY))
     return f"{num_bytes:.0f} B" if power == 0 else f"{digits} {_BINARY[power]}"
 
 
 def format_count(count: float) -> str:
-    """Parameters, tokens, FLOPs: "512", "8.03B", "15T", "3.14e23"; exact below 1000, else three digits."""
+    """Format a count exactly below 1000, else with three digits: "512", "8.03B", "15T", "3.14e23"."""
     if abs(count) >= 999.5e12:
         return f"{count:.2e}".replace("e+", "e")
     for letter, size in _COUNT_LETTERS:
@@ -55,13 +54,13 @@ def format_count(count: float) -> str:
 
 
 def format_rate(value: float, unit: str) -> str:
-    """A decimal SI prefix before `unit`: "989 TFLOP/s", "3.35 TB/s", "12.5 GB" of traffic."""
+    """Format a value with a decimal SI prefix: "989 TFLOP/s", "3.35 TB/s", "12.5 GB" of traffic."""
     digits, power = _scaled(value, 1000, len(_SI))
     return f"{digits} {_SI[power]}{unit}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in the unit people would use: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days"."""
+    """Format a duration in a fitting unit: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days"."""
     for size, unit, below in (
         (1e-6, "us", 1e-3),
         (1e-3, "ms", 1),
@@ -76,10 +75,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_count(text: str) -> int:
-    """Read "15T", "300e9", "4M", "1.5B" or "4096", in powers of ten.
+    """Parse a count such as "15T", "300e9", "4M", "1.5B" or "4096"; letters are powers of ten.
 
     Raises:
-        InputError: it is no number, not finite, negative, or no whole number.
+        InputError: the text is not a number, not finite, negative, or not a whole number.
     """
     match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+]?\d{1,2})?)\s*([KMBTkmbt]?)\s*", text, re.ASCII)
     if match is None or len(text) > _LONGEST_COUNT:
@@ -106,11 +105,13 @@ GAP = "  "
 def aligned(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
 ) -> str:
-    """Lines whose columns stand below each other; the columns named in `right` end at the same place.
+    """Lay out a table with left-aligned columns; columns named in `right` are right-aligned.
 
     Args:
-        header: the columns' names; each row has as many cells.
-        indent: before each line.
+        header: the columns' names; each row has the same number of cells.
+        rows: the cells of each line below the header.
+        right: the names of the right-aligned columns.
+        indent: text before each line.
     """
     widths = [max(len(line[place]) for line in (header, *rows)) for place in range(len(header))]
 

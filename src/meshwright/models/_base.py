@@ -1,4 +1,4 @@
-"""Define the interface of a model: a table of declared parameters, and a loss that is pure in them."""
+"""Define the interface of a model: a table of declared parameters and a pure loss function of them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Model(Protocol):
         ...
 
     def state(self) -> Tree:
-        """Return the declarations of the model state: arrays kept between steps and not updated by gradients."""
+        """Return the declarations of the model state: arrays kept between steps, not updated by gradients."""
         ...
 
     def loss(

@@ -1,32 +1,30 @@
 """Compute causal attention: on one device's sequence, or in a ring over the mesh axis `context`.
 
-Causal attention with the sequence split over the mesh axis `context`: keys and values go round a ring.
+Kernels: cuDNN's flash kernel on NVIDIA targets, blocks of queries in plain JAX elsewhere. Neither holds a
+[queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n compute (2i+2)/(2i+1)
+times what causality needs. The scope `needed_..._of_...` passes that ratio to the counter of model FLOPs, so
+that every implementation counts the same.
 
-Of N devices, device i holds the pieces i and 2N-1-i of 2N equal pieces of the sequence (zigzag), so that each
-has as much to do: its own positions among themselves, and then, whichever device's keys are here, as many
-pairs again as two pieces make. Its second piece sees the first piece of every other device; beyond that, if
-the keys are of an earlier device, its first piece sees their first, else its second piece sees their second.
+Documents: if a window holds several documents, attention stays inside each. The work is still that of the
+whole causal window, and counts as such: neither kernel skips blocks by document. cuDNN takes the mask as a
+bias [batch, 1, sequence, sequence] in the compute format, built once for all layers. It also writes the
+bias's gradient, which has the same size and is never read: 2 x 2 x sequence^2 bytes in total for each row of
+a microbatch (64 MiB at 4096). cuDNN's variant for packed sequences is not used. It needs an upper limit of
+documents per row and keeps statistics for each. It also queries the GPU while it is traced, so a program
+could not be compiled for a target that is not present.
 
-While one device's keys are attended to, the next's are under way. In the backward pass the gradients of keys
-and values, in float32, follow them round the ring, and come home in the computation's format with one hop
-more. Kept from forward to backward are output and log-sum-exp over all hops, nothing of each. Where windows
-hold several documents their segments travel with the keys, and plain blocks do the work on every target.
+Ring: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag).
+So all devices have the same work: causal attention among a device's own positions, then two pairs of pieces
+for each other device's keys. The device's second piece always attends to the other's first piece. In
+addition, if the other device comes earlier in the ring, first piece attends to first piece; otherwise second
+piece attends to second piece.
 
-Source: the ring, Liu et al. 2023 (arXiv 2310.01889); its balance, Brandon et al. 2023 (arXiv 2311.09431).
+The next device's keys travel while the present ones are used. In the backward pass the gradients of keys
+and values follow them round the ring in float32; one last hop returns them to their device in the compute
+format. Saved for the backward pass: output and log-sum-exp over all hops, nothing per hop. If windows hold
+several documents, their segments travel with the keys, and plain blocks do the work on every target.
 
-Causal attention: cuDNN's flash kernel on NVIDIA targets, blocks of queries elsewhere.
-
-Both hold no [queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n
-compute (2i+2)/(2i+1) times what causality needs; the scope `needed_..._of_...` carries that ratio
-to the counter of model FLOPs, so that every implementation counts the same.
-
-Where a window holds several documents, attention stays inside each. The work is that of the whole
-causal window, and counts as such: neither kernel leaves blocks out by document. cuDNN takes the mask
-as a bias [batch, 1, sequence, sequence] in the format of the computation, made once for all layers,
-and writes a gradient of it, as large, that nobody reads: 2 x 2 x sequence^2 bytes for each row of a
-microbatch (64 MiB at 4096). Its form for packed sequences needs an upper limit of documents per row,
-keeps statistics for each of them, and looks for the GPU while it is traced, so that no program could
-be compiled for a target that is not there.
+Sources: the ring, Liu et al. 2023 (arXiv 2310.01889); its balance, Brandon et al. 2023 (arXiv 2311.09431).
 """
 
 from __future__ import annotations
@@ -47,14 +45,14 @@ from .attention_blocks import MAX_BLOCKS, MIN_BLOCK, Blocks, Cudnn, Gradients, K
 
 Tree = Any
 AXIS = "context"
-NAME = "attention_output"  # what the policy `dots-attention` saves
+NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
 Saved = tuple[Array, Array, Array, Array | None, Seen]
 
 
 def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
-    """[batch, sequence], its positions in the order in which a ring holds them; `x` where none is split."""
+    """Reorder `x` [batch, sequence] to ring order; return it unchanged if `context` has one device."""
     size = axis_size(mesh, AXIS)
     if size == 1:
         return x
@@ -69,11 +67,11 @@ def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
 
 
 def ring_positions(length: int, mesh: AnyMesh) -> Int[Array, " sequence"]:
-    """The place in its window of each token of a sequence in ring order; where none is split 0, 1, 2, ..."""
+    """Return each token's position in its window, in ring order; 0, 1, 2, ... if `context` has one device."""
     size = axis_size(mesh, AXIS)
     if size == 1:
         return jnp.arange(length)
-    slot, num = jnp.arange(length), length // (2 * size)  # of each two pieces of a device, `num` slots each
+    slot, num = jnp.arange(length), length // (2 * size)  # two pieces per device, `num` slots each
     device, second, place = slot // (2 * num), slot // num % 2, slot % num
     piece = jnp.where(second == 1, 2 * size - 1 - device, device)
     return pin(piece * num + place, mesh, "sequence")
@@ -88,13 +86,13 @@ def ring_attention(
     *,
     cudnn: bool,
 ) -> Float[Array, "batch sequence heads head_dim"]:
-    """Each position, in ring order, sees itself and those before it, of its segment if there are segments."""
+    """Compute causal attention over a sequence in ring order, within each segment if segments are given."""
     assert not (cudnn and segments is not None), "cuDNN attends to whole windows"
     return _attend(mesh, cudnn, query, key, value, segments)
 
 
 def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
-    """Of query, key, value and segments; and of what is seen."""
+    """Return the PartitionSpecs of query, key, value and segments, and those of the result `Seen`."""
     heads, kv_heads = activation_spec(HEADS, mesh), activation_spec(KV_HEADS, mesh)
     tokens = activation_spec(("batch", "sequence"), mesh)
     both: tuple[Any, Any] = heads, activation_spec(("batch", "heads", "sequence"), mesh)
@@ -129,10 +127,10 @@ _attend.defvjp(_forward, _backward)
 
 
 class _Keys(NamedTuple):
-    """Those of one device, or of one of its pieces; they go round the ring.
+    """Keys and values of one device, or of one of its pieces, as they travel round the ring.
 
-    Key above value in one array [2 x batch, sequence, kv_heads, head_dim], and so one message: XLA has one
-    permutation under way at a time, and would hide only one of two behind the work.
+    `both` stacks keys and values in one array [2 x batch, sequence, kv_heads, head_dim], to send one message.
+    XLA runs one permutation at a time, so with two messages it would overlap only one with computation.
     """
 
     both: Array
@@ -144,7 +142,7 @@ class _Keys(NamedTuple):
 
 
 class _Mine(NamedTuple):
-    """This device's queries, or those of one piece; in the backward pass also what belongs to each."""
+    """Queries of this device, or of one of its pieces; for the backward pass also results and `d_out`."""
 
     query: Array
     segments: Array | None
@@ -160,7 +158,7 @@ def _part(mine: _Mine, keys: _Keys) -> Part:
 
 
 def _halves(tree: Tree) -> tuple[Tree, Tree]:
-    """What belongs to a device's first piece, and to its second: all arrays are [batch, sequence, ...]."""
+    """Split arrays [batch, sequence, ...] into those of the device's first piece and of its second."""
     half = jax.tree.leaves(tree)[0].shape[1] // 2
     return jax.tree.map(lambda x: x[:, :half], tree), jax.tree.map(lambda x: x[:, half:], tree)
 
@@ -170,13 +168,13 @@ def _either(condition: Array, yes: Tree, no: Tree) -> Tree:
 
 
 def _onward(tree: Tree, size: int) -> Tree:
-    """To the next device round the ring."""
+    """Send every array to the next device in the ring."""
     pairs = [(i, (i + 1) % size) for i in range(size)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, pairs), tree)
 
 
 def _round(kernel: Kernel, size: int, query: Array, key: Array, value: Array, segments: Array | None) -> Seen:
-    """On each device, of its part of the sequence: what its queries see of all keys."""
+    """Attend with one device's queries to the keys of all devices. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
     mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
     own = kernel.forward(_part(mine, keys), True)
@@ -188,7 +186,7 @@ def _round(kernel: Kernel, size: int, query: Array, key: Array, value: Array, se
     first, second = _halves(mine)
 
     def hop(number: Array | int, seen: tuple[Seen, Seen], keys: _Keys) -> tuple[Seen, Seen]:
-        earlier = number <= device  # the keys are those of device - number, round the ring
+        earlier = number <= device  # these keys come from device (device - number) modulo size
         low, high = _halves(keys)
         late = kernel.forward(_part(second, low), False)
         part = _part(_either(earlier, first, second), _either(earlier, low, high))
@@ -199,7 +197,7 @@ def _round(kernel: Kernel, size: int, query: Array, key: Array, value: Array, se
 
     def one(carry: tuple[tuple[Seen, Seen], _Keys], number: Array) -> tuple[Any, None]:
         seen, keys = carry
-        following = _onward(keys, size)  # beside the work on those that are here
+        following = _onward(keys, size)  # overlaps with the work on the present keys
         return (hop(number, seen, keys), following), None
 
     keys = _onward(keys, size)
@@ -220,11 +218,11 @@ def _round_back(
     seen: Seen,
     d_out: Array,
 ) -> Gradients:
-    """On each device: the gradients of its queries, and of its keys and values from all queries."""
+    """Return the gradients of one device's queries, keys and values over the ring. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
     mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
     d_query, *d_own = kernel.backward(_part(mine, keys), True, seen, d_out)
-    d_keys = jnp.concatenate(d_own)  # one array, and so one message, as with the keys
+    d_keys = jnp.concatenate(d_own)  # one array to send one message, as with the keys
     log_sum_exp = rearrange(seen.log_sum_exp, "b h s -> b s h")
     first, second = _halves(mine._replace(out=seen.out, log_sum_exp=log_sum_exp, d_out=d_out))
 
@@ -259,28 +257,29 @@ def _round_back(
         carry = (d_query, d_keys, keys)
         (d_query, d_keys, keys), _ = jax.lax.scan(one, carry, jnp.arange(1, size - 1))
     more_query, more_keys = hop(size - 1, keys)
-    d_keys = _onward((_onward(d_keys, size) + more_keys).astype(key.dtype), size)  # the last hop is home
+    # The last hop returns them to their device.
+    d_keys = _onward((_onward(d_keys, size) + more_keys).astype(key.dtype), size)
     d_key, d_value = jnp.split(d_keys, 2)
     return (d_query + more_query).astype(query.dtype), d_key, d_value
 
 
-CUDNN_MAX_HEAD_DIM = 128  # its gradient takes no more on every generation
-# What JAX itself makes of a mask for cuDNN, which subtracts two very negative numbers wrongly.
+CUDNN_MAX_HEAD_DIM = 128  # the largest that cuDNN's gradient takes on every GPU generation
+# The values that JAX itself uses for masks: cuDNN subtracts two very negative numbers wrongly.
 CUDNN_BIAS = {"bfloat16": -2.0 * 2**40, "float16": -2.0 * 2**14}
 
 
 def uses_cudnn(context: Context, head_dim: int) -> bool:
-    """Whether attention goes to cuDNN: NVIDIA target, half precision, a head that fits its kernel."""
+    """Return whether cuDNN can attend: NVIDIA target, half precision, a head that its kernel takes."""
     half = jnp.dtype(context.dtype) in (jnp.dtype("bfloat16"), jnp.dtype("float16"))
     return context.platform == "cuda" and half and head_dim <= CUDNN_MAX_HEAD_DIM and head_dim % 8 == 0
 
 
 class Documents(NamedTuple):
-    """Where the documents of each window lie.
+    """The documents of each window, per token.
 
-    `segments`: the document's number within its window, of each token. `positions`: the token's place in its
-    document, or in what the window holds of it. `bias`: 0 where attention may look and very negative where
-    it may not, for cuDNN [batch, 1, sequence, sequence]; None for blocks, which compare segments.
+    `segments`: the number of the token's document within the window. `positions`: the token's position in its
+    document, counted from the first token that the window holds. `bias`: cuDNN's mask, 0 where attention is
+    allowed and very negative elsewhere; None for blocks, which compare segments.
     """
 
     segments: Int[Array, "batch sequence"]
@@ -289,9 +288,9 @@ class Documents(NamedTuple):
 
 
 def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_dim: int) -> Documents:
-    """What the blocks need to know of documents, made once for all of them; over `context` in ring order.
+    """Return the `Documents` that all layers share, in ring order if `context` shards the sequence.
 
-    Segments are given in the order of the window, and never fall in a row.
+    `segments` are in the order of the window and never decrease within a row.
     """
     ring = axis_size(context.mesh, "context") > 1
     with jax.named_scope("documents"):
@@ -301,7 +300,7 @@ def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_
         begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
         firsts = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
         bias = None
-        even = segments.shape[1] % 2 == 0  # a bias must be, for cuDNN
+        even = segments.shape[1] % 2 == 0  # cuDNN requires an even length with a bias
         if even and not ring and uses_cudnn(context, head_dim):
             same = segments[:, :, None] == segments[:, None, :]
             low = jnp.asarray(CUDNN_BIAS[jnp.dtype(context.dtype).name], context.dtype)
@@ -318,9 +317,9 @@ def causal_attention(
     context: Context,
     documents: Documents | None = None,
 ) -> Float[Array, "batch sequence heads head_dim"]:
-    """Each position attends to itself and those before it, of its document where there are documents.
+    """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
-    Query heads share key heads in groups. Where `context` splits the sequence it lies in ring order.
+    Query heads share key heads in groups. If `context` shards the sequence, it is in ring order.
     """
     if axis_size(context.mesh, "context") > 1:
         with jax.named_scope("attention"):
@@ -331,7 +330,7 @@ def causal_attention(
         local = partial(_on_one_device, cudnn=_goes_to_cudnn(context, query.shape[-1], documents))
         heads = ("batch", "sequence", "heads", "head_dim")
         kv_heads = ("batch", "sequence", "kv_heads", "head_dim")
-        # By hand for each device: where a mesh is partly manual, cuDNN's own partitioner fails.
+        # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
         each = context.on_each_device(local, (heads, kv_heads, kv_heads, ("batch",)), heads)
         out = each(query, key, value, documents)
         return checkpoint_name(context.pin(out, "batch", "sequence", "heads", "head_dim"), NAME)
@@ -353,7 +352,7 @@ def _on_one_device(
 def _in_blocks(query: Array, key: Array, value: Array, segments: Array | None) -> Array:
     length = query.shape[1]
     size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
-    # Head-major once, here: left to itself each matmul below transposes its own operands.
+    # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))
     outputs = []

@@ -1,15 +1,13 @@
 """Compute attention over a part of the keys, forward and backward, in plain blocks or by cuDNN.
 
-cuDNN's attention with the log-sum-exp of each query, forward and backward.
+Ring attention (`attention`) uses this: parts are merged by the log-sum-exp of each query. `Kernel` has two
+implementations: `Cudnn`, and `Blocks` of queries in plain JAX. Neither holds a [queries, keys] matrix of
+the whole part. Both recompute the scores in the backward pass, from the log-sum-exp over all parts.
 
-`jax.nn.dot_product_attention` rounds the log-sum-exp to the format of the computation and has no gradient
-that takes one from outside; a ring needs both. So this reaches into `jax._src`, here and nowhere else. The
-flash kernel's gradient is exact for a part of the keys, if it is given output and log-sum-exp over all.
-
-Attention to a part of the keys, with what is needed to add parts up, forward and backward.
-
-Two kernels of one form: cuDNN's, and blocks of queries in plain JAX, which hold no [queries, keys] matrix of
-the whole part either. Both compute the scores again in the backward pass, from the log-sum-exp of all parts.
+`jax.nn.dot_product_attention` rounds the log-sum-exp to the compute format, and its gradient does not accept
+one from outside. A ring needs a float32 log-sum-exp and such a gradient, so this module uses `jax._src`; no
+other module does. The flash kernel's gradient is exact for a part of the keys, given the output and
+log-sum-exp over all keys.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
 LogSumExp = Float[Array, "batch heads queries"]
-SEED = 42  # of dropout, which is 0
-# From jax 0.12 on a function may change the scores (flex attention); these are left as they are.
+SEED = 42  # for dropout, whose rate is 0
+# Since jax 0.12 a function may change the scores (flex attention). None leaves them unchanged.
 SCORES_AS_THEY_ARE: dict[str, None] = (
     {"score_mod": None}
     if "score_mod" in inspect.signature(cudnn._dot_product_attention_bwd_impl).parameters  # pyright: ignore[reportPrivateUsage]
@@ -43,7 +41,7 @@ def forward(
     value: Float[Array, "batch keys kv_heads head_dim"],
     causal: bool,
 ) -> tuple[Float[Array, "batch queries heads head_dim"], LogSumExp]:
-    """What the queries see of these keys, in their format, and the log-sum-exp of their scores in float32."""
+    """Return cuDNN's attention output in the queries' format, and the scores' log-sum-exp in float32."""
     both: Any = cudnn.dot_product_attention(
         query,
         key,
@@ -65,13 +63,14 @@ def backward(
     out: Float[Array, "batch queries heads head_dim"],
     d_out: Float[Array, "batch queries heads head_dim"],
 ) -> tuple[Array, Array, Array]:
-    """What these keys give to the gradients of query, key and value, in their format.
+    """Return these keys' contributions to the gradients of query, key and value, in their format.
 
     Args:
-        log_sum_exp: over all the keys that the queries see, not these alone.
-        out: the same.
+        log_sum_exp: over all keys that the queries attend to, not only these.
+        out: the output over all those keys.
+        d_out: the gradient of `out`.
     """
-    none = jnp.zeros(0, query.dtype)  # bias, lengths, offsets and pages
+    none = jnp.zeros(0, query.dtype)  # for bias, lengths, offsets and pages
     d_query, d_key, d_value = cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
         *(query, key, value, *(none,) * 7, log_sum_exp, out, d_out),
         scale=query.shape[-1] ** -0.5,
@@ -88,16 +87,19 @@ def backward(
 
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
-AGAIN = "rematted_computation"  # names the scores in the backward pass as JAX names what it computes again
-ALL_NEEDED = "needed_1_of_1"  # tells the counter of model FLOPs that it is attention
+AGAIN = "rematted_computation"  # JAX's scope for recomputed work; used here for the scores
+ALL_NEEDED = "needed_1_of_1"  # marks attention for the counter of model FLOPs
 NEVER = float(jnp.finfo(jnp.float32).min)
 
 Gradients = tuple[Array, Array, Array]
 
 
 class Part(NamedTuple):
-    """Queries [batch, queries, heads, head_dim], keys and values [batch, keys, kv_heads, head_dim] that they
-    look at, and where windows hold several documents the segments of both [batch, queries], [batch, keys]."""
+    """Queries, and the part of the keys and values that they attend to.
+
+    `query` is [batch, queries, heads, head_dim]; `key` and `value` are [batch, keys, kv_heads, head_dim].
+    `segments` are those of the queries and of the keys if windows hold several documents, otherwise None.
+    """
 
     query: Array
     key: Array
@@ -106,8 +108,11 @@ class Part(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Of each query, over all its keys or some: the output [batch, queries, heads, head_dim], of a part in
-    float32, and the log-sum-exp of its scores [batch, heads, queries], float32."""
+    """The result of attention over all keys of each query, or over a part of them.
+
+    `out` is [batch, queries, heads, head_dim], in float32 for a part of the keys. `log_sum_exp`, of the
+    scores, is [batch, heads, queries] in float32.
+    """
 
     out: Array
     log_sum_exp: Array
@@ -115,26 +120,26 @@ class Seen(NamedTuple):
 
 @runtime_checkable
 class Kernel(Protocol):
-    """One way to attend."""
+    """The interface of an attention kernel."""
 
     def forward(self, part: Part, causal: bool) -> Seen:
-        """What the queries see. `causal`: as many keys as queries, and each sees its own and those before."""
+        """Attend to the part; if `causal`, query i of n attends to the first i of n keys."""
         ...
 
     def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """This part's share of the gradients of query, key and value, in float32.
+        """Return this part's contributions to the gradients of query, key and value, in float32.
 
         Args:
-            seen: by the queries of all their keys, not of this part alone.
-            d_out: the gradient of that output.
+            seen: the result over all keys of the queries, not over this part only.
+            d_out: the gradient of `seen.out`.
         """
         ...
 
 
 def merged(one: Seen, other: Seen) -> Seen:
-    """What the queries see of two parts together.
+    """Merge the results of two parts of the keys.
 
-    With -inf or `NEVER` for its log-sum-exp, `other` adds nothing.
+    If the log-sum-exp of `other` is -inf or `NEVER`, `other` adds nothing.
     """
     log_sum_exp = jnp.logaddexp(one.log_sum_exp, other.log_sum_exp)
     shares = (rearrange(jnp.exp(x.log_sum_exp - log_sum_exp), "b h s -> b s h 1") for x in (one, other))
@@ -143,16 +148,16 @@ def merged(one: Seen, other: Seen) -> Seen:
 
 
 class Cudnn:
-    """cuDNN's flash kernel: half precision on NVIDIA targets. It knows no documents."""
+    """cuDNN's flash kernel: half precision on NVIDIA targets, without documents."""
 
     def forward(self, part: Part, causal: bool) -> Seen:
-        """See `Kernel`."""
+        """Implement `Kernel`."""
         assert part.segments is None, "cuDNN attends to whole windows"
         out, log_sum_exp = forward(part.query, part.key, part.value, causal)
         return Seen(out.astype(jnp.float32), log_sum_exp)
 
     def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """See `Kernel`."""
+        """Implement `Kernel`."""
         assert part.segments is None, "cuDNN attends to whole windows"
         out = seen.out.astype(d_out.dtype)
         found = backward(part.query, part.key, part.value, causal, seen.log_sum_exp, out, d_out)
@@ -161,14 +166,15 @@ class Cudnn:
 
 
 class Blocks:
-    """Plain JAX, a block of queries at a time.
+    """A kernel in plain JAX that processes one block of queries at a time.
 
-    Of a causal part each block looks at its own share of the keys, and says what of that causality needs
-    (`needed_..._of_...`, as in `attention`); other parts' blocks are alike, and run in a loop.
+    In a causal part, each block reads only the keys up to its own last position. The scope
+    `needed_..._of_...` states the share that causality needs, as in `attention`. In other parts all blocks
+    have the same shape and run in a loop.
     """
 
     def forward(self, part: Part, causal: bool) -> Seen:
-        """See `Kernel`."""
+        """Implement `Kernel`."""
         rows, keys = _heads_first(part)
         length = part.query.shape[1]
         if causal:
@@ -189,7 +195,7 @@ class Blocks:
         )
 
     def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """See `Kernel`."""
+        """Implement `Kernel`."""
         rows, keys = _heads_first(part, seen, d_out)
         length = part.query.shape[1]
         d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (keys.key, keys.value))
@@ -219,13 +225,13 @@ class Blocks:
 
 
 class _Rows(NamedTuple):
-    """Queries by key-value head and group; in the backward pass also what belongs to each of them."""
+    """Queries by key-value head and group; for the backward pass also log-sum-exps and output gradients."""
 
     query: Float[Array, "batch kv_heads group queries head_dim"]
     segments: Int[Array, "batch 1 1 queries"] | None
     log_sum_exp: Float[Array, "batch kv_heads group queries"] | None
     d_out: Float[Array, "batch kv_heads group queries head_dim"] | None
-    product: Float[Array, "batch kv_heads group queries"] | None  # of the output and its gradient
+    product: Float[Array, "batch kv_heads group queries"] | None  # sum over head_dim of output x its gradient
 
     def at(self, start: Array | int, num: int) -> _Rows:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, num, axis=3), self)
@@ -270,17 +276,17 @@ def _causal_blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _even_block(length: int) -> int:
-    """The largest block within the limit that divides the length."""
+    """Return the largest block size within the limit that divides `length`."""
     return next(size for size in range(min(_limit(length), length), 0, -1) if length % size == 0)
 
 
 def _joined(blocks: Array) -> Array:
-    """[blocks, batch, kv_heads, group, rows, ...] to [batch, kv_heads, group, blocks * rows, ...]."""
+    """Join [blocks, batch, kv_heads, group, rows, ...] to [batch, kv_heads, group, blocks * rows, ...]."""
     return rearrange(blocks, "n b k g s ... -> b k g (n s) ...")
 
 
 def _scores(rows: _Rows, keys: _Keys, first: int | None) -> Float[Array, "batch kv_heads group rows keys"]:
-    """`first`: the place of the first row among the keys, where each sees those up to its own; None: all."""
+    """Return masked scores; `first` is the first row's position for the causal mask, None for no mask."""
     scores = jnp.einsum("bkgqd,bksd->bkgqs", rows.query, keys.key).astype(jnp.float32)
     if first is not None:
         places = first + jnp.arange(rows.query.shape[3])

@@ -1,14 +1,14 @@
-"""Mixture of experts: a router sends each token to a few of many MLPs, as Mixtral's does.
+"""Define the mixture of experts: a router sends each token to a few of many MLPs, as Mixtral's does.
 
-A token goes to the experts of its largest logits, and their outputs are summed with the softmax of those
-logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1). Each expert has a buffer of
-fixed size on each device; a choice beyond it is dropped, and adds nothing (Fedus et al. 2021,
-https://arxiv.org/abs/2101.03961, section 2.2). Buffers are filled in the order of the tokens.
+A token goes to the experts of its largest logits. Their outputs are summed, weighted by the softmax over
+those logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1). Each expert has a
+buffer of fixed size on each device, filled in the order of the tokens. A choice that finds it full is dropped
+and adds nothing (Fedus et al. 2021, https://arxiv.org/abs/2101.03961, section 2.2).
 
-Written by hand for each device (`shard_map`), on its own tokens, which `tensor` splits by position. Buffers
-travel to the experts' devices and back (all-to-all over `expert`); over `tensor` they are gathered before
-the experts and summed and scattered after. Rows are moved by gathers in both directions: no sort, and no
-sum over rows that meet, whose order a GPU would choose.
+The code runs per device (`shard_map`) on that device's tokens, which `tensor` shards by position. Buffers
+travel to the experts' devices and back by all-to-all over `expert`. Over `tensor` they are all-gathered
+before the experts and reduce-scattered after them. Rows move by gathers, forward and backward: there is no
+sort, and no scatter-add, whose order of summation a GPU would choose.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from ..config import TransformerModel
 from ..sharding import ACTIVATION_RULES, activation_spec, axis_size, on_each_device, parameter_spec
 from ._base import Context, Outcome, Parameter
 
-NAME = "expert_product"  # what the policies that keep products save of experts
+NAME = "expert_product"  # rematerialisation policies that save products save these
 RESIDUAL = ("batch", "residual_sequence", "embed")
 
 
 class Places(NamedTuple):
-    """Where tokens go: `slots` [tokens, choices] of the buffers, beyond their end where a choice is dropped,
-    and back, `sources` [experts x capacity]: token x choices + choice, beyond the end where a slot is empty.
+    """The mapping between choices and buffer slots, in both directions.
+
+    `slots` [tokens, choices]: the slot of each choice; beyond the last slot if the choice is dropped.
+    `sources` [experts x capacity]: the choice in each slot, as token x choices + choice; beyond the last
+    choice if the slot is empty.
     """
 
     slots: Int[Array, "tokens choices"]
@@ -42,11 +45,12 @@ class Places(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """How evenly one layer's tokens were spread; scalars, float32.
+    """Measures of how evenly one layer's tokens were spread over the experts; scalars, float32.
 
-    `loss`: num_experts x the sum over experts of (share of tokens that chose it x mean probability), Switch's
-    equation 4 for one choice; each of k choices counts, so that it is k where all are equal. `load`: the
-    largest share of choices that one expert got, x num_experts. `dropped`: share of choices beyond capacity.
+    `loss`: num_experts x the sum over experts of (share of tokens that chose it x mean probability). With one
+    choice this is Switch's equation 4. Each of k choices counts, so `loss` is k if all experts are equal.
+    `load`: the largest share of choices that one expert received, x num_experts.
+    `dropped`: the share of choices beyond capacity.
     """
 
     loss: Float[Array, ""]
@@ -55,14 +59,14 @@ class Balance(NamedTuple):
 
 
 def _sizes(config: TransformerModel) -> tuple[int, int]:
-    """Experts, and choices of each token."""
+    """Return the number of experts and the number of choices per token."""
     assert config.num_experts is not None, "the model has no experts"
     assert config.experts_per_token is not None, "nothing says how many experts a token is sent to"
     return config.num_experts, config.experts_per_token
 
 
 def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
-    """`router`, and `up`, `down` and (gated) `gate` of all experts."""
+    """Declare `router`, and `up`, `down` and (if gated) `gate` for all experts."""
     (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
     up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
     declared = {
@@ -74,9 +78,10 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
 
 
 def capacity_of(config: TransformerModel, num_tokens: int) -> int:
-    """Tokens that an expert takes of a device's `num_tokens`; without a factor all of them, no more can come.
+    """Return how many of a device's `num_tokens` tokens one expert takes.
 
-    A token chooses an expert once at most.
+    Without a capacity factor it takes all of them. That suffices, because a token chooses an expert at most
+    once.
     """
     num_experts, num_choices = _sizes(config)
     if config.capacity_factor is None:
@@ -92,9 +97,9 @@ def expert_mlp(
     context: Context,
     activation: Callable[[Array], Array],
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
-    """The chosen experts' outputs summed by weight, in the layout of residuals, which `x` has too."""
+    """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
-    # Cast before they are split up: gradients then cross the network in the format of the computation.
+    # Cast outside the shard_map: gradients then cross the network in the compute format.
     layer = {n: w.astype(jnp.float32 if n == "router" else context.dtype) for n, w in layer.items()}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
@@ -106,7 +111,7 @@ def expert_mlp(
 def balanced(
     loss: Float[Array, ""], balance: Balance, config: TransformerModel, context: Context
 ) -> tuple[Float[Array, ""], Outcome]:
-    """The loss with what balancing adds in training, and its figures; `balance` of each layer, stacked."""
+    """Add the balancing loss in training; return loss and metrics. `balance` is stacked over layers."""
     metrics = figures_of(balance)
     if context.training:
         loss = loss + config.balancing_loss * metrics["balancing_loss"]
@@ -114,10 +119,10 @@ def balanced(
 
 
 def figures_of(balance: Balance) -> dict[str, Float[Array, ""]]:
-    """What is shown of the layers' `balance`, stacked.
+    """Return the metrics of `balance`, which is stacked over layers.
 
-    `balancing_loss` is shown before its factor, `expert_load` is of the layer where it is largest, `dropped`
-    of all layers.
+    `balancing_loss` is the mean over layers, without its factor. `expert_load` is the largest of all layers.
+    `dropped` is the mean over layers.
     """
     return {
         "balancing_loss": jnp.mean(balance.loss),
@@ -129,7 +134,7 @@ def figures_of(balance: Balance) -> dict[str, Float[Array, ""]]:
 def route(
     logits: Float[Array, "tokens experts"], num_choices: int
 ) -> tuple[Bool[Array, "tokens choices experts"], Float[Array, "tokens choices"]]:
-    """Which expert each choice is, largest logit first (of equals the first), and the choices' weights."""
+    """Choose experts by largest logit, the lower index first if equal; return choices and their weights."""
     left, chosen = logits, list[Array]()
     for _ in range(num_choices):
         best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(logits.shape[1])[None]
@@ -141,7 +146,7 @@ def route(
 
 
 def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> Places:
-    """A slot for each choice, in the order of the tokens, as far as an expert's buffer goes."""
+    """Assign a buffer slot to each choice, in the order of the tokens, until the expert's buffer is full."""
     num_tokens, num_choices, num_experts = chosen.shape
     taken = chosen.any(axis=1).astype(jnp.int32)
     before = jnp.cumsum(taken, axis=0) - taken
@@ -149,7 +154,7 @@ def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> P
     expert = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
     choices = jnp.arange(num_tokens * num_choices, dtype=jnp.int32)
     num_slots = num_experts * capacity
-    # Dropped choices get numbers of their own beyond the end: no two write to one place.
+    # Each dropped choice gets its own number beyond the end, so that indices stay unique.
     beyond = num_slots + choices.reshape(rank.shape)
     slots = jnp.where(rank < capacity, expert * capacity + rank, beyond)
     empty = jnp.full(num_slots, choices.size, jnp.int32)
@@ -158,7 +163,7 @@ def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> P
 
 
 def _rows(x: Array, places: Array) -> Array:
-    """Rows of `x`; zeros for places beyond its end."""
+    """Return the rows of `x` at `places`; zeros for places beyond its end."""
     return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
 
 
@@ -172,23 +177,23 @@ def _summed(y: Array, places: Places) -> Array:
 
 @jax.custom_vjp
 def send(x: Float[Array, "tokens embed"], places: Places) -> Float[Array, "slots embed"]:
-    """Each slot's token; zeros where it has none."""
+    """Return each slot's token; zeros if the slot is empty."""
     return _spread(x, places)
 
 
 @jax.custom_vjp
 def receive(y: Float[Array, "slots embed"], places: Places) -> Float[Array, "tokens embed"]:
-    """The sum of each token's slots; what was dropped adds nothing."""
+    """Sum each token's slots; dropped choices add nothing."""
     return _summed(y, places)
 
 
 @jax.custom_vjp
 def _matched(weights: Float[Array, "tokens choices"], places: Places) -> Float[Array, " slots"]:
-    """Each slot's weight."""
+    """Return each slot's weight."""
     return _rows(weights.reshape(-1), places.sources)
 
 
-# Each is the other's transpose; autodiff would add rows up where they meet.
+# `send` and `receive` are each other's transpose; autodiff would use a scatter-add instead.
 send.defvjp(lambda x, p: (_spread(x, p), p), lambda p, g: (_summed(g, p), None))
 receive.defvjp(lambda y, p: (_summed(y, p), p), lambda p, g: (_spread(g, p), None))
 _matched.defvjp(lambda w, p: (_matched(w, p), p), lambda p, g: (_rows(g, p.slots), None))
@@ -203,7 +208,7 @@ def _on_one_device(
     activation: Callable[[Array], Array],
     dims: dict[str, tuple[str, ...]],
 ) -> tuple[Array, Balance]:
-    """One device's tokens, and its parts of the parameters as they lie at rest."""
+    """Run the experts on one device's tokens, given its shards of the parameters as stored."""
     num_experts, num_choices = _sizes(config)
     tokens = x.reshape(-1, x.shape[-1])
     capacity = capacity_of(config, tokens.shape[0])
@@ -217,7 +222,7 @@ def _on_one_device(
     matrices = {name: _whole(w, dims[name], context) for name, w in layer.items() if name != "router"}
     buffers = send(tokens, places).reshape(num_experts, capacity, -1)
     num_needed, num_slots = weights.size, num_experts * capacity
-    # Slots of the buffers are multiplied whether a token fills them or not.
+    # All slots of the buffers are multiplied, filled or not.
     scope = f"needed_{min(num_needed, num_slots)}_of_{num_slots}"
     arrived = _exchange(buffers, context)
     with jax.named_scope(scope):
@@ -228,7 +233,7 @@ def _on_one_device(
 
 
 def _mlp(x: Array, matrices: dict[str, Array], activation: Callable[[Array], Array]) -> Array:
-    """Each expert's MLP on its buffer, [experts, slots, embed]; over `tensor` a part of the sum."""
+    """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum."""
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
@@ -246,17 +251,17 @@ def _split(axis: str, context: Context) -> bool:
 
 
 def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
-    """A parameter gathered over `fsdp`; its gradient is reduce-scattered, in the same format."""
+    """All-gather a parameter over `fsdp`; its gradient is reduce-scattered in the same format."""
     if not _split("fsdp", context):
         return weight
     return jax.lax.all_gather(weight, "fsdp", axis=dims.index("embed"), tiled=True)
 
 
 def _exchange(buffers: Array, context: Context) -> Array:
-    """[experts, capacity, embed] of this device's tokens to [its experts, slots of all, embed]."""
+    """Exchange [experts, capacity, embed] of own tokens for [own experts, slots of all devices, embed]."""
     if _split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
-    buffers = checkpoint_name(buffers, NAME)  # kept as they are split; gathered again in the backward pass
+    buffers = checkpoint_name(buffers, NAME)  # saved as shards; gathered again in the backward pass
     if _split("tensor", context):
         buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)
     return buffers
@@ -271,7 +276,7 @@ def _exchange_back(out: Array, context: Context) -> Array:
 
 
 def _balance(logits: Array, chosen: Array, places: Places, context: Context) -> Balance:
-    """Over the tokens of all devices, also along axes that are manual around the model."""
+    """Compute the balance over the tokens of all devices, including axes already manual outside the model."""
     num_tokens, num_choices, num_experts = chosen.shape
     choices = chosen.astype(jnp.float32).sum(axis=(0, 1))
     probability = jax.nn.softmax(logits, axis=-1).sum(axis=0)

@@ -60,7 +60,7 @@ def mean_cross_entropy(
 
 
 def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
-    """Return the axes that shard the tokens, and the axis that shards the vocabulary, if larger than 1."""
+    """Return the axes of size above 1 that shard the tokens, and the one of the vocabulary."""
     return token_axes(context.mesh), "tensor" if axis_size(context.mesh, "tensor") > 1 else None
 
 

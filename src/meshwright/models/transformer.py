@@ -1,19 +1,15 @@
 """Define the decoder-only Transformer: GPT-2 to Llama 3 by configuration.
 
-Products in eight bits: E4M3 forward, E5M2 for gradients, each tensor scaled by what it holds now.
+Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; `unroll` keeps them
+separate, which is faster on a CPU. Between blocks, `tensor` shards the residual by position; inside a block,
+it shards heads and hidden units. `rematerialised` applies the policy that says which values of a block are
+saved for the backward pass and which are recomputed.
 
-A tensor is divided by (its greatest magnitude / the format's largest number), rounded to the format, and
-multiplied; the product is summed in float32 and multiplied by both scales there. This is "current scaling"
-(https://docs.nvidia.com/deeplearning/transformer-engine): no history is kept. The formats: Micikevicius et
-al. 2022, https://arxiv.org/abs/2209.05433. Kept for the backward pass are the eight-bit tensors.
-
-What a block of layers keeps for the backward pass, and what is computed again there.
-
-A decoder-only Transformer: GPT-2 to Llama 3 by configuration.
-
-Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; `unroll`
-keeps them apart, which is faster on a CPU. Between blocks the residual is split by position over
-`tensor`; inside a block heads and hidden units are.
+Products in eight bits (fp8): E4M3 forward, E5M2 for gradients (Micikevicius et al. 2022,
+https://arxiv.org/abs/2209.05433). A tensor is divided by its scale, (its largest magnitude / the format's
+largest number), and rounded to the format. The product is summed in float32 and multiplied by both scales.
+This is "current scaling" (https://docs.nvidia.com/deeplearning/transformer-engine): no history is kept. The
+eight-bit tensors are saved for the backward pass.
 """
 
 from __future__ import annotations
@@ -37,13 +33,13 @@ from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters,
 from .loss import LEFT_OUT, mean_cross_entropy
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
-Quantised = tuple[Array, Array]  # values in eight bits, and their scale: float32, no dimensions
+Quantised = tuple[Array, Array]  # values in eight bits, and their scale, a float32 scalar
 
 
 def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
-    """`x` in eight bits, and what to multiply it by; a tensor of zeros has scale 1.
+    """Quantise `x` to eight bits; return it with its scale, which is 1 for a tensor of zeros.
 
-    A number that is not finite makes the scale so, and with it the whole product.
+    A non-finite number makes the scale non-finite, and with it the whole product.
     """
     most = jnp.max(jnp.abs(x)).astype(jnp.float32)
     scale = jnp.where(most == 0, 1.0, most / float(jnp.finfo(dtype).max))
@@ -52,7 +48,7 @@ def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
 
 def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
     (x8, x_scale), (y8, y_scale) = x, y
-    if on_cpu:  # has no such products: the same numbers, multiplied in float32
+    if on_cpu:  # CPUs lack fp8 products: multiply the same numbers in float32
         x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
     exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
     return (exact * (x_scale * y_scale)).astype(dtype)
@@ -60,10 +56,10 @@ def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTyp
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def fp8_product(x: Array, weight: Array, num_contracted: int, on_cpu: bool = False) -> Array:
-    """The last `num_contracted` dimensions of `x` against the first of `weight`, in eight bits.
+    """Contract the last `num_contracted` dims of `x` with the first of `weight`, in eight bits.
 
     Args:
-        x: in the format of the result and of the gradients.
+        x: its format is also that of the result and of the gradients.
         on_cpu: multiply the rounded numbers in float32.
     """
     return _forward(x, weight, num_contracted, on_cpu)[0]
@@ -94,27 +90,27 @@ def _backward(
 fp8_product.defvjp(_forward, _backward)
 
 
-SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: nothing else of a block has as many dimensions
-BLOCK_INPUT = "block_input"  # all that `full` saves; it may wait in host memory
+SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
+BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
 
 
 def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
-    # cuDNN's forward call: its output and log-sum-exp; a second run would be all of attention again
+    # cuDNN's forward call. If its output and log-sum-exp were not saved, all of attention would run again.
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
 def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
-    # Saved, a gathered weight would stay for the whole backward pass. Redoing casts and gathers is
-    # no arithmetic; every matmul is kept.
+    # A saved gathered weight would stay in memory until the backward pass uses it. Repeating casts and
+    # gathers costs no arithmetic; every matmul is saved.
     if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
         return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
-        return False  # blocks of attention have a checkpoint of their own, which jax asks this policy about
+        return False  # attention's blocks have their own checkpoint, and jax applies this policy to it too
     return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
 
 
 def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
-    """`block` under the run's rematerialisation policy."""
+    """Wrap `block` in the run's rematerialisation policy."""
     if context.remat == "none" and num_shards(context.mesh) == 1:
         return block
     policies = jax.checkpoint_policies
@@ -148,14 +144,14 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=Tru
 
 
 class Transformer:
-    """See the module."""
+    """The decoder-only Transformer that a `TransformerModel` config describes."""
 
     def __init__(self, config: TransformerModel) -> None:
         self.config = config
         self.block = self._block_parameters()
 
     def parameters(self) -> Tree:
-        """`embedding`, `positions` (learned), `layers`, `final_norm`, `head` (where not tied)."""
+        """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied)."""
         c = self.config
         table = partial(Parameter, fan_in=c.embed_dim)
         declared: dict[str, Any] = {
@@ -218,7 +214,7 @@ class Transformer:
             for name, (dims, shape, fan_in) in matrices.items():
                 declared.setdefault(group, {})[name] = Parameter(shape=shape, dims=dims, fan_in=fan_in)
                 if c.bias:
-                    keep = 1 if dims[0] in ("embed", "mlp") else 2  # the dims after those contracted
+                    keep = 1 if dims[0] in ("embed", "mlp") else 2  # index of the first output dim
                     declared[group][f"{name}_bias"] = Parameter(
                         shape=shape[keep:], dims=dims[keep:], initial="zeros"
                     )
@@ -227,12 +223,12 @@ class Transformer:
     def hidden(
         self, parameters: Tree, tokens: Array, context: Context, segments: Array | None = None
     ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
-        """Final hidden states of `tokens` [batch, sequence], before the head; each layer's `Balance`.
+        """Return the final hidden states of `tokens` [batch, sequence], and the layers' `Balance`.
 
-        Over `context` they lie in ring order.
+        The head is not applied. If `context` shards the sequence, the states are in ring order.
 
         Args:
-            segments: the number of each token's document in its window, same shape; None is one document.
+            segments: the number of each token's document in its window, same shape. None: one document.
         """
         documents = self._documents(segments, context)
         x = self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
@@ -245,7 +241,7 @@ class Transformer:
     def embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
     ) -> Float[Array, "batch sequence embed"]:
-        """What the first block is given, in the layout of residuals. Over `context`: in ring order."""
+        """Embed `tokens` (in ring order over `context`) for the first block, sharded as residuals."""
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             table = context.gather(parameters["embedding"], "vocab", "embed")
@@ -259,7 +255,7 @@ class Transformer:
     def through_blocks(
         self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
     ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
-        """`x` after all of `layers`, of which the first is number `first` of the model; each's `Balance`."""
+        """Apply `layers`, numbered from `first` in the model; return the output and their `Balance`."""
 
         def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
             x = checkpoint_name(x, BLOCK_INPUT)
@@ -281,26 +277,26 @@ class Transformer:
         return x, balance
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
-        """The output matrix, gathered for use; the embedding where they are tied."""
+        """Return the output matrix, gathered for use; the embedding if they are tied."""
         return context.gather(
             parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed"
         )
 
     def state(self) -> Tree:
-        """Nothing."""
+        """Return an empty tree: the model has no state."""
         return {}
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean cross entropy in nats of each token from those before.
+        """Return the mean cross entropy in nats of each token, given the tokens before it.
 
-        With experts, in training, `balancing_loss` times the layers' mean load-balancing loss more, and its
-        figures (`balanced`).
+        With experts, the outcome has the metrics of `balanced`. In training the loss then includes
+        `balancing_loss` times the mean load-balancing loss of the layers.
 
         Args:
-            batch: `tokens` [rows, sequence + 1]; where windows hold several documents also `segments`, same
-                shape: a document's first token is not predicted, and left out of the mean.
+            batch: `tokens` [rows, sequence + 1]. If windows hold several documents, also `segments` of the
+                same shape: a document's first token is not predicted and does not count in the mean.
         """
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
@@ -309,7 +305,7 @@ class Transformer:
         return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
 
     def entered(self, parameters: Tree, batch: Batch, context: Context) -> Array:
-        """The first of three parts of `loss`, for a pipeline: what the first block is given."""
+        """Return the first block's input. First of the three parts of `loss`, for a pipeline."""
         tokens, segments = _inputs(batch)
         documents = self._documents(segments, context)
         return self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
@@ -317,8 +313,11 @@ class Transformer:
     def passed(
         self, layers: Tree, x: Array, batch: Batch, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Balance | None]:
-        """The second part: `x` after some of the layers, of which the first is number `first`; what they
-        add to the loss, and each one's `Balance`."""
+        """Apply some layers, numbered from `first` in the model. Second of the three parts of `loss`.
+
+        Returns:
+            The layers' output and their contribution to the loss; and each layer's `Balance`.
+        """
         documents = self._documents(_inputs(batch)[1], context)
         x, balance = self.through_blocks(layers, x, context, documents, first)
         added = jnp.float32(0)
@@ -327,7 +326,7 @@ class Transformer:
         return (x, added), balance
 
     def targets(self, batch: Batch, context: Context) -> Int[Array, "batch sequence"]:
-        """What follows each token, in the order they lie in; a document's first token is not predicted."""
+        """Return the targets, in ring order over `context`; `LEFT_OUT` for a document's first token."""
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if segments is not None:
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
@@ -336,13 +335,13 @@ class Transformer:
     def judged(
         self, parameters: Tree, x: Array, targets: Array, batch: Batch, context: Context
     ) -> Float[Array, ""]:
-        """The third part: what some positions, which the last block gave as `x`, add to the batch's loss."""
+        """Return some positions' loss contribution from the last block's output `x`. Third part of `loss`."""
         hidden, gaps = self._norm(x, parameters["final_norm"], context), "segments" in batch
         whole = self.targets(batch, context)
         return self._loss_of(parameters, hidden, targets, context, gaps=gaps, whole=whole)
 
     def shown(self, balance: Balance | None) -> dict[str, Array]:
-        """The figures of a batch, from each microbatch's and layer's `Balance` [microbatches, layers]."""
+        """Return a batch's metrics from the `Balance` of microbatches and layers [microbatches, layers]."""
         return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(figures_of)(balance))
 
     def _loss_of(
@@ -385,7 +384,7 @@ class Transformer:
             return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL), balance
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
-        """The MLP that every token goes through: a block's only one, or the shared experts."""
+        """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
         activation = ACTIVATIONS[self.config.activation]
         up = self._project(h, layer, "mlp", "up", context)
         if self.config.mlp == "gated":
@@ -395,8 +394,11 @@ class Transformer:
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
-        """x . W (+ b), pinned. On one device the tokens are flattened: gradients of three-dimensional
-        operands take a CPU twice as long (benchmarks/train_cpu.py)."""
+        """Compute x . W (+ b), sharded by its dims.
+
+        On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice
+        as long (benchmarks/train_cpu.py).
+        """
         with jax.named_scope(name):
             dims = self.block[group][name].dims
             weight = context.gather(layer[group][name], *dims)
@@ -413,7 +415,7 @@ class Transformer:
             else:
                 contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
                 y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
-            # What sums over `tensor` is scattered by position at once, the residual's layout.
+            # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
             if self.config.bias:
@@ -422,7 +424,7 @@ class Transformer:
             return y
 
     def _norm(self, x: Array, group: Tree, context: Context) -> Array:
-        """RMSNorm or LayerNorm in float32, split by position; the result whole, ready for the matmuls."""
+        """Apply RMSNorm or LayerNorm in float32, sharded by position; gather the result for the matmuls."""
         wide = x.astype(jnp.float32)
         if self.config.norm == "layer":
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
@@ -431,16 +433,16 @@ class Transformer:
         wide = wide * context.gather(group["scale"], "embed", wide=True)[None, None]
         if "bias" in group:
             wide = wide + context.gather(group["bias"], "embed", wide=True)[None, None]
-        normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # else float32 would cross `tensor`
+        normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # otherwise float32 would cross `tensor`
         return context.pin(normed, "batch", "sequence", "embed")
 
     def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
-        """Zero a share of `x` and scale up the rest; each place and layer has a key of its own."""
+        """Zero a share of `x` and scale up the rest; each use and layer has its own random key (`place`)."""
         if context.dropout_key is None or self.config.dropout == 0:
             return x
         kept = 1.0 - self.config.dropout
         key = jax.random.fold_in(context.dropout_key, place)
-        # And each row of the batch and position: it does not matter which of them are seen here.
+        # Each row and position also has its own key, so the mask does not depend on the sharding.
         rows = jax.vmap(partial(jax.random.fold_in, key))(rows_here(x.shape[0], context.mesh))
         positions = ring_positions(x.shape[1], context.mesh)
         keys = jax.vmap(lambda row: jax.vmap(partial(jax.random.fold_in, row))(positions))(rows)
@@ -451,7 +453,7 @@ class Transformer:
 def _places(
     length: int, context: Context, documents: Documents | None
 ) -> Int[Array, "batch_or_1 sequence"] | None:
-    """Where each token stands in its document, or in its window; None if that is the order they lie in."""
+    """Return each token's position in its document or window; None if positions are 0, 1, 2, ..."""
     if documents is not None:
         return documents.positions
     if axis_size(context.mesh, "context") == 1:
@@ -460,14 +462,14 @@ def _places(
 
 
 def _scattered(y: Array, context: Context) -> Array:
-    """`y`, laid as a residual; its gradient is gathered at once, for each of two products would gather it."""
+    """Shard `y` as a residual; gather its gradient once, as two products would otherwise each gather it."""
     scatter = jax.custom_vjp(lambda y: context.pin(y, *RESIDUAL))
     scatter.defvjp(lambda y: (scatter(y), None), lambda _, g: (context.pin(g, "batch", "sequence", "embed"),))
     return scatter(y)
 
 
 def _inputs(batch: Batch) -> tuple[Array, Array | None]:
-    """Tokens that something follows, and their segments where windows hold several documents."""
+    """Return all tokens but each row's last, and their segments if windows hold several documents."""
     segments = batch.get("segments")
     return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]
 
@@ -475,9 +477,9 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
 def _rotate(
     x: Float[Array, "batch sequence heads head_dim"], theta: float, positions: Array | None = None
 ) -> Array:
-    """Rotary position embedding, halves rotated against each other (Su et al. 2021, Llama's order).
+    """Apply rotary position embedding (Su et al. 2021), rotating the two halves as Llama does.
 
-    `positions` [batch, sequence]: each token's place; None counts from the window's first.
+    `positions` [batch, sequence]: each token's position; None counts from the first token of the window.
     """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)

@@ -1,29 +1,27 @@
-"""Define the models of images: LeNet and ResNet-18, with batch normalisation and their loss.
+"""Define the image classifiers LeNet and ResNet-18, with batch normalisation and their loss.
 
-Loss and accuracy of a model that tells images apart.
+Layouts are PyTorch's: images [rows, channels, height, width], kernels [out, in, height, width]. Matrices are
+[in, out].
 
-Batch normalisation: each channel to mean 0 and variance 1 over the rows and places of a batch.
+LeNet: two convolutions and two matrices, for images of 28 x 28 pixels and ten classes. Its forward FLOPs for
+N images, two per multiply-add, are
+    2 N (20 26 26 (1 3 3) + 50 9 9 (20 5 5)) for convolutions, 2 N (800 128 + 128 10) for matrices.
+Backward FLOPs are twice that, less the first convolution's once: the images' gradient is not computed.
 
-In training the statistics are the batch's, and running ones are kept for evaluation, as PyTorch keeps them
-(https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html): nine tenths of the old and one
-tenth of the new, whose variance is divided by the count less one. Rows of weight zero do not count.
+ResNet-18 for square images of one channel and ten classes (He et al. 2015, https://arxiv.org/abs/1512.03385):
+- The stem is a 7 x 7 convolution to 64 channels with stride 2, norm, ReLU, then 3 x 3 max pooling, stride 2.
+- Four stages have two blocks each, of 64, 128, 256 and 512 channels. The first block of each stage except the
+  first halves the image.
+- A block is 3 x 3, norm, ReLU, 3 x 3, norm, then the sum with its input, then ReLU. If the shape changes, the
+  input passes through a 1 x 1 convolution with the block's stride, without a norm.
+- The mean over the image follows, and a matrix to the logits.
+No convolution has a bias. A norm would subtract it again, and a bias of the 1 x 1 convolution would only add
+to the bias of the block's last norm. Hand-computed FLOPs are in tests/test_oracle_flops.py.
 
-LeNet: two convolutions and two matrices, for images of 28 x 28 pixels and ten classes.
-
-Arrays lie as in PyTorch: images [rows, channels, height, width], kernels [out, in, height, width]; matrices
-are [in, out]. FLOPs by hand for N images, every multiply-add two:
-    convolutions 2 N (20 26 26 (1 3 3) + 50 9 9 (20 5 5)), matrices 2 N (800 128 + 128 10)
-forward; backward twice that, less the first convolution's once: nobody asks for the images' gradient.
-
-ResNet-18 for square images in one channel and ten classes (He et al. 2015, https://arxiv.org/abs/1512.03385).
-
-Stem: 7 x 7 to 64 channels, stride 2, norm, ReLU, largest of 3 x 3 with stride 2. Four stages of two blocks,
-of 64, 128, 256 and 512 channels; the first block of each stage but the first halves the image. A block is
-3 x 3, norm, ReLU, 3 x 3, norm, plus its input (through 1 x 1 with the block's stride where the shape
-changes, as it comes, without a norm), ReLU. Then the mean over the image, and a matrix to the logits.
-
-No convolution has a bias: a norm would subtract it again, and that of a 1 x 1 would add to its block's last.
-Arrays lie as in `lenet`. FLOPs by hand are in tests/test_oracle_flops.py.
+Batch normalisation: each channel has mean 0 and variance 1 over the rows and positions of a batch. Training
+uses the batch's statistics and updates running statistics for evaluation, as PyTorch does
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html): 0.9 of the old plus 0.1 of the
+new, whose variance is divided by count - 1. Rows of weight zero do not count.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ from ._base import Batch, Context, Outcome, Parameter, Tree
 def judged(
     logits: Float[Array, "rows classes"], batch: Batch
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """Mean cross entropy in nats, and `accuracy`, the share of rows whose largest logit is their label's.
+    """Return the mean cross entropy in nats, and `accuracy`: the share of rows whose largest logit is right.
 
-    Both are means over the rows, each times its weight where the batch has `weights` [rows] beside
-    `labels` [rows]; float32.
+    `batch` has `labels` [rows] and optionally `weights` [rows], by which each row's values are multiplied.
+    Both results are means over all rows, in float32.
     """
     logits, labels = logits.astype(jnp.float32), batch["labels"]
     chosen = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
@@ -57,14 +55,14 @@ def judged(
     return jnp.mean(losses), {"accuracy": jnp.mean(right)}
 
 
-KEPT = 0.9  # of a running statistic, each step
+KEPT = 0.9  # share of a running statistic that each step keeps
 EPSILON = 1e-5
 
 Statistics = Literal["global", "replica"]
 
 
 def norm_parameters(channels: int) -> Tree:
-    """`scale` and `bias` of a layer."""
+    """Declare `scale` and `bias` of a layer."""
     return {
         "scale": Parameter(shape=(channels,), dims=("channels_out",), initial="ones"),
         "bias": Parameter(shape=(channels,), dims=("channels_out",), initial="zeros"),
@@ -72,7 +70,7 @@ def norm_parameters(channels: int) -> Tree:
 
 
 def norm_state(channels: int) -> Tree:
-    """Running `mean` and `variance` of a layer."""
+    """Declare the running `mean` and `variance` of a layer."""
     return {
         "mean": Parameter(shape=(channels,), dims=("channels_out",), initial="zeros"),
         "variance": Parameter(shape=(channels,), dims=("channels_out",), initial="ones"),
@@ -87,12 +85,13 @@ def batch_norm(
     statistics: Statistics,
     weights: Float[Array, " rows"] | None = None,
 ) -> tuple[Float[Array, "rows channels height width"], Tree]:
-    """`x` normalised, in its format, and the layer's new state; statistics are float32.
+    """Normalise `x`, keeping its format; return it with the layer's new state. Statistics are float32.
 
     Args:
-        statistics: in training over all rows ("global", a small all-reduce in each direction), or over each
-            replica's own ("replica"), whose means then go into the running statistics.
-        weights: rows whose weight is zero are left out of the statistics.
+        statistics: the rows of the statistics in training. "global": all rows, at the cost of a small
+            all-reduce in each direction. "replica": each replica's own rows; the running statistics then
+            take the mean over the replicas.
+        weights: rows of weight zero are left out of the statistics.
     """
     scale, bias = (context.gather(parameters[name], "channels_out") for name in ("scale", "bias"))
     if not context.training:
@@ -121,7 +120,7 @@ def _num_replicas(context: Context) -> int:
 def _statistics(
     x: Float[Array, "groups rows channels height width"], counted: Float[Array, "groups rows"]
 ) -> tuple[Array, Array, Array]:
-    """Mean and variance [groups, 1, channels, 1, 1], and of how many numbers they are [groups]."""
+    """Return mean and variance [groups, 1, channels, 1, 1], and counts of numbers per channel [groups]."""
     x = x.astype(jnp.float32)
     count = jnp.sum(counted, axis=1) * (x.shape[3] * x.shape[4])
     least = jnp.maximum(count, 1.0)[:, None, None, None, None]
@@ -132,14 +131,14 @@ def _statistics(
 
 
 def _scaled(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    whole = (*[1] * (x.ndim - 3), -1, 1, 1)  # channels, height, width
+    whole = (*[1] * (x.ndim - 3), -1, 1, 1)  # the last dims are channels, height, width
     scale, bias = (array.astype(jnp.float32).reshape(whole) for array in (scale, bias))
     y = (x.astype(jnp.float32) - mean) * jax.lax.rsqrt(variance + EPSILON)
     return (y * scale + bias).astype(x.dtype)
 
 
 def _moved(state: Tree, mean: Array, variance: Array, count: Array) -> Tree:
-    """The running statistics after a batch; groups without a row do not count."""
+    """Return the running statistics after a batch; groups without a counted row do not contribute."""
     filled = (count > 0).astype(jnp.float32)
     num_filled = jnp.sum(filled)
     unbiased = count / jnp.maximum(count - 1, 1.0)
@@ -159,10 +158,10 @@ KERNEL = ("channels_out", "channels_in", "height", "width")
 
 
 class LeNet:
-    """See the module."""
+    """LeNet for images of 28 x 28 pixels and ten classes."""
 
     def parameters(self) -> Tree:
-        """`convolution1`, `convolution2`, `hidden`, `head`, each with `weight` and `bias`."""
+        """Declare `convolution1`, `convolution2`, `hidden` and `head`, each with `weight` and `bias`."""
         return {
             "convolution1": {
                 "weight": Parameter(shape=(20, 1, 3, 3), dims=KERNEL, fan_in=9),
@@ -183,14 +182,17 @@ class LeNet:
         }
 
     def state(self) -> Tree:
-        """Nothing."""
+        """Return an empty tree: the model has no state."""
         return {}
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean cross entropy in nats; batch: images [rows, 1, 28, 28], labels [rows] below 10, and perhaps
-        weights [rows]. The outcome has `accuracy`."""
+        """Return the mean cross entropy in nats, and an outcome with `accuracy`.
+
+        Args:
+            batch: `images` [rows, 1, 28, 28], `labels` [rows] below 10, and optionally `weights` [rows].
+        """
         x = batch["images"].astype(context.dtype)
         for name in ("convolution1", "convolution2"):
             with jax.named_scope(name):
@@ -207,7 +209,7 @@ class LeNet:
 def _lenet_convolution(
     x: Float[Array, "rows channels height width"], parameters: Tree, context: Context
 ) -> Float[Array, "rows channels_out half_height half_width"]:
-    """Convolution without padding, bias, ReLU, means of 2 x 2; an odd last row or column is dropped."""
+    """Apply an unpadded convolution, bias, ReLU and 2 x 2 mean pooling; drop an odd last row or column."""
     kernel = context.gather(parameters["weight"], *KERNEL)
     x = jax.lax.conv(x, kernel, window_strides=(1, 1), padding="VALID")
     x = context.pin(x, "batch", "channels", "height", "width")
@@ -224,7 +226,7 @@ def _mapped(
 
 
 STAGES = (64, 128, 256, 512)
-BLOCKS = 2  # of each stage
+BLOCKS = 2  # per stage
 
 
 def _kernel(outputs: int, inputs: int, side: int) -> Parameter:
@@ -232,7 +234,7 @@ def _kernel(outputs: int, inputs: int, side: int) -> Parameter:
 
 
 def _blocks() -> list[tuple[str, int, int]]:
-    """Name, channels in and channels out of every block; where they differ it halves the image."""
+    """Return each block's name, input and output channels; if these differ, the block halves the image."""
     found, channels = [], STAGES[0]
     for stage, width in enumerate(STAGES, start=1):
         for block in range(1, BLOCKS + 1):
@@ -242,13 +244,13 @@ def _blocks() -> list[tuple[str, int, int]]:
 
 
 class ResNet:
-    """See the module."""
+    """ResNet-18 for square images of one channel and ten classes."""
 
     def __init__(self, config: ResNetModel) -> None:
         self.config = config
 
     def parameters(self) -> Tree:
-        """`stem`, `stage1_block1` .. `stage4_block2`, `head`."""
+        """Declare `stem`, `stage1_block1` to `stage4_block2`, and `head`."""
         found: Tree = {"stem": {"kernel": _kernel(STAGES[0], 1, 7), "norm": norm_parameters(STAGES[0])}}
         for name, inputs, outputs in _blocks():
             found[name] = {
@@ -266,7 +268,7 @@ class ResNet:
         return found
 
     def state(self) -> Tree:
-        """Running mean and variance of every norm, under the parameters' names."""
+        """Declare the running mean and variance of every norm, under the parameters' names."""
         found: Tree = {"stem": {"norm": norm_state(STAGES[0])}}
         for name, _, outputs in _blocks():
             found[name] = {"norm1": norm_state(outputs), "norm2": norm_state(outputs)}
@@ -275,8 +277,11 @@ class ResNet:
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
-        """Mean cross entropy in nats; batch: images [rows, 1, side, side], labels [rows] below 10, and
-        perhaps weights [rows]. The outcome has the new running statistics and `accuracy`."""
+        """Return the mean cross entropy in nats, and an outcome with new running statistics and `accuracy`.
+
+        Args:
+            batch: `images` [rows, 1, side, side], `labels` [rows] below 10, and optionally `weights` [rows].
+        """
         norm = _Norm(state, batch, context, self.config.batch_norm)
         x = batch["images"].astype(context.dtype)
         with jax.named_scope("stem"):
@@ -296,7 +301,7 @@ class ResNet:
 
 
 class _Norm:
-    """Every norm of one pass, and the state they leave."""
+    """The norms of one forward pass, and the state that they update."""
 
     def __init__(self, state: Tree, batch: Batch, context: Context, statistics: Statistics) -> None:
         self.state = {name: dict(norms) for name, norms in state.items()}
@@ -322,7 +327,7 @@ def _block(x: Array, parameters: Tree, context: Context, norm: _Norm, name: str,
 
 
 def _resnet_convolution(x: Array, kernel: Array, context: Context, stride: int) -> Array:
-    """Padded by half the kernel, as PyTorch counts it: the same on every side."""
+    """Convolve with padding of half the kernel on every side, which is PyTorch's convention."""
     pad = kernel.shape[-1] // 2
     used = context.gather(kernel, *KERNEL)
     y = jax.lax.conv_general_dilated(x, used, (stride, stride), [(pad, pad), (pad, pad)])
@@ -330,7 +335,7 @@ def _resnet_convolution(x: Array, kernel: Array, context: Context, stride: int) 
 
 
 def _largest(x: Array, context: Context) -> Array:
-    """The largest of every 3 x 3 places, two apart; the border is padded with minus infinity."""
+    """Apply 3 x 3 max pooling with stride 2; pad the border with minus infinity."""
     window, strides, padding = (1, 1, 3, 3), (1, 1, 2, 2), [(0, 0), (0, 0), (1, 1), (1, 1)]
     y = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, padding)
     return context.pin(y, "batch", "channels", "height", "width")

@@ -1,5 +1,6 @@
-"""The train step: the one function that is weighed and that runs.
-Imports: `models`, `sharding`, `config`, optax. Imported by: `training`, and by name in the compile worker.
+"""Build the train step: the same function is weighed and run.
+
+Imports: `models`, `sharding`, `config`, optax. Used by: `training`, and `worker` for the compilation.
 """
 
 from ._build import TrainStep as TrainStep

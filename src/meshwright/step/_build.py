@@ -1,8 +1,8 @@
-"""The one builder of the train step.
+"""Build the train step of a config on a mesh.
 
-State, a dict: `parameters` and the optimizer's moments in float32, `model_state` (what the model keeps
-beside its parameters), `optimizer`, `key` (the run's random key), `step`, under fp16 `loss_scale`. The
-batch has a leading dimension of microbatches; gradients are summed over it in float32.
+The state is a dict: `parameters` (float32), `model_state` (what the model keeps in addition to parameters),
+`optimizer` (moments in float32), `key` (the run's random key), `step`, and under fp16 `loss_scale`. The batch
+has a leading dim of microbatches; gradients are summed over it in float32.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ._pipeline import Pipeline, Staged
 from ._state import abstract_batch, abstract_state, to_device, to_host, whole_over_replicas
 
 Tree = Any
-_Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # of the state and a batch
+_Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # arguments: state and batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
     """A train step on a mesh, and everything needed to lower or to run it.
 
-    `step(state, batch) -> (state, metrics)` is jitted and donates the state; a step whose loss or gradient
-    is not finite changes nothing but `step`, and its metric `applied` is 0. `init(seed) -> state` makes the
-    state where it belongs; `evaluate(parameters, model_state, batch) -> metrics` judges held-out data;
-    `inspect(state, batch) -> tree` counts what is not finite in `batch`, `parameters`, `loss` and
-    `gradients`. `state` and `batch` are trees of `jax.ShapeDtypeStruct` with shardings: the abstract
-    arguments of `step`.
+    `step(state, batch) -> (state, metrics)` is jitted and donates the state. If loss or gradient is not
+    finite, only `step` and `loss_scale` change, and the metric `applied` is 0.
+    `init(seed) -> state` creates the state with its shardings.
+    `evaluate(parameters, model_state, batch) -> metrics` evaluates held-out data.
+    `inspect(state, batch) -> tree` counts non-finite numbers in batch, parameters, loss and gradients.
+    `state` and `batch` are the abstract arguments of `step`: trees of `jax.ShapeDtypeStruct` with shardings.
     """
 
     step: Callable[[Tree, Tree], tuple[Tree, dict[str, Array]]]
@@ -63,7 +63,7 @@ def _platform(mesh: Mesh) -> str:
 
 
 def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
-    """The train step of `config` on `mesh`. The config is settled and checked on that layout."""
+    """Build the train step of `config` on `mesh`. The config must be settled and checked on that layout."""
     model = model_of(config.model)
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)
@@ -100,7 +100,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
-        # Statistics of the batch are the whole batch's: such a model sees all replicas at once.
+        # A model with state computes statistics over the whole batch, so it must see all replicas at once.
         sums = gradients_of if jax.tree.leaves(model.state()) else gradients_by_replica
         held = {**state, "parameters": used(state["parameters"])}
         if pipeline is not None:
@@ -129,7 +129,7 @@ def _moments_on_host(config: RunConfig) -> bool:
 
 
 def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
-    """The undecorated maker of a state from a seed."""
+    """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
@@ -147,9 +147,9 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
 
 
 def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None], Context]:
-    """What a model is told for a microbatch's key, on what of the mesh the code that calls it sees.
+    """Return the function that makes a model's `Context` from a microbatch's key.
 
-    Without a key held-out data is judged.
+    The context's mesh is the mesh that the calling code sees. A key of None means evaluation.
     """
 
     def context_of(key: Key[Array, ""] | None) -> Context:
@@ -169,7 +169,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
 
 
 def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: Tree) -> Any:
-    """The undecorated step: gradients over the microbatches, then one update, if they are finite."""
+    """Return the step, not jitted: gradients over the microbatches, then one update if they are finite."""
     rate, on_host = schedule_of(config), _moments_on_host(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
@@ -207,10 +207,10 @@ def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: T
 
 
 def _inspect(gradients: _Gradients) -> Any:
-    """How many numbers of each array are not finite: what a step that was not applied stumbled over."""
+    """Return the function, not jitted, that counts non-finite numbers: the causes of a step not applied."""
 
     def count(array: Array) -> Array:
-        return jnp.sum(~jnp.isfinite(array))  # whole numbers always are
+        return jnp.sum(~jnp.isfinite(array))  # integers are always finite
 
     def inspect(state: Tree, batch: Tree) -> Tree:
         value, _, gradient = gradients(state, batch)
@@ -221,5 +221,5 @@ def _inspect(gradients: _Gradients) -> Any:
 
 
 def _key_of(state: Tree) -> Key[Array, ""]:
-    """The key of the state's step."""
+    """Return the random key of the state's step."""
     return jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])

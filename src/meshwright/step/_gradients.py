@@ -1,13 +1,9 @@
 """Compute loss and gradients of a batch, microbatch by microbatch, in the formats of the precision policy.
 
-Loss and gradients of a whole batch, microbatch by microbatch.
-
-Formats of the arithmetic by policy, and the loss scale that keeps float16 gradients from vanishing.
-
-Gradients below 2^-24 are zero in float16. So the loss is multiplied by a power of two before it is
-differentiated, and the gradients are divided by it in float32, where both are exact (Micikevicius et al.
-2018, https://arxiv.org/abs/1710.03740). The scale finds itself: a step that is not finite halves it, and
-`GOOD_STEPS` finite ones in a row double it.
+The loss scale keeps float16 gradients from vanishing, since gradients below 2^-24 are zero in float16. The
+loss is multiplied by a power of two before it is differentiated, and the gradients are divided by it, in
+float32, where both are exact (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740). The scale adapts:
+a non-finite step halves it, and `GOOD_STEPS` finite steps in a row double it.
 """
 
 from __future__ import annotations
@@ -35,9 +31,10 @@ REPLICAS = "data"
 def gradients_of(
     loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
 ) -> tuple[Array, Outcome, Tree]:
-    """See `Gradients`. The partitioner places the reductions: with several microbatches, one in each.
+    """Return loss, outcome and mean gradient of a batch (see `Gradients`).
 
-    Gradients are summed over the microbatches in float32, laid as `shardings` say.
+    With several microbatches the partitioner places one reduction in each. Gradients are summed over the
+    microbatches in float32, sharded as in `shardings`.
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     grad = jax.value_and_grad(loss, has_aux=True)
@@ -65,12 +62,12 @@ def gradients_of(
 def gradients_by_replica(
     loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
 ) -> tuple[Array, Outcome, Tree]:
-    """As `gradients_of`, with one reduction over `data` in a step however many microbatches there are.
+    """Return loss, outcome and mean gradient as `gradients_of`, with one reduction over `data` per step.
 
-    Each replica sums up its own rows' gradients; `loss` sees a mesh along whose `data` it is manual, and
-    must give the mean over the replica's part so that the mean over replicas is the whole's. What the model
-    keeps must not depend on the rows. One microbatch is left to the partitioner, whose reductions then lie
-    in the backward pass and can be hidden behind it.
+    Each replica sums the gradients of its own rows. `loss` then runs on a mesh whose axis `data` is manual.
+    It must return a value for the replica's rows such that the mean over replicas is the whole batch's loss.
+    The model state must not depend on the rows. A single microbatch is left to the partitioner, which places
+    the reductions inside the backward pass, where computation can hide them.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     if jax.tree.leaves(batch)[0].shape[0] == 1 or axis_size(mesh, REPLICAS) == 1:
@@ -97,10 +94,10 @@ def gradients_by_replica(
 
 
 def mean_over_replicas(parts: Tree, shardings: Tree) -> Tree:
-    """The mean of arrays [replicas, ...] over their first dim, of which each replica holds its own part.
+    """Average arrays [replicas, ...] over their first dim, of which each replica holds its own part.
 
-    One all-reduce over `data` where `shardings` keep the result whole along it, one reduce-scatter where
-    they split it too.
+    Each array takes one all-reduce over `data`, or one reduce-scatter if `shardings` shard its result over
+    `data` too.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
 
@@ -127,7 +124,7 @@ def _axes(part: Any) -> tuple[str, ...]:
 
 
 def without_axes(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
-    """How what `spec` splits over all axes is still split where the code is manual along `axes`."""
+    """Return `spec` without `axes`: the remaining sharding inside code that is manual along `axes`."""
     gone = frozenset(axes)
     left = (tuple(axis for axis in _axes(part) if axis not in gone) for part in spec)
     return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
@@ -140,13 +137,13 @@ def _without_replicas(spec: PartitionSpec) -> PartitionSpec:
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "fp8": jnp.bfloat16}
 """In which a model computes; under fp8 its layers' products are narrower."""
 FIRST_SCALE = 2.0**15
-MOST_SCALE = 2.0**24  # a float32 loss times this is far from overflow
-LEAST_SCALE = 1.0  # a step that is not finite even so is a bad step
-GOOD_STEPS = 2000  # as in the paper's authors' libraries
+MOST_SCALE = 2.0**24  # a float32 loss times this stays far from overflow
+LEAST_SCALE = 1.0  # a step that is non-finite at this scale is a bad step
+GOOD_STEPS = 2000  # as in the libraries of the paper's authors
 
 
 def initial_scale(precision: str) -> Tree:
-    """What the state keeps of the loss scale, {"loss_scale": {scale, good_steps}}; nothing but for fp16."""
+    """Return the initial state of the loss scale, {"loss_scale": {scale, good_steps}}; {} unless fp16."""
     if precision != "fp16":
         return {}
     return {"loss_scale": {"scale": jnp.float32(FIRST_SCALE), "good_steps": jnp.int32(0)}}
@@ -155,9 +152,9 @@ def initial_scale(precision: str) -> Tree:
 def scaled_gradients(
     gradients: Gradients, loss: Loss, shardings: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
 ) -> tuple[Array, Outcome, Tree]:
-    """`gradients` at the state's parameters, taken of the scaled loss where the state has a scale.
+    """Compute `gradients` at the state's parameters, using the scaled loss if the state has a loss scale.
 
-    Loss and gradients come back unscaled, in float32.
+    The returned loss and gradients are unscaled, in float32.
     """
     before = (state["parameters"], state["model_state"])
     if "loss_scale" not in state:
@@ -173,7 +170,7 @@ def scaled_gradients(
 
 
 def next_scale(state: Tree, applied: Bool[Array, ""]) -> Tree:
-    """What `initial_scale` made, after a step that was `applied` or not finite."""
+    """Return the state of the loss scale after a step, which was `applied` or not finite; {} unless fp16."""
     if "loss_scale" not in state:
         return {}
     scale, good = state["loss_scale"]["scale"], state["loss_scale"]["good_steps"] + 1
@@ -187,5 +184,5 @@ def next_scale(state: Tree, applied: Bool[Array, ""]) -> Tree:
 
 
 def scale_metrics(state: Tree) -> dict[str, Array]:
-    """`loss_scale`, by which the step's loss was multiplied; nothing but for fp16."""
+    """Return the metric `loss_scale`, by which the step's loss was multiplied; {} unless fp16."""
     return {"loss_scale": state["loss_scale"]["scale"]} if "loss_scale" in state else {}

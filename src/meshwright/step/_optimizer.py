@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, through Optax."""
+"""Build the optimizer and its learning-rate schedule from Optax parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Tree = Any
 
 
 def schedule_of(config: RunConfig) -> optax.Schedule:
-    """Learning rate by step, which counts from 0: a linear rise, then what the schedule's kind says."""
+    """Return the learning rate by step, counted from 0: a linear warmup, then the schedule's own curve."""
     peak, schedule, steps = config.peak_learning_rate, config.schedule, config.horizon_steps
     warmup = schedule.warmup_steps
     left = max(steps - warmup, 1)
@@ -48,7 +48,7 @@ def schedule_of(config: RunConfig) -> optax.Schedule:
             stable = steps - warmup - schedule.decay_steps
             end = peak * schedule.final_fraction
             after = optax.linear_schedule(peak, end, schedule.decay_steps, transition_begin=stable)
-        case InverseRootSchedule():  # Vaswani et al. 2017: sqrt(warmup / step) of the peak
+        case InverseRootSchedule():  # Vaswani et al. 2017: peak x sqrt(warmup / step)
             after = lambda step: peak * jnp.sqrt(warmup / (jnp.maximum(step, 0) + warmup))  # noqa: E731
 
     rise = optax.linear_schedule(0.0, peak, warmup)
@@ -56,10 +56,10 @@ def schedule_of(config: RunConfig) -> optax.Schedule:
 
 
 def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformation:
-    """The update rule for a learning rate of one, by which the step scales what it gives.
+    """Return the optimizer of `config` for a learning rate of 1; the step multiplies by the actual rate.
 
-    `declared` is the model's table of parameters. Weight decay falls on matrices and tables, not on norms
-    and biases, unless told to fall on all.
+    `declared` is the model's tree of parameter declarations. By default weight decay applies to matrices and
+    tables, not to norms and biases; `weight_decay_on` may extend it to all parameters.
     """
     chosen = config.optimizer
     on_all = getattr(chosen, "weight_decay_on", "matrices") == "all"
@@ -70,7 +70,7 @@ def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformat
                 optax.add_decayed_weights(chosen.weight_decay, decayed) if chosen.weight_decay else _NOTHING,
                 optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov),
             )
-        case AdaGradOptimizer():  # Optax too adds epsilon under the root
+        case AdaGradOptimizer():  # Optax adds epsilon under the root, as the config defines it
             update = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
         case RMSPropOptimizer():
             update = optax.rmsprop(
@@ -109,10 +109,10 @@ _NOTHING = optax.identity()
 
 
 def _adafactor(chosen: AdafactorOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
-    """The parts that `optax.adafactor` is made of; what looks at a whole array is given single layers.
+    """Chain the parts of `optax.adafactor`, applying those that use a whole array to each layer separately.
 
-    (Optax itself would factor the two longest dims, whichever those are, and take root mean squares over
-    all layers at once.)
+    On stacked layers, `optax.adafactor` would factor the two longest dims, whichever those are, and take root
+    mean squares over all layers together.
     """
     parts = [
         optax.scale_by_factored_rms(
@@ -132,7 +132,7 @@ def _adafactor(chosen: AdafactorOptimizer, declared: Tree, decayed: Tree) -> opt
 
 
 def _muon(chosen: MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
-    """The parts that `optax.contrib.muon` is made of; its AdamW would be given Muon's `nesterov` too."""
+    """Chain the parts of `optax.contrib.muon`, which itself would pass Muon's `nesterov` to its AdamW too."""
     kinds = jax.tree.map(lambda p: "muon" if is_hidden_matrix(p) else "adamw", declared, is_leaf=is_parameter)
     numbers = jax.tree.map(
         lambda p: muon_dims(p) if is_hidden_matrix(p) else optax.MaskedNode(), declared, is_leaf=is_parameter

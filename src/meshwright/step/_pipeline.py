@@ -1,22 +1,18 @@
-"""Compute loss and gradients with the layers split over the mesh axis `stage`.
+"""Compute loss and gradients with the layers sharded over the mesh axis `stage`: a pipeline in one program.
 
-Positions of a microbatch split over the stages of a pipeline, for what comes after the layers.
+Stage s of S holds layers [s L/S, (s+1) L/S). All stages run the same loops of ticks; `Ticks` says which
+microbatch each stage has. Between ticks a stage sends its result to its neighbour. A forward pass saves the
+values that its backward pass needs, chosen by `remat`, in a ring of slots, so that the pipeline itself adds
+no recomputation. A data replica sums its own gradients; the mean over replicas is taken once per step.
 
-The last stage alone has what the layers gave. Were it alone to judge it, all would wait for its head: the
-head of Llama 3 8B has as many parameters as two and a half of its 32 layers. Each stage is sent its share of
-every device's positions, and sends their gradients back: two messages of a residual for each microbatch.
+Embedding and head are on every stage, and their gradients are summed over `stage` at the end. Only the first
+stage embeds. All stages share the head and the loss: each receives its share of the positions of the last
+stage's output, and sends their gradients back. This takes two messages of a residual per microbatch. If
+the last stage did it alone, all others would wait: the head of Llama 3 8B has as many parameters as 2.5 of
+its 32 layers.
 
-Loss and gradients of a whole batch with the layers split over `stage`: a pipeline in the one program.
-
-Stage s of S holds layers [s L/S, (s+1) L/S). All stages run the same loops of ticks (`Ticks` says which
-microbatch is where); between ticks what a stage made goes to its neighbour. A forward pass keeps what its
-backward pass needs, as `remat` says, in a ring of slots, so that nothing is computed twice. Embedding and
-head are on every stage: the first alone embeds, and each judges its share of the positions. Their gradients
-are summed over `stage` at the end. A data replica sums up its own gradients; the mean over replicas is taken
-once a step.
-
-Scopes tell those who count: `busy_A_of_B`, that A of B runs are a microbatch's and the others the bubble's;
-`taken_A_of_B`, that a branch is taken in A of B runs.
+Scopes carry counts to the ledger. `busy_A_of_B`: A of B runs have a microbatch; the others are the bubble.
+`taken_A_of_B`: a branch is taken in A of B runs.
 """
 
 from __future__ import annotations
@@ -41,11 +37,13 @@ RESIDUAL = ("batch", "residual_sequence", "embed")
 
 
 def spread(y: Array, mesh: AnyMesh) -> Array:
-    """This stage's positions of what the last stage holds, [batch, sequence / stages, embed], a residual.
+    """Scatter the last stage's `y` over the stages by position; return [batch, sequence / stages, embed].
+
+    The result is sharded as residuals.
 
     Args:
-        y: [batch, sequence, embed] on each stage; only the last one's counts.
-        mesh: as it is inside a `shard_map` over the stages.
+        y: [batch, sequence, embed] on each stage; only the last stage's value is used.
+        mesh: the abstract mesh inside a `shard_map` over the stages.
     """
     num_stages = mesh.shape[AXIS]
 
@@ -58,20 +56,20 @@ def spread(y: Array, mesh: AnyMesh) -> Array:
 
 
 def collected(x: Array, mesh: AnyMesh) -> Array:
-    """The opposite: all positions [batch, sequence, embed], on every stage."""
+    """Gather all positions [batch, sequence, embed] on every stage; the inverse of `spread`."""
     laid = activation_spec(RESIDUAL, mesh)
     return on_each_device(lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True), mesh, (laid,), laid)(x)
 
 
 def own(targets: Array, mesh: AnyMesh) -> Array:
-    """Of targets [batch, sequence], which every stage has, those of the positions that `spread` gives it."""
+    """Select this stage's share of `targets` [batch, sequence]: the positions that `spread` sends to it."""
 
     def local(targets: Array) -> Array:
         share = targets.shape[1] // mesh.shape[AXIS]
         return lax.dynamic_slice_in_dim(targets, lax.axis_index(AXIS) * share, share, axis=1)
 
     laid = activation_spec(RESIDUAL[:2], mesh)
-    # Pinned first: else the tokens they come from are split so too, and whoever shifts those by one sends.
+    # Pin first: otherwise the source tokens get this sharding too, and shifting them by one communicates.
     targets = pin(targets, mesh, "batch", "sequence")
     return on_each_device(local, mesh, (laid,), laid)(targets)
 
@@ -82,40 +80,43 @@ _WHOLE = PartitionSpec()
 
 @runtime_checkable
 class Staged(Protocol):
-    """A model whose loss is made of three parts: before the layers, some of the layers, after them."""
+    """A model whose loss splits into three parts: before the layers, some of the layers, after the layers."""
 
     def entered(self, parameters: Tree, batch: Tree, context: Context) -> Array:
-        """What the first layer is given."""
+        """Return the first layer's input."""
         ...
 
     def passed(
         self, layers: Tree, x: Array, batch: Tree, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Tree]:
-        """`x` after `layers`, of which the first is number `first` of the model; what they add to the loss;
-        and their figures, a tree of arrays [layers]."""
+        """Apply `layers`, numbered from `first` in the model.
+
+        Returns:
+            Their output and their contribution to the loss; and their figures, a tree of arrays [layers].
+        """
         ...
 
     def targets(self, batch: Tree, context: Context) -> Int[Array, "rows positions"]:
-        """What `judged` sets what the last layer gave beside."""
+        """Return the targets with which `judged` compares the last layer's output."""
         ...
 
     def judged(
         self, parameters: Tree, x: Array, targets: Array, batch: Tree, context: Context
     ) -> Float[Array, ""]:
-        """What some positions of the batch, `x` with their `targets`, add to its loss."""
+        """Return the contribution to the batch's loss of some positions: their `x` and `targets`."""
         ...
 
     def shown(self, figures: Any) -> dict[str, Array]:
-        """What is shown of all layers' figures [microbatches, layers]."""
+        """Return the metrics of all layers' figures [microbatches, layers]."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A model laid over stages.
+    """A model whose layers are sharded over stages.
 
-    `context_of(key)`: the run's context for a microbatch's key, None where held-out data is judged.
-    `shardings`: of the gradients, a tree like theirs.
+    `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
+    `shardings`: the gradients' shardings, a tree of the same structure.
     """
 
     model: Staged
@@ -124,9 +125,9 @@ class Pipeline:
     shardings: Tree
 
     def scaled_gradients(self, state: Tree, batch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome, Tree]:
-        """Mean loss, outcome and mean gradient of a batch [microbatches, rows, ...], in float32.
+        """Return mean loss, outcome and mean gradient of a batch [microbatches, rows, ...], in float32.
 
-        Under fp16 what goes back through the stages is the state's loss scale times the gradient.
+        Under fp16 the backward passes carry the gradient times the state's loss scale.
         """
         scale = state["loss_scale"]["scale"] if "loss_scale" in state else jnp.float32(1)
 
@@ -146,7 +147,7 @@ class Pipeline:
         return seen.value, Outcome({}, self.model.shown(seen.figures)), gradient
 
     def metrics(self, parameters: Tree, batch: Tree) -> dict[str, Array]:
-        """Mean loss and figures of a held-out batch [microbatches, rows, ...]."""
+        """Return mean loss and metrics of a held-out batch [microbatches, rows, ...]."""
 
         def local(parameters: Tree, batch: Tree) -> _Seen:
             return self._mean(self._stage(parameters, batch, None).seen())
@@ -163,7 +164,7 @@ class Pipeline:
 
     @property
     def _split(self) -> Tree:
-        """How parameters are split over the stages."""
+        """PartitionSpecs of the parameters over the stages."""
         return jax.tree.map(lambda s: PartitionSpec(AXIS) if _is_split(s) else _WHOLE, self.shardings)
 
     @property
@@ -177,11 +178,11 @@ class Pipeline:
 
     @property
     def _rows(self) -> PartitionSpec:
-        """How a batch [microbatches, rows, ...] is split over the replicas."""
+        """PartitionSpec of a batch [microbatches, rows, ...] over the replicas."""
         return PartitionSpec(None, *self._replicas)
 
     def _mean(self, seen: _Seen) -> _Seen:
-        """Of what the replicas saw."""
+        """Average `seen` over the replicas."""
         return lax.pmean(seen, self._replicas) if self._replicas else seen
 
     def _on_each_stage(self, local: Any, inputs: Any, outputs: Any) -> Any:
@@ -192,27 +193,27 @@ class Pipeline:
 
 
 class _Seen(NamedTuple):
-    """What is known of a batch when it has passed."""
+    """The loss and the layers' figures of a batch."""
 
-    value: Any  # sum, in the end mean, of the losses
-    figures: Any  # of the layers, a tree of arrays [microbatches, layers]
+    value: Any  # sum of the losses; their mean at the end
+    figures: Any  # the layers', a tree of arrays [microbatches, layers]
 
 
-_SEEN = _Seen(_WHOLE, PartitionSpec(None, AXIS))  # the stages' layers one behind the other
+_SEEN = _Seen(_WHOLE, PartitionSpec(None, AXIS))  # the stages' layers are concatenated
 
 
 class _Carry(NamedTuple):
-    """What goes from tick to tick."""
+    """The values carried from tick to tick."""
 
-    x: Array  # from the stage before
-    gradient: Array  # of what the stage gave, from the stage behind
-    kept: list[Array]  # [slots, ...]: what backward passes need of forward passes
+    x: Array  # input from the previous stage
+    gradient: Array  # of the stage's output, from the next stage
+    kept: list[Array]  # [slots, ...]: saved by forward passes for backward passes
     seen: _Seen
     total: Tree  # sum of the gradients
 
 
 class _Stage:
-    """One stage's part in the step, traced once for all stages."""
+    """The work of one stage in a step, traced once for all stages."""
 
     def __init__(
         self, pipeline: Pipeline, ticks: Ticks, parameters: Tree, batch: Tree, key: Key[Array, ""] | None
@@ -227,25 +228,26 @@ class _Stage:
         self.layers = parameters["layers"]
         num_layers = jax.tree.leaves(self.layers)[0].shape[0]
         self.first_layer = self.number * num_layers
-        self.rebuild: Any = None  # the structure of a pullback, and which of its leaves are not kept
+        # The pullback's structure; and for each of its leaves its index in the layers, or None if saved.
+        self.rebuild: Any = None
 
     def microbatch(self, number: Array) -> tuple[Tree, Context]:
-        """A microbatch and its context; the nearest there is where there is no such number."""
+        """Return a microbatch and its context; `number` is clipped to the valid range."""
         number = jnp.clip(number, 0, self.ticks.num_microbatches - 1)
         part = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), self.batch)
         key = None if self.key is None else jax.random.fold_in(self.key, number)
         return part, self.context_of(key)
 
     def is_there(self, number: Array) -> Bool[Array, ""]:
-        """Whether there is a microbatch of this number."""
+        """Return whether a microbatch of this number exists."""
         return (number >= 0) & (number < self.ticks.num_microbatches)
 
     def scope(self, kind: str, runs: int) -> Any:
-        """The scope of work that is a microbatch's in as many of `runs` as there are microbatches."""
+        """Return the scope of work that belongs to a microbatch in `num_microbatches` of `runs` runs."""
         return jax.named_scope(f"{kind}_{self.ticks.num_microbatches}_of_{runs}")
 
     def enter(self, x: Array, tick: Array) -> tuple[Array, Tree, Context]:
-        """What the stage's layers are given in a forward tick."""
+        """Return the input of the stage's layers in a forward tick, with the microbatch and its context."""
         part, context = self.microbatch(tick - self.number)
         with self.scope("taken", self.ticks.num_stages * self.ticks.num_passes):
             entered = lambda: self.model.entered(self.parameters, part, context)  # noqa: E731
@@ -253,7 +255,7 @@ class _Stage:
             return lax.cond(begins, entered, lambda: x), part, context
 
     def forward(self, x: Array, tick: Array, seen: _Seen) -> tuple[Array, list[Array], _Seen]:
-        """What the stage's layers make of a microbatch, what the backward pass will need, what is seen."""
+        """Run a forward pass; return the output, the values saved for the backward pass, and `seen`."""
         x, part, context = self.enter(x, tick)
         passed = lambda layers, x: self.model.passed(layers, x, part, context, self.first_layer)  # noqa: E731
         with self.scope("busy", self.ticks.num_passes):
@@ -265,14 +267,14 @@ class _Stage:
         return y, kept, self.with_figures(seen, tick - self.number, more, figures)
 
     def with_figures(self, seen: _Seen, number: Array, more: Array, figures: Tree) -> _Seen:
-        """`seen` with what a microbatch's layers add to the loss, and their figures; for none, `seen`."""
+        """Add a microbatch's loss contribution and figures to `seen`; add nothing if `number` is invalid."""
         is_there, place = self.is_there(number), jnp.clip(number, 0, self.ticks.num_microbatches - 1)
         value = seen.value + jnp.where(is_there, more, 0)
         put = lambda all, one: all.at[place].set(jnp.where(is_there, one, all[place]))  # noqa: E731
         return _Seen(value, jax.tree.map(put, seen.figures, figures))
 
     def judge(self, y: Array, tick: Array, carry: _Carry, scale: Array) -> tuple[_Carry, Array]:
-        """The loss and its gradients added, and on the last stage the gradient of `y`."""
+        """Add the loss and its gradients to the carry; return it and the last stage's gradient of `y`."""
         number = tick - (self.ticks.num_stages - 1)
 
         def there(value: Array, shared: Tree) -> tuple[Array, Tree, Array]:
@@ -291,8 +293,10 @@ class _Stage:
         return carry._replace(seen=carry.seen._replace(value=value), total={**carry.total, **shared}), d_y
 
     def judged(self, y: Array, number: Array) -> tuple[Callable[[Tree, Array], Array], Array]:
-        """What this stage's share of a microbatch adds to the loss, a function of parameters and of the share
-        of `y`; and that share."""
+        """Return the loss contribution of this stage's positions as a function, and its share of `y`.
+
+        The function's arguments are the parameters and the share.
+        """
         part, context = self.microbatch(number)
         targets = own(self.model.targets(part, context), self.mesh)
         judged = lambda parameters, x: self.model.judged(parameters, x, targets, part, context)  # noqa: E731
@@ -301,7 +305,7 @@ class _Stage:
     def backward(
         self, kept: list[Array], d_y: Array, scale: Array, tick: Array, total: Tree
     ) -> tuple[Array, Tree]:
-        """The gradient of what the stage was given, and the sum of gradients with this microbatch's."""
+        """Run a backward pass; return the gradient of the stage's input, and `total` plus new gradients."""
         number = tick - (self.ticks.num_stages - 1 - self.number)
         is_there = self.is_there(number)
         structure, places = self.rebuild
@@ -321,7 +325,7 @@ class _Stage:
         return d_x, {**self.added({"layers": total["layers"]}, {"layers": d_layers}), **shared}
 
     def added(self, total: Tree, more: Tree) -> Tree:
-        """The sum, laid as the parameters are."""
+        """Add `more` to `total`, sharded as the parameters are."""
         laid = {name: self.shardings[name] for name in total}
         return jax.tree.map(
             lambda a, b, s: lax.with_sharding_constraint(a + b.astype(a.dtype), self.inside(s)),
@@ -331,12 +335,12 @@ class _Stage:
         )
 
     def inside(self, sharding: NamedSharding) -> NamedSharding:
-        """A parameter's sharding as it is within a stage."""
+        """Return a parameter's sharding inside the `shard_map` over the stages."""
         spec = without_axes(sharding.spec, self.mesh.manual_axes)
         return NamedSharding(self.mesh, spec)
 
     def gradients(self, scale: Array) -> tuple[_Seen, Tree]:
-        """What is seen of the batch, and `scale` times its mean gradient."""
+        """Run all ticks; return the batch's loss and figures, and `scale` times its mean gradient."""
         ticks, is_gpipe = self.ticks, self.is_gpipe
         behind = ticks.num_stages - 1
 
@@ -374,7 +378,7 @@ class _Stage:
         return self.mean(carry.seen), jax.tree.map(mean, {**carry.total, **shared})
 
     def start(self) -> _Carry:
-        """Zeros of every kind."""
+        """Return the initial carry: zeros."""
         x, seen = self.nothing()
         kept = jax.eval_shape(lambda x: self.forward(x, jnp.int32(0), seen)[1], x)
         kept = [*kept, x] if self.is_gpipe else kept
@@ -387,7 +391,7 @@ class _Stage:
         return _Carry(x, x, slots, seen, total)
 
     def nothing(self) -> tuple[Array, _Seen]:
-        """What goes between stages, and what is seen, before there is anything."""
+        """Return zeros in the shapes of a message between stages and of `_Seen`."""
         part, context = self.microbatch(jnp.int32(0))
 
         def once() -> tuple[Array, Tree]:
@@ -400,29 +404,29 @@ class _Stage:
         return jnp.zeros(x.shape, x.dtype), _Seen(jnp.float32(0), figures)
 
     def put(self, slots: list[Array], kept: list[Array], tick: Array) -> list[Array]:
-        """`slots` with what a forward tick keeps."""
+        """Write the values saved by a forward tick into `slots`."""
         place = tick % self.ticks.num_kept
         return [lax.dynamic_update_index_in_dim(s, k, place, 0) for s, k in zip(slots, kept, strict=True)]
 
     def got(self, slots: list[Array], tick: Array) -> list[Array]:
-        """What was kept for a backward tick, by the forward tick that had the same microbatch."""
+        """Read the values for a backward tick, which the same microbatch's forward tick saved."""
         place = (tick - (self.ticks.num_stages - 1) + 2 * self.number) % self.ticks.num_kept
         return [lax.dynamic_index_in_dim(s, place, keepdims=False) for s in slots]
 
     def up(self, x: Array) -> Array:
-        """What the stage before gave."""
+        """Send `x` to the next stage; return the previous stage's."""
         return lax.ppermute(x, AXIS, [(s, s + 1) for s in range(self.ticks.num_stages - 1)])
 
     def down(self, x: Array) -> Array:
-        """What the stage behind gave."""
+        """Send `x` to the previous stage; return the next stage's."""
         return lax.ppermute(x, AXIS, [(s + 1, s) for s in range(self.ticks.num_stages - 1)])
 
     def mean(self, seen: _Seen) -> _Seen:
-        """`seen` with the mean loss of all stages' and microbatches' parts."""
+        """Return `seen` with the loss summed over stages and averaged over microbatches."""
         return seen._replace(value=lax.psum(seen.value, AXIS) / self.ticks.num_microbatches)
 
     def seen(self) -> _Seen:
-        """What is seen of the batch when it only goes forward."""
+        """Run forward ticks only; return the batch's loss and figures."""
         ticks = self.ticks
 
         def one(carry: tuple[Array, _Seen], tick: Array) -> tuple[tuple[Array, _Seen], None]:
@@ -444,5 +448,5 @@ def _is_split(sharding: NamedSharding) -> bool:
 
 
 def _shared(tree: Tree) -> Tree:
-    """All but the layers: what every stage has."""
+    """Return all entries but the layers: those that every stage holds."""
     return {name: part for name, part in tree.items() if name != "layers"}

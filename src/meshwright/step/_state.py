@@ -1,23 +1,13 @@
 """Describe the state of a step: shapes, formats and shardings of parameters, moments and batches.
 
-Which numbers of a parameter are a matrix: optimizers that treat matrices treat those of single layers.
-
-Layers are stacked along a dim of their own, and a matrix's inputs or outputs may be several dims
-(attention's: embed on one side, heads x head_dim on the other).
-
-Where the optimizer's moments lie: with their parameter, or with the part of its dims that they keep.
-
-Optimizer state that is kept in the hosts' memory between steps.
-
-It is copied to the devices for the update and back after it, so its bytes cross the host's link twice a step.
-
-ZeRO-1: parameters and moments are split over `data` too, and each replica updates its part of them.
-
-Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054), section 5: the gradients are reduce-scattered over
-the replicas, and the parameters gathered. Here they are gathered when a step begins, in the format of the
-computation, and the copy is dropped at its end.
-
-The step's abstract arguments: shapes, formats and shardings of the state and of a batch.
+Matrices: optimizers that act on matrices act on those of single layers. Layers are stacked along their own
+dim, and a matrix's inputs or outputs may span several dims (attention: embed, and heads x head_dim).
+Moments have the sharding of their parameter, or of those of its dims that they keep.
+Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
+and back after it, so its bytes cross the host's link twice per step.
+ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
+sharded over `data` too, and each replica updates its part. Gradients are reduce-scattered over the replicas.
+Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
 """
 
 from __future__ import annotations
@@ -37,15 +27,15 @@ from ..models import Parameter
 from ..sharding import activation_spec, batch_axes, parameter_spec
 
 Tree = Any
-STACKED = ("layers", "experts")  # dims that hold several parameters of one kind
-OUTER = ("vocab", "positions", "one")  # tables and heads: no hidden matrix
+STACKED = ("layers", "experts")  # dims that stack several parameters of one kind
+OUTER = ("vocab", "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixDims:
-    """The dims of a parameter, by place: those that stack matrices, then those of a matrix's two sides.
+    """The indices of a parameter's dims: those that stack matrices, then those of a matrix's two sides.
 
-    A vector has one side and `second` is empty. `inputs_first`: whether a product sums over `first`.
+    A vector has one side, and `second` is empty. `inputs_first`: a product sums over `first`, not `second`.
     """
 
     stack: tuple[int, ...]
@@ -59,37 +49,37 @@ class MatrixDims:
         return (*((place,) for place in self.stack), *(side for side in (self.first, self.second) if side))
 
     def flat_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """`shape` with the dims of each side as one."""
+        """Return `shape` with the dims of each side merged into one."""
         return tuple(math.prod(shape[place] for place in side) for side in self.sides)
 
     def inputs_outputs(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """How many inputs and outputs each matrix of a parameter of `shape` has."""
+        """Return the numbers of inputs and outputs of each matrix in a parameter of `shape`."""
         sides = [math.prod(shape[place] for place in side) for side in (self.first, self.second)]
         return (sides[0], sides[1]) if self.inputs_first else (sides[1], sides[0])
 
 
 def is_parameter(leaf: object) -> bool:
-    """Whether a leaf of a model's table of parameters is reached."""
+    """Return whether `leaf` is a `Parameter`, a leaf of a model's declarations."""
     return isinstance(leaf, Parameter)
 
 
 def is_matrix(parameter: Parameter) -> bool:
-    """Whether it is a matrix or a table, no norm and no bias.
+    """Return whether a parameter is a matrix or a table, not a norm or a bias.
 
-    What is drawn is a matrix: a bias may have two dims too, heads and their width.
+    The test is its random initialisation, since a bias may also have two dims (heads and head_dim).
     """
     return parameter.initial == "fan_in"
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:
-    """Whether it is a matrix inside the model: no table, no head."""
+    """Return whether a parameter is a matrix inside the model, not a table or a head."""
     return is_matrix(parameter) and not set(OUTER) & set(parameter.dims)
 
 
 def matrix_dims(parameter: Parameter) -> MatrixDims:
-    """The dims of a parameter's matrices, or of its vectors.
+    """Return the dims of a parameter's matrices, or of its vectors.
 
-    The inputs of a matrix are the dims, first or last, that have `fan_in` numbers.
+    A matrix's inputs are the leading or trailing dims (after the stack) whose sizes multiply to `fan_in`.
     """
     shape, places = parameter.shape, tuple(range(len(parameter.shape)))
     num_stacked = sum(dim in STACKED for dim in parameter.dims)
@@ -107,17 +97,17 @@ def matrix_dims(parameter: Parameter) -> MatrixDims:
 
 
 def muon_dims(parameter: Parameter) -> optax.contrib.MuonDimensionNumbers:
-    """What Optax's Muon must know: over which dims a product sums, and which it makes."""
+    """Return the input and output dims of a parameter's matrices, as Optax's Muon takes them."""
     dims = matrix_dims(parameter)
     inputs, outputs = (dims.first, dims.second) if dims.inputs_first else (dims.second, dims.first)
     return optax.contrib.MuonDimensionNumbers(inputs, outputs)
 
 
 def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
-    """`update`, given each layer's matrices and vectors as arrays of their own, of two dims or one.
+    """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
 
-    Its state has a part for each number of stacked dims: "single"; "stacked", whose arrays have a leading dim
-    for the layers (or a layer's experts); and "experts", with two, for layers and the experts of each.
+    Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
+    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts.
     """
     dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
     stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
@@ -156,11 +146,11 @@ Shape = tuple[int, ...]
 
 
 def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
-    """The shardings of an optimizer's state of these shapes.
+    """Return the shardings of an optimizer's state, given the state's shapes.
 
-    An array below a parameter's own path is that parameter's moment. One of the parameter's shape lies
-    where it lies; one of its matrices' rows or columns is split as those are. What belongs to no parameter
-    (counts of steps) or keeps none of its dims is on every device.
+    An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
+    shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
+    belong to no parameter (step counts) or keep none of its dims are replicated.
     """
     parameters = {
         jax.tree_util.keystr(path): parameter
@@ -179,7 +169,7 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
 
 
 def _spec(name: str, shape: Shape, parameter: Parameter, mesh: Mesh, zero1: bool) -> PartitionSpec:
-    """How one moment lies."""
+    """Return the PartitionSpec of one moment."""
     whole = parameter_spec(parameter.dims, mesh, zero1)
     if shape == parameter.shape:
         return whole
@@ -192,8 +182,11 @@ def _spec(name: str, shape: Shape, parameter: Parameter, mesh: Mesh, zero1: bool
 
 
 def _sides_kept(name: str, dims: MatrixDims, shape: Shape) -> tuple[tuple[int, ...], ...]:
-    """The groups of dims that a moment has: of a matrix's longer and shorter sides, Optax's Adafactor keeps
-    the shorter one in `v_row` and the longer one in `v_col`; the second is longer where they are equal."""
+    """Return the groups of dims that a moment has.
+
+    Of a matrix's sides, Optax's Adafactor keeps the shorter in `v_row` and the longer in `v_col`. If they are
+    equal, the second side counts as the longer.
+    """
     if name not in ("v_row", "v_col") or not dims.second:
         return dims.sides
     first, second = dims.inputs_outputs(shape) if dims.inputs_first else dims.inputs_outputs(shape)[::-1]
@@ -202,19 +195,22 @@ def _sides_kept(name: str, dims: MatrixDims, shape: Shape) -> tuple[tuple[int, .
 
 
 def _of_side(side: tuple[int, ...], whole: PartitionSpec) -> Any:
-    """The axes that split several dims made one: those of the first, for it alone lies in one piece."""
+    """Return the axes that shard several merged dims, or None if a dim other than the first is sharded.
+
+    Only the first dim's shards are contiguous in the merged dim.
+    """
     axes, *others = (whole[place] for place in side)
     return axes if all(other is None for other in others) else None
 
 
-HOST = "pinned_host"  # memory that devices read and write without the host's help
+HOST = "pinned_host"  # memory that devices access without the host's help
 
 
 def kept_on_host(shardings: Tree, shapes: Tree) -> Tree:
-    """`shardings` of optimizer state of these shapes, moments in host memory; counts stay on the devices.
+    """Return `shardings` with the moments in host memory; counts (scalars) stay on the devices.
 
-    Devices that are only described list no memories, and make nothing of the name: there, what holds is
-    where the step itself puts them (`to_host`) and that the state is donated.
+    Described devices, which are not present, list no memories and ignore the memory kind. There the placement
+    follows from `to_host` within the step and from the donation of the state.
     """
 
     def one(sharding: NamedSharding, shape: jax.ShapeDtypeStruct) -> NamedSharding:
@@ -224,20 +220,20 @@ def kept_on_host(shardings: Tree, shapes: Tree) -> Tree:
 
 
 def to_device(optimizer: Tree) -> Tree:
-    """Within a step: moments that lie in host memory, copied to the devices."""
+    """Copy moments from host memory to the devices, within a step."""
     return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device) if x.ndim else x, optimizer)
 
 
 def to_host(optimizer: Tree) -> Tree:
-    """Within a step: its moments, copied to host memory."""
+    """Copy moments to host memory, within a step."""
     return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Host) if x.ndim else x, optimizer)
 
 
 def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike) -> Tree:
-    """The copy of the parameters that a step computes with: whole along `data`, split by the other axes.
+    """Gather the parameters over `data`: the copy that a ZeRO-1 step computes with, sharded by other axes.
 
-    Matrices and tables are cast to `dtype` before they cross the network; vectors stay in float32, and so
-    do matrices that are used in it (`Parameter.wide`).
+    Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in float32, and so do
+    matrices with `Parameter.wide`.
     """
 
     def one(declared: Parameter, x: Array) -> Array:
@@ -245,7 +241,7 @@ def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax
             NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
         )
         cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
-        # Without the first the partitioner gathers before it casts, which is twice the bytes.
+        # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
 
     with jax.named_scope("gather_over_data"):
@@ -255,8 +251,10 @@ def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax
 def abstract_state(
     init: Any, declared: Tree, mesh: Mesh, *, zero1: bool = False, on_host: bool = False
 ) -> Tree:
-    """The state's shapes with their shardings; each moment lies where its parameter lies, in the memory of
-    its device's host if `on_host`."""
+    """Return the state's shapes with their shardings; moments are sharded as their parameters.
+
+    If `on_host`, moments are in the memory of their device's host.
+    """
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: replicated, shapes)
@@ -274,7 +272,7 @@ def abstract_state(
 
 
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
-    """The batch's shapes with their shardings: [microbatches, rows, ...], rows split over the replicas."""
+    """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
     assert config.batch.sequences_per_replica is None, "settle the config on its layout first"
     replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
     rows = config.batch.sequences
