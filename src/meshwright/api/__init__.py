@@ -1,7 +1,7 @@
-"""The Python face: `weigh`, `train`, `sweep` and `explain`, re-exported by `meshwright`.
+"""Provide the Python interface: `weigh`, `train`, `sweep` and `explain`, which `meshwright` re-exports.
 
-Importing it lets results print as their reports. Imports: everything but `cli`. Used by: `meshwright` and the
-command line.
+Importing it lets results print as their reports. Imports: everything but `cli` and `tools`. Used by:
+`meshwright` and `cli`.
 """
 
 from ..report import page_of, text_of

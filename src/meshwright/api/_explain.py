@@ -1,6 +1,7 @@
-"""Changes to a step, each compiled: for one that does not fit, and for one that could be faster.
+"""Compile changes to a step that does not fit or could be faster, and compare each with the step.
 
-Imports: `api`, `report` (which changes this config can have). Imported by: `cli`, and users as `mw.explain`.
+Imports: `_weigh`, and `planning`, which suggests changes that save memory. Used by: `cli`, and users as
+`mw.explain`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from ..planning import Suggestion, suggestions
 from ..results import Change, Changes, Phase, Weighing, ignore
 from ._weigh import weigh
 
-LEAST_EXPOSED_SHARE = 0.01  # of the step, waited for collectives over an axis: less is no reason to change it
-REMAT = ("none", "dots-attention", "dots", "full")  # from the most that is kept to the least
+LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
+REMAT = ("none", "dots-attention", "dots", "full")  # from the most results kept to the fewest
 
 
 def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -> Changes:
-    """Compile every change that this config can have, as the step itself was; the largest saving first.
+    """Compile every change that this config accepts, and return them with the largest memory saving first.
 
-    Changes that the config accepts: microbatch, rematerialisation, the layout's axes and their order,
-    precision, a larger fleet.
-    Each takes as long as weighing does, unless it is in the cache.
+    Each change is compiled as the step itself was, by the target's compiler or simulated. The changes concern
+    the microbatch, rematerialisation, the layout's axes and their order, precision, and a larger fleet. Each
+    takes as long as a weighing, unless it is in the cache.
 
     Raises:
-        InputError: a foreign program, which has no knobs of ours.
+        InputError: the program is foreign, so it has no keys to change.
     """
     config = weighing.config
     if config is None:
@@ -47,7 +48,7 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
 
 
 def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Suggestion]:
-    """The steps of rematerialisation that nobody suggested yet."""
+    """Return the levels of rematerialisation that no known suggestion mentions."""
     config = weighing.config
     if config is None or not isinstance(config.model, TransformerModel):
         return []
@@ -64,7 +65,11 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
 
 
 def _faster(weighing: Weighing) -> list[Suggestion]:
-    """Return what may bring about what the prediction's bounds leave out, and the order that it walked."""
+    """Return changes that may make the step faster.
+
+    They are the layouts that the prediction names, and candidates for its bounds, which name no change: a
+    larger microbatch, bf16 products, and smaller axes.
+    """
     config, prediction = weighing.config, weighing.prediction
     if config is None or prediction is None:
         return []
@@ -85,7 +90,7 @@ def _faster(weighing: Weighing) -> list[Suggestion]:
 
 
 def _smaller_axes(weighing: Weighing) -> Iterator[Suggestion]:
-    """Return layouts with half of an axis that the step waits for, its devices given to `fsdp` or `data`."""
+    """Yield layouts with half of an axis that the step waits for, its devices moved to `fsdp` or `data`."""
     config, prediction = weighing.config, weighing.prediction
     assert config is not None, "a foreign program has no axes of ours"
     assert prediction is not None, "no step without a prediction is known to wait"
@@ -144,7 +149,7 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
 
 
 def _fleet(weighing: Weighing, suggestion: Suggestion) -> Fleet:
-    """The suggested fleet, else that which was weighed; of the chips and links that were weighed."""
+    """Return the suggested fleet, else the weighed one; chips and links are those of the weighing."""
     if suggestion.fleet is None:
         return weighing.fleet
     return dataclasses.replace(Fleet.parse(suggestion.fleet), chip=weighing.fleet.chip)

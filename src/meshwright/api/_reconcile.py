@@ -1,4 +1,4 @@
-"""Read what was predicted beside what was measured in a run that is over."""
+"""Read the reconciliation of a finished run: predicted next to measured quantities."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..results import Run
 
 
 def reconcile(run: Run | str | Path) -> Reconciliation:
-    """Return the predicted quantities of a run beside the measured ones, each with its error.
+    """Return the predicted quantities of a run next to the measured ones, each with its error.
 
     Args:
-        run: what `train` returned, or the folder of a run that has ended.
+        run: the result of `train`, or the folder of a finished run.
 
     Raises:
-        InputError: the folder holds no reconciliation that can be read.
+        InputError: the folder holds no readable reconciliation.
     """
     if isinstance(run, Run):
         return run.reconciliation

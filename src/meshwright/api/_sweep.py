@@ -1,6 +1,6 @@
-"""One configuration with several values of some keys: every combination a run of its own, the best first.
+"""Train one configuration with every combination of several keys' values, and rank the runs, best first.
 
-Imports: `api`, `report`. Imported by: `cli`, and users as `mw.sweep`.
+Imports: `_train`, `_weigh`, `report`. Used by: `cli`, and users as `mw.sweep`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 OPENING, CLOSING = "[{(", "]})"
 MOST_RUNS = 1000
-LONGEST_NAME = 80  # letters of a run's folder
+LONGEST_NAME = 80  # characters of the name of a run's folder
 Values = dict[str, str]
 
 
@@ -45,22 +45,24 @@ def sweep(
     folder: Path | None = None,
     on_event: Callable[[Event | Phase | FirstStepsCompared | SweepRunStarted], None] = ignore,
 ) -> Sweep:
-    """Train every combination of values, each in a folder of its own; a page with table and pictures beside.
+    """Train every combination of values, each in its own folder, and write a page with a table and plots.
+
+    A failed run is listed with its reason, and the other runs continue. Ctrl-C ends the sweep and returns the
+    runs so far.
 
     Args:
-        over: {"section.key": [value, ...]}, or "section.key=value,value,..." each; a single value holds for
-            all runs. A comma inside brackets or quotes does not
-            separate values: 'layout="fsdp=4,tensor=2","data=8"'.
-        on, layout, steps: as `train` takes them.
-        folder: of the sweep; runs/sweep-NAME-TIME unless told. Finished runs that it holds already are read
-            and not run again; one that was not finished goes on from its newest checkpoint.
+        over: {"section.key": [value, ...]}, or a sequence of "section.key=value,value,...". A single value
+            holds for all runs. A comma inside brackets or quotes does not separate values:
+            'layout="fsdp=4,tensor=2","data=8"'.
+        on, layout, steps: as for `train`.
+        folder: of the sweep; runs/sweep-NAME-TIME by default. Finished runs in it are read and not run again.
+            An unfinished run resumes from its newest checkpoint.
         on_event: called with `SweepRunStarted` before each run, and with the events of the run.
 
-    A run that fails is listed with the reason, and the others go on. Ctrl-C ends it with what there is.
-
     Raises:
-        InputError: no key has several values, there are more than 1000 combinations, one makes no
-            configuration, or the folder cannot be used. All of this is known before the first run.
+        InputError: no key has several values, there are more than 1000 combinations, a combination is not a
+            valid configuration, or the folder cannot be used. All of this is checked before the first run.
+            Also an `InputError` of the first run.
     """
     swept, fixed = _of_mapping(over) if isinstance(over, Mapping) else _of_texts(over)
     _check_swept(swept, next(iter(over), "optimizer.learning_rate"))
@@ -86,12 +88,12 @@ def sweep(
             except KeyboardInterrupt:
                 run, stopped = _failed(values, at, "stopped before its first step"), True
             except InputError as wrong:
-                if not number:  # the fleet, for one: the other runs would say the same
+                if not number:  # such as a wrong fleet: the other runs would fail in the same way
                     raise
                 run = _failed(values, at, wrong.message)
         left = len(combinations) - number - 1
         made = dataclasses.replace(made, runs=(*made.runs, run), not_run=left, stopped=stopped)
-        _write(made)  # after each run: a sweep that is killed has its page too
+        _write(made)  # after each run, so that a killed sweep has its page too
         if stopped:
             break
     return made
@@ -113,7 +115,7 @@ def _of_mapping(over: Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str
 
 
 def _written(value: Any) -> str:
-    """Return a value as an override has it: TOML, where that differs from the text of it."""
+    """Return a value as the text of an override: "true", "false" and "none" in lower case."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
@@ -125,7 +127,7 @@ def _of_texts(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
         key, equals, text = each.partition("=")
         key, values = key.strip(), list(_values(text))
         if not equals or len(values) == 1:
-            fixed.append(each)  # which reads it, and says what is wrong with it
+            fixed.append(each)  # any error in it is reported when it is applied
             continue
         if key in swept:
             raise InputError(f"{key} is swept twice", hint=f"give all its values at once: {key}={text}")
@@ -135,7 +137,7 @@ def _of_texts(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _check_values(key: str, values: Sequence[str]) -> None:
-    """Refuse an empty value, and one that is given twice."""
+    """Raise if a value is empty or given twice."""
     twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
     if "" in values or twice is not None or not values:
         what = "an empty value" if twice is None else f"{twice} twice"
@@ -154,7 +156,7 @@ def _check_swept(swept: Mapping[str, Sequence[str]], first: str) -> None:
 
 
 def _check_count(swept: dict[str, list[str]]) -> None:
-    """Refuse more combinations than anybody runs, before they are built."""
+    """Raise if there are more than `MOST_RUNS` combinations, before they are built."""
     count = math.prod(len(values) for values in swept.values())
     if count > MOST_RUNS:
         factors = " x ".join(str(len(values)) for values in swept.values())
@@ -165,7 +167,7 @@ def _check_count(swept: dict[str, list[str]]) -> None:
 
 
 def _values(text: str) -> Iterator[str]:
-    """The parts of `text` between commas that stand in no bracket and no quote."""
+    """Yield the parts of `text` between commas that are outside brackets and quotes."""
     depth, quote, start = 0, "", 0
     for place, letter in enumerate(text):
         if quote:
@@ -197,7 +199,7 @@ def _config(config: str | RunConfig, overrides: list[str], layout: str | None) -
 
 
 def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
-    """Each combination's folder: one that is there for these values, else the next number."""
+    """Return each combination's folder: the existing one for these values, else one with the next number."""
     there = sorted(path for path in folder.glob("[0-9]*-*") if path.is_dir())
     by_name = {path.name.partition("-")[2]: path for path in there}
     number = max((int(path.name.partition("-")[0]) for path in there), default=0)
@@ -210,7 +212,11 @@ def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
 
 
 def _names(combinations: Sequence[Values]) -> list[str]:
-    """The values as names of folders; where letters had to be replaced, with a checksum of the values."""
+    """Return the values as folder names.
+
+    A name ends with a checksum of the values if characters were changed, or if two keys differ only in their
+    section.
+    """
     names: list[str] = []
     for values in combinations:
         text = SweepRun.label_of(values).replace(", ", ",")
@@ -228,16 +234,16 @@ def _run(
     steps: int | None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None],
 ) -> tuple[SweepRun, bool]:
-    """One run, and whether the user stopped it."""
+    """Run one combination; return its record, and whether the user stopped it."""
     told = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
     try:
-        # From its newest checkpoint, where it was begun before; without one a stopped run begins again.
+        # An earlier attempt resumes from its newest checkpoint; without one it begins again.
         done = train(config, resume=True, discard_steps=True, **told)
     except InputError:
         raise
     except MeshwrightError as failed:
         return _failed(values, folder, failed.message), False
-    except RuntimeError as failed:  # jax's own, such as memory that is not enough
+    except RuntimeError as failed:  # an error of jax, such as too little memory
         return _failed(values, folder, f"{type(failed).__name__}: {str(failed).splitlines()[0]}"), False
     if done.measurement.interrupted:
         return _failed(values, folder, f"stopped after {done.measurement.steps} steps"), True
@@ -249,10 +255,10 @@ def _run(
 def _finished(
     values: Values, config: RunConfig, folder: Path, steps: int | None, *, earlier: bool
 ) -> SweepRun | None:
-    """The run that the folder holds; None where there is none, or one that was not finished.
+    """Return the finished run that the folder holds; None if it holds none, or an unfinished one.
 
     Raises:
-        InputError: it was run with another configuration, or for other steps.
+        InputError: the folder's run has another configuration or another number of steps.
     """
     try:
         was = json.loads((folder / "config.json").read_text("utf-8"))
@@ -294,7 +300,7 @@ def _failed(values: Values, folder: Path, why: str) -> SweepRun:
 
 
 def _write(made: Sweep) -> None:
-    """sweep.json and report.html, in the sweep's folder."""
+    """Write sweep.json and report.html into the sweep's folder."""
     with _writing(made.folder):
         (made.folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
         write_sweep(made)

@@ -1,6 +1,7 @@
-"""Training beside weighing: the run of a config on the devices that are there, set beside its prediction.
+"""Train a config on attached or simulated devices, and compare the run with its prediction.
 
-Imports: `api`, `training`, `reconcile`, `report`. Imported by: `_sweep`, `cli`, and users as `mw.train`.
+Imports: `_weigh`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`, and
+users as `mw.train`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ..training import Event, RunFolder, StepFlops
 
 REPORT = "report.html"
-REPORT_SECONDS = 60.0  # a page is drawn within one: more often would cost more than a hundredth of the time
+REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
 
 
 def train(
@@ -43,29 +44,30 @@ def train(
     discard_steps: bool = False,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
-    """Weigh a step, train with that same program, and set what was predicted beside what was measured.
+    """Weigh a step, train with that same program, and compare predicted with measured quantities.
 
-    In several processes that `jax.distributed.initialize` has joined, each calls this alike: the first
-    chooses the folder and writes to it, and every one returns what it measured itself.
+    In several processes that `jax.distributed.initialize` has joined, each process makes this same call. The
+    first chooses the folder and writes to it. Each process returns its own measurements.
 
-    A run that is refused leaves its folder as it was. No write outside the checkpoints ends a run: what the
-    disk refuses is reported once as a notice, tried again, and named in `not_written` if that never succeeds.
+    A refused run leaves its folder as it was. A failed write outside the checkpoints does not end a run. It
+    is reported as a notice, at most once an hour, and tried again; `not_written` names files that were never
+    written.
 
     Args:
-        config: as `weigh` takes it; of a run that is resumed, its own unless told.
+        config: as for `weigh`; a resumed run uses its own config by default.
         on: the attached devices ("local") or simulated ones ("8xCPU").
-        steps: of the whole run; the config's own unless told.
-        folder: for the run's files; runs/NAME-TIME unless told. The report is report.html in it.
-        resume: go on from the folder's newest good checkpoint, on any layout; begin where there is none.
-        discard_steps: with `resume`, train again steps that no checkpoint was to hold, as those of a run with
-            `checkpoint.every_steps = none`. Without it such a run is refused.
+        steps: of the whole run; the config's own by default.
+        folder: for the run's files; runs/NAME-TIME by default. The report is report.html in it.
+        resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
+        discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
+            with `checkpoint.every_steps = none`. Without it such a run is refused.
         on_event: called with each event of the run as it happens: phases of the weighing, steps, the
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
     Raises:
-        InputError: as `weigh`; also a fleet that is not attached, a folder that cannot be written or that
+        InputError: as for `weigh`; also a fleet that is not attached, a folder that cannot be written or that
             another process writes, a checkpoint of another config, or steps that would be discarded.
-        MeshwrightError: a step went wrong, as the config's `faults` say; see `run_training`.
+        MeshwrightError: a step failed and the config's `faults` end the run; see `run_training`.
     """
     from ..launch import processes_of_this_run
     from ..training import RunFolder
@@ -74,13 +76,13 @@ def train(
     run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
     path = _chosen(peers, folder, run.name)
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
-        held.look(run)  # another run's folder is refused before jax is loaded
+        held.look(run)  # refuses another run's folder before jax is loaded
         fleet = fleet_of(on)
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
         _check_devices(run, fleet, mesh, path, resume)
         held.make()
         weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_event=on_event))
-        if steps is not None:  # the run's hours are of the steps that it takes
+        if steps is not None:  # the run's hours are computed from its actual steps
             weighing = dataclasses.replace(weighing, num_steps=steps)
         listen = _listener(held, weighing, on_event, writes=peers.is_first)
         measurement = _measured(weighing, mesh, held, steps, peers, listen)
@@ -88,7 +90,7 @@ def train(
 
 
 def _check_devices(run: RunConfig, fleet: Fleet, mesh: Layout, folder: Path, resume: bool) -> None:
-    """Refuse, before compiling, devices that are not there, and a checkpoint of another state."""
+    """Raise, before compiling, if devices are missing or the checkpoint holds another state."""
     from ..training import check_resumed_state, devices_of
 
     devices_of(fleet, mesh)
@@ -104,11 +106,11 @@ def _measured(
     peers: Alone,
     listen: Callable[[Event], None],
 ) -> Measurement:
-    """Train the step that was weighed; a run that stops has its page all the same."""
+    """Train the step that was weighed; a run that fails has its page all the same."""
     from ..launch import over
     from ..training import run_training
 
-    config = weighing.config  # its batch is settled for the layout
+    config = weighing.config  # its batch is already settled for the layout
     assert config is not None, "a config was weighed"
     try:
         return run_training(
@@ -123,17 +125,17 @@ def _measured(
             on_event=listen,
         )
     except InputError:
-        raise  # it was refused: the page is that of the run before
+        raise  # the run was refused: the page of the previous run stays
     except MeshwrightError:
         if peers.is_first:
-            over()  # the others have met the error too, and do not wait for a page
+            over()  # the other processes have met the error too, and do not wait for a page
             _draw(held)
             _report_refused(held, 0, listen)
         raise
 
 
 def _chosen(peers: Alone, folder: Path | None, name: str) -> Path:
-    """The run's folder, as the first process chooses it."""
+    """Return the run's folder, which the first process chooses."""
 
     def choose() -> str:
         return str(folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
@@ -142,7 +144,7 @@ def _chosen(peers: Alone, folder: Path | None, name: str) -> Path:
 
 
 def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
-    """The config that is trained and its weighing, as the run's folder keeps them."""
+    """Return the trained config and its weighing as stored in the run's folder."""
     weighed = json.dumps(weighing.to_dict(), indent=1)
     return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
 
@@ -154,7 +156,7 @@ def _ended(
     peers: Alone,
     on_event: Callable[[Event], None],
 ) -> Run:
-    """Set what was predicted beside what was measured, and write all of it."""
+    """Compare predicted with measured quantities, and write all results."""
     fingerprint = weighing.compiled.fingerprint
     reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
     if peers.is_first:
@@ -165,7 +167,7 @@ def _ended(
         held.writes.retry()
         _draw(held)
         _report_refused(held, measurement.steps, on_event)
-    peers.gathered("ended", None)  # jax gives processes that leave a time limit, which a page may take
+    peers.gathered("ended", None)  # wait for the page: it may take longer than jax allows processes to leave
     return Run(
         folder=held.path,
         weighing=weighing,
@@ -176,17 +178,20 @@ def _ended(
 
 
 def _draw(held: RunFolder) -> None:
-    """Draw the run's page. A page that cannot be drawn is reported as one that cannot be written."""
+    """Draw the run's page.
+
+    A page that cannot be drawn is reported like one that cannot be written.
+    """
     from ..report import write_report
 
     try:
         held.writes.attempt(REPORT, lambda: write_report(held.path))
-    except Exception as broken:  # a mistake of ours in a picture must not end a run of days
+    except Exception as broken:  # a bug in a plot must not end a run of days
         held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
 
 
 def _report_refused(held: RunFolder, step: int, on_event: Callable[[Event], None]) -> None:
-    """Report files that could not be written, where no more steps follow that would."""
+    """Report files that could not be written, when no further step will report them."""
     from ..training import not_written
 
     for why, names in held.writes.untold().items():
@@ -194,7 +199,7 @@ def _report_refused(held: RunFolder, step: int, on_event: Callable[[Event], None
 
 
 def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
-    """Have the machine's rates measured again where the steps took other than their interval says."""
+    """Have the machine's rates measured again if the step time was outside its predicted interval."""
     for row in reconciliation.rows:
         if row.quantity == "step seconds" and row.inside is False:
             took, predicted = format_seconds(row.measured), format_seconds(row.predicted)
@@ -209,7 +214,7 @@ def _config_to_train(
     folder: Path | None,
     resume: bool,
 ) -> RunConfig:
-    """The config that is asked for, or that of the run to be resumed."""
+    """Return the requested config, or the config of the run to resume."""
     if resume and folder is None:
         raise InputError("no run to resume is named", hint="name its folder: --folder runs/NAME --resume")
     if config is None:
@@ -230,7 +235,7 @@ def _config_to_train(
 
 
 def _work(weighing: Weighing) -> StepFlops | None:
-    """The FLOPs of a step, for MFU; None on a CPU, whose peak is not in the catalog."""
+    """Return the FLOPs of a step for MFU; None without a known peak, as on a CPU."""
     from ..training import StepFlops
 
     prediction, flops = weighing.prediction, weighing.ledger.flops
@@ -250,7 +255,7 @@ def _listener(
     *,
     writes: bool,
 ) -> Callable[[Event], None]:
-    """Return `on_event`, and with it the comparison of the first steps, and a page that grows."""
+    """Return a callback that calls `on_event`, compares the first steps, and keeps the page up to date."""
     from ..training import Evaluated, FirstStepsDone
 
     drawn = time.monotonic()
@@ -270,6 +275,6 @@ def _listener(
 
 
 def new_folder(name: str) -> Path:
-    """A folder of that name below runs/ that is not there yet: two runs may begin in one second."""
+    """Return an unused folder of that name below runs/: two runs may begin in the same second."""
     names = (name, *(f"{name}-{number}" for number in range(2, 100)))
     return next(path for each in names if not (path := Path("runs") / each).exists())

@@ -1,6 +1,8 @@
-"""The Python face: `weigh` a step for machines that may not be there, and `train` it on those that are.
+"""Weigh a step for a fleet that need not exist: compile it, account for it, and predict its time.
 
-Importing this module, and weighing, import no jax: a worker process compiles.
+This module also loads configs, and accounts for PyTorch modules. Neither importing it nor weighing imports
+jax: a worker process compiles. Used by: `_explain`, `_train`, `_sweep`, and users as `mw.weigh` and
+`mw.load`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from ..torch_account import Account, account_torch, is_torch_module
 if TYPE_CHECKING:
     import torch
 
-BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config that the program does not see
-# What each platform's compiler comes in: the package that shows it is there, and the extra that brings it.
+BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config without effect on the program
+# By platform: the package whose presence shows that the compiler is installed, and the extra that brings it.
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
 
 
@@ -81,21 +83,21 @@ def weigh(
     loss: Any = None,
     autocast: Any = None,
 ) -> Weighing | Account:
-    """Compile a train step for a fleet, and account for it; or account for a PyTorch module on one device.
+    """Compile a training step for a fleet and account for it, or account for a PyTorch module on one device.
 
     Args:
         config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", or a PyTorch
             module.
-        on: the fleet, as `Fleet.parse` reads it: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
+        on: the fleet in the syntax of `Fleet.parse`: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
-        layout: mesh axes, "fsdp=64,tensor=8"; the config's own where it is not given.
-        overrides: {"section.key": value}, or "section.key=value" each.
+        layout: mesh axes, "fsdp=64,tensor=8"; the config's own if not given.
+        overrides: {"section.key": value}, or a sequence of "section.key=value".
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
-        tokens: the tokens of the whole run, 15e9 or "15B"; the config's `steps` where they are not given.
-        price_per_device_hour: in your currency; the fleet's own where it is not given.
+        tokens: the tokens of the whole run, 15e9 or "15B"; those of the config's `steps` if not given.
+        price_per_device_hour: in your currency; the fleet's own if not given.
         on_event: called with each `Phase` of the weighing as it begins.
-        args, kwargs: what a PyTorch module's `forward` takes; tensors may be real, meta or fake.
-        optimizer, loss, autocast: for a PyTorch module, as `account_torch` takes them.
+        args, kwargs: the arguments of a PyTorch module's `forward`; tensors may be real, meta or fake.
+        optimizer, loss, autocast: for a PyTorch module, as for `account_torch`.
 
     Returns:
         A `Weighing`; for a PyTorch module its `Account`, which is of one device and no fleet.
@@ -103,7 +105,7 @@ def weigh(
     Raises:
         InputError: the config, fleet, layout, tokens or price is wrong, the target's compiler is not
             installed, or a PyTorch module cannot run on fake tensors.
-        CompileError: the compiler failed; its own words are in the message.
+        CompileError: the compiler failed; the error quotes its message.
 
     >>> weighing = weigh("linear", on="8xH100")
     >>> weighing.fits, weighing.ledger.flops.executed >= weighing.ledger.flops.model
@@ -133,7 +135,7 @@ def weigh(
 
 
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
-    """Refuse arguments that have no meaning for what is weighed."""
+    """Raise if an argument is given that has no meaning for this kind of config."""
     for name, value in given.items():
         if value is not None:
             raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
@@ -183,19 +185,19 @@ def _weigh(
 
 
 def _priced(fleet: Fleet, price: float | str | None) -> Fleet:
-    """Return the fleet with the price of a device-hour that is given, or its own."""
+    """Return the fleet with the given price of a device-hour, or unchanged if none is given."""
     return fleet if price is None else dataclasses.replace(fleet, price_per_device_hour=checked_price(price))
 
 
 def _steps_of_run(run: RunConfig | None, tokens: float | str | None) -> int | None:
-    """Return the steps that read `tokens`, else the config's own; None for a foreign program."""
+    """Return the number of steps that read `tokens`, else the config's own; None for a foreign program."""
     if run is None:
         return None
     return run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
 
 
 def _refuse_a_run(name: str, tokens: float | str | None, price: float | str | None) -> None:
-    """A foreign program says nothing of tokens or steps, so that neither hours nor cost of a run follow."""
+    """Raise if tokens or a price are given for a foreign program, whose tokens per step are unknown."""
     for what, given in (("tokens", tokens), ("a price", price)):
         if given is not None:
             raise InputError(
@@ -206,10 +208,10 @@ def _refuse_a_run(name: str, tokens: float | str | None, price: float | str | No
 
 
 def fleet_of(text: str) -> Fleet:
-    """The fleet of that name; "local" is what is attached."""
+    """Return the fleet that `text` names; "local" names the attached devices."""
     if text != "local":
         return Fleet.parse(text)
-    from ..training import local_fleet  # looks at the attached devices: imports jax
+    from ..training import local_fleet  # imports jax to query the attached devices
 
     return local_fleet()
 
@@ -219,10 +221,10 @@ def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
 
     Args:
         config: a preset, a TOML file, the folder of an earlier run, or a `RunConfig`.
-        overrides: {"section.key": value}, or "section.key=value" each.
+        overrides: {"section.key": value}, or a sequence of "section.key=value".
 
     Raises:
-        InputError: an unknown preset, file, section or key, or values that are wrong, all at once.
+        InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
 
     >>> load("bytes-nano", {"batch.sequences": 16, "model.num_layers": 2}).batch.sequences
     16
@@ -234,7 +236,7 @@ def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | N
     """Return the config with its overrides and layout; None for a foreign program, which takes none.
 
     Raises:
-        InputError: as `load`; also overrides of a foreign program.
+        InputError: as for `load`; also overrides of a foreign program.
     """
     if isinstance(config, str) and ":" in config and not os.path.exists(config):
         if overrides:
@@ -281,7 +283,7 @@ def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bo
 
 
 def _check_compiler_package(fleet: Fleet) -> None:
-    """Refuse a fleet whose compiler is not installed, and name the extra that brings it."""
+    """Raise if the fleet's compiler is not installed; the hint names the extra that installs it."""
     platform = fleet.chip.platform
     package, extra = COMPILER_PACKAGES[platform]
     try:
@@ -296,7 +298,10 @@ def _check_compiler_package(fleet: Fleet) -> None:
 def _prediction(
     compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
-    """The prediction, or why there is none. A CPU's rates are measured once on this machine."""
+    """Return the prediction, or None and the reason.
+
+    A CPU's rates are measured once on this machine.
+    """
     calibration = calibration_for(fleet)
     try:
         doubts = () if calibration is None else cautions(calibration)

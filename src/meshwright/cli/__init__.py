@@ -1,5 +1,7 @@
-"""The command line: one verb per command, the only place that prints. Results to stdout, talk to stderr.
-Imports: everything, but inside its functions: `--help` loads no jax, no numpy, no config.
+"""Provide the command line: one verb per command, and the only package that prints.
+
+Results go to stdout, messages to stderr. Imports: everything, but inside its functions: `--help` loads no
+jax, no numpy and no config.
 """
 
 import sys
@@ -11,5 +13,5 @@ def main() -> None:
         from ._app import main as run
 
         run()
-    except KeyboardInterrupt:  # before a command begins, or after it has ended: commands catch it themselves
+    except KeyboardInterrupt:  # before a command begins or after it ends: commands handle Ctrl-C themselves
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""`python -m meshwright.cli` is the command `meshwright`."""
+"""Run the command `meshwright` as `python -m meshwright.cli`."""
 
 from meshwright.cli import main
 

@@ -1,8 +1,9 @@
-"""The command `meshwright`: its verbs, and what its exit status says.
+"""Define the command `meshwright`: its verbs and its exit status.
 
-0 done; 1 failed; 2 the user's input is wrong; 3 `--check` and it does not fit; 4 broke off: an error nobody
-foresaw, or a run that hung; 130 stopped by Ctrl-C, 143 by SIGTERM (`train` has then saved a checkpoint).
-A reader that stops reading the answer (`| head -1`) changes none of these.
+The exit status: 0 done; 1 failed; 2 wrong input; 3 `--check` was given and the step does not fit; 4 broke
+off, by an unforeseen error or because the run hung; 130 stopped by Ctrl-C; 143 stopped by SIGTERM. When
+`train` is stopped, it first saves a checkpoint. A reader that stops reading the answer (`| head -1`) changes
+none of these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ app = typer.Typer(
     epilog="CONFIG: a preset, a TOML file, a run's folder, or package.module:function. Every command has "
     "--json and --help, which shows an example.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a bug keeps Python's own traceback
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
 )
 EXAMPLES = {
     weigh: "weigh llama3-8b --on 8xH100 --layout fsdp=8",
@@ -88,7 +89,7 @@ def main() -> None:
 
 
 def _status() -> int:
-    """Run the command line; the exit status, once what went wrong has been said."""
+    """Run the command line, report what went wrong, and return the exit status."""
     interrupts = _noted_interrupts()
     try:
         _check_text(sys.argv[1:])
@@ -106,7 +107,7 @@ def _status() -> int:
             return _refused(error)
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        leave(words, EXIT_BROKE_OFF, wait=True)  # a collective that has lost a peer breaks off as well
+        leave(words, EXIT_BROKE_OFF, wait=True)  # the cause may be a lost peer, which is then reported first
         return EXIT_BROKE_OFF
 
 
@@ -119,7 +120,7 @@ def _status_of_app() -> int:
 
 
 def _noted_interrupts() -> list[int]:
-    """The Ctrl-C that have come so far; each raises `KeyboardInterrupt`, as without us."""
+    """Return a list that grows with each Ctrl-C; each also raises `KeyboardInterrupt`, as by default."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -132,7 +133,7 @@ def _noted_interrupts() -> list[int]:
 
 
 def _check_text(arguments: Sequence[str]) -> None:
-    """Refuse what is no text: it could be written neither into a file nor to a terminal.
+    """Raise if an argument is not text: it could be written neither to a file nor to a terminal.
 
     Raises:
         InputError: an argument is not UTF-8, or holds a zero byte.
@@ -147,7 +148,7 @@ def _check_text(arguments: Sequence[str]) -> None:
 
 
 def _refused(error: OSError) -> int:
-    """A file that the system refuses where nobody foresaw it: which one and why."""
+    """Report a file that the system refuses unexpectedly, and return the exit status."""
     where = "" if error.filename is None else f" {error.filename}"
     refused = MeshwrightError(
         f"the system refuses a file{where}: {error.strerror}",

@@ -1,8 +1,6 @@
-"""Define the commands that list what there is to choose from: fleets, formats, presets and init.
+"""Define the commands `fleets`, `formats`, `presets` and `init`.
 
-`meshwright fleets` and `meshwright formats`: what the catalogs hold.
-
-`meshwright presets` and `meshwright init`: configurations to begin with.
+`fleets` and `formats` show the catalogs. `presets` and `init` provide configurations to start from.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from meshwright.hardware import Chip, Target
 
 SCHEMA = 1
-TINY = 1e-8  # a gradient of this size is zero in fp16 and below
+TINY = 1e-8  # a gradient of this size is zero in fp16 and in smaller formats
 LEGEND = """
 Dense peaks of one JAX device; links one way, per device. What is blank is not known or not native.
 weigh: compiler = its own compiler runs without the chip; compiler* = the same, for a target made of published
@@ -58,7 +56,7 @@ def fleets(
 
 
 def _weigh_by(chip: Chip) -> str:
-    """Return "compiler" where the chip's own compiler runs without the chip, else "simulate"."""
+    """Return "compiler" if the chip's own compiler runs without the chip, else "simulate"."""
     from meshwright.hardware import why_simulated
 
     return "simulate" if why_simulated(chip) else "compiler"
@@ -107,7 +105,7 @@ def _teraflops(chip: Chip, format_name: str) -> str:
 
 
 def _show_chip(chip: Chip) -> None:
-    """Show every figure, with a mark on the doubtful ones, then the source of each group of them."""
+    """Show every figure, with a mark on the doubtful ones, then the source of each group of figures."""
     from rich.text import Text
 
     figures = table("figure", "value", "", right=("value",))
@@ -125,7 +123,7 @@ def _show_chip(chip: Chip) -> None:
 
 
 def _figures(chip: Chip) -> list[tuple[str, str, str]]:
-    """Each known figure of a chip in words, and the field that `uncertain_fields` would name."""
+    """Return each known figure of a chip in words, and its field's name as in `uncertain_fields`."""
     from meshwright.units import format_bytes, format_rate
 
     found = [(name, format_rate(rate, "FLOP/s"), name) for name, rate in chip.peak_flops_per_second.items()]
@@ -151,7 +149,7 @@ def _figures(chip: Chip) -> list[tuple[str, str, str]]:
 
 
 def _how(chip: Chip) -> str:
-    """Words behind "compiler" or "simulate": where the target is from, or why there is none."""
+    """Return the words after "compiler" or "simulate": the origin of the target, or why it has none."""
     from meshwright.hardware import why_simulated
 
     if why := why_simulated(chip):
@@ -162,7 +160,7 @@ def _how(chip: Chip) -> str:
 
 
 def _target_figures(target: Target) -> list[tuple[str, str]]:
-    """Return in words the figures that the GPU compiler gets beside the chip's memory."""
+    """Return in words the figures that the GPU compiler receives in addition to the chip's memory."""
     from meshwright.units import format_bytes, format_rate
 
     return [
@@ -201,7 +199,7 @@ def formats(as_json: JsonFlag = False) -> None:
 
 
 def _format_dict(each: NumberFormat) -> dict[str, Any]:
-    alone = each.is_float and each.block_size == 1  # what a block keeps depends on its largest value
+    alone = each.is_float and each.block_size == 1  # a block's result depends on its largest value
     return {
         "name": each.name,
         "bits": each.bits,

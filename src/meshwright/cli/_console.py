@@ -1,4 +1,7 @@
-"""Where output goes: results to stdout, talk to stderr, colour and progress only on a terminal."""
+"""Send results to stdout and messages to stderr, with colour and progress only on a terminal.
+
+This module also holds the checks on arguments and streams that all commands share.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
-# Where the NVIDIA driver (under WSL: Windows' driver) shows that there is a GPU.
+# Device files that exist where the NVIDIA driver (under WSL: Windows' driver) has a GPU.
 NVIDIA_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
 JAX_PLUGIN_ERROR = "Jax plugin configuration error"
 
-PIPE_WIDTH = 100  # columns where no terminal says how wide it is
-WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside them is not believed
+PIPE_WIDTH = 100  # columns if no terminal reports its width
+WIDTHS = range(20, 1001)  # columns in which tables can be drawn; `COLUMNS` outside this range is ignored
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else.")]
 
 
 class Command(TyperCommand):
-    """A verb whose options are each given once, and whose files and folders have names."""
+    """A command that refuses repeated options and empty file names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments.
+        """Parse the arguments.
 
         Raises:
             InputError: an option that takes one value is given twice, or a file is named "".
@@ -59,11 +62,11 @@ class Command(TyperCommand):
 
 
 class _Stream:
-    """A standard stream whose failures raise no `OSError`; everything else is the stream's own.
+    """Wrap a standard stream so that its failures raise no `OSError`.
 
-    Once a write has failed, the rest is dropped. A reader that has gone (`| head -1`) has what it wanted: the
-    command goes on, and its exit status stands. Any other failure on stdout is a `MeshwrightError`; on
-    stderr it is dropped too, for there is no place left to report it.
+    After a failed write the rest is dropped. If the reader has gone (`| head -1`), the command continues and
+    keeps its exit status. Any other failure on stdout raises a `MeshwrightError`. On stderr it is dropped
+    too, because no place is left to report it.
     """
 
     def __init__(self, stream: TextIO, *, is_answer: bool) -> None:
@@ -84,7 +87,7 @@ class _Stream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered.
+        """Write the buffered text.
 
         Raises:
             MeshwrightError: stdout cannot be written.
@@ -98,7 +101,7 @@ class _Stream:
             yield
         except OSError as refused:
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # Python flushes once more when it ends
+            os.dup2(nowhere, self._stream.fileno())  # Python flushes once more at exit
             os.close(nowhere)
             if self._is_answer and not isinstance(refused, BrokenPipeError):
                 raise MeshwrightError(
@@ -109,29 +112,29 @@ class _Stream:
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let the command write to stdout and stderr, be they closed, full, not UTF-8 or zero columns wide."""
+    """Make stdout and stderr usable by the command, even if closed, full, not UTF-8 or zero columns wide."""
     for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file that is opened would take its place, and be written to
-            os.dup2(os.open(os.devnull, flags), number)  # writing to 1 then fails, as it should
+        except OSError:  # closed: the next opened file would get its number, and the output
+            os.dup2(os.open(os.devnull, flags), number)  # writing to stdout then fails, as it should
     before = sys.stdout, sys.stderr
     streams = [_opened(stream, number) for number, stream in enumerate(before, start=1)]
     sys.stdout, sys.stderr = (_Stream(each, is_answer=not number) for number, each in enumerate(streams))
-    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer take them as they are
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer do not check them
         if not _is_width(os.environ.get(name, "")):
             os.environ.pop(name, None)
     try:
         yield
     finally:
-        with suppress(MeshwrightError):  # it has been reported
+        with suppress(MeshwrightError):  # already reported
             sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = before
 
 
 def _opened(stream: TextIO | None, number: int) -> TextIO:
-    """Return the stream, which replaces what its encoding lacks; a new one where Python found it closed."""
+    """Return a stream that replaces what its encoding lacks; a new one if Python found it closed."""
     if stream is None:
         stream = open(number, "w", closefd=False)  # noqa: SIM115
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
@@ -144,9 +147,9 @@ def _is_width(text: str) -> bool:
 
 
 def console(*, stderr: bool) -> Console:
-    """Return a console for results or for talk, as wide as its terminal.
+    """Return a console for results or for messages, as wide as its terminal.
 
-    Text is no markup, and control characters in it are written out.
+    It does not interpret markup, and it prints control characters in escaped form.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -187,10 +190,10 @@ def write_json(path: Path, answer: object) -> None:
 
 
 def quiet_jax_plugins() -> None:
-    """Keep JAX's traceback about a CUDA plugin that cannot start out of the terminal.
+    """Suppress JAX's traceback about a CUDA plugin that cannot start.
 
     The plugin is installed for its compiler. Without a GPU nothing is missing, so nothing is printed. With a
-    GPU the user must know that it is not used, in one line.
+    GPU one line warns that the GPU is not used.
     """
     logging.getLogger("jax._src.xla_bridge").addFilter(_plugin_error_in_a_line)
 
@@ -207,7 +210,7 @@ def _plugin_error_in_a_line(record: logging.LogRecord) -> bool:
 
 
 def say_readings(config: str | None, on: str, layout: str | None) -> None:
-    """Say on stderr how aliases of chips and axes are understood; nothing where every name is the catalog's.
+    """Print on stderr how aliases of chips and axes are read; nothing if every name is the catalog's.
 
     Raises:
         InputError: the fleet or the layout cannot be read.
@@ -223,7 +226,7 @@ def say_readings(config: str | None, on: str, layout: str | None) -> None:
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Return the presets, files and runs whose names begin as what is typed, for the shell's completion."""
+    """Return the presets, files and runs whose names begin with `incomplete`, for shell completion."""
     from meshwright.config import preset_names
 
     there = [*Path().glob("*.toml"), *Path("runs").glob("*")]
@@ -231,14 +234,17 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def print_error(error: MeshwrightError) -> None:
-    """What happened and what to do, to stderr."""
+    """Print the error's message and its hint to stderr."""
     print(f"error: {error.message}", file=sys.stderr)
     print(f"hint: {error.hint}", file=sys.stderr)
 
 
 @contextmanager
 def phases(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner with the phase and the time it has taken; a function to name the phase. Silent in a pipe."""
+    """Show a spinner with the phase and the elapsed time, and yield a function that names the phase.
+
+    Nothing is shown in a pipe.
+    """
     if not sys.stderr.isatty():
         yield _ignore
         return
@@ -251,23 +257,23 @@ def phases(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _ignore(phase: str) -> None:
-    """Nobody is looking."""
+    """Ignore a phase."""
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Any:
-    """A rich table in the one style of all commands; columns named in `right` hold numbers."""
+    """Return a rich table in the style of all commands; columns named in `right` hold numbers."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, column in enumerate(columns):
-        # The first column names things: broken over lines, a name cannot be copied.
+        # The first column holds names; a name broken over lines cannot be copied.
         justify = "right" if column in right else "left"
         made.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
     return made
 
 
 def row(made: Any, *cells: str, style: str = "") -> None:
-    """Add a row whose text is no markup: "[tensor]" stays as it is."""
+    """Add a row of text that is not read as markup: "[tensor]" stays as it is."""
     from rich.text import Text
 
     made.add_row(*(Text(cell) for cell in cells), style=style)

@@ -1,10 +1,6 @@
-"""Define `meshwright data`, and the commands that read a run: `sample` and `export`.
+"""Define `meshwright data`, `meshwright sample` and `meshwright export`.
 
-`meshwright data`: token files from text, and a small set of images.
-
-`meshwright sample`.
-
-`meshwright export`.
+`data` makes token files from text, and a small set of images. `sample` and `export` read a run.
 """
 
 from __future__ import annotations
@@ -95,7 +91,7 @@ def sample_images(
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes done on stderr; silent in a pipe."""
+    """Show a bar of the bytes done on stderr, and yield a function that updates it; silent in a pipe."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -108,7 +104,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 SAMPLE_SCHEMA = 1
-MOST_TOKENS = 10**6  # each runs the model once; a million take hours
+MOST_TOKENS = 10**6  # each token runs the model once; a million take hours
 LARGEST_SEED = 2**32 - 1
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder that `train` wrote.", show_default=False)

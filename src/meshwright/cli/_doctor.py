@@ -1,11 +1,9 @@
-"""Define `meshwright doctor` and `meshwright probe`: what this machine has and does.
+"""Define `meshwright doctor` and `meshwright probe`, which examine this machine.
 
-`meshwright doctor`: what this machine can compile for and run on, and how to get what is missing.
-
-Each compile target is tried, not only looked up: the smallest preset is weighed for one of its chips with
-an empty cache, and the CPU multiplies a matrix. jax is loaded only in processes of their own.
-
-`meshwright probe`.
+`doctor` shows the targets that this machine can compile for, the devices that it can run on, and how to
+install what is missing. It tries each target: it weighs the preset `linear` for one of its chips with an
+empty cache, and it multiplies a matrix on the CPU. `doctor` loads jax only in child processes. `probe`
+measures the attached device.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from ._console import JsonFlag, phases, print_json, row, show, table
 SCHEMA = 1
 TIME_LIMIT_SECONDS = 180
 WORDS_LINES = 12
-# Platform: the fleet to try, the extra that brings its compiler, the packages and what each is for.
+# By platform: the fleet to try, the extra that installs its compiler, and the purpose of each package.
 TARGETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "cuda": (
         "1xH100",
@@ -57,9 +55,10 @@ print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetCheck:
-    """One compile target: its packages' versions, and whether it compiled something.
+    """The state of one compile target: the versions of its packages, and the result of a trial.
 
-    `compiles`: None where packages are missing, so that it was not tried. `words`: of a failed try.
+    `compiles` is None if packages are missing, so that it was not tried. `words` is the output of a failed
+    trial.
     """
 
     platform: str
@@ -110,7 +109,7 @@ def _versions() -> dict[str, str | None]:
 
 
 def _check(name: str) -> TargetCheck:
-    """Try one target if its packages are here."""
+    """Try one target if its packages are installed."""
     fleet, extra, needs = TARGETS[name]
     packages = {package: _version(package) for package in needs}
     install = f"pip install 'meshwright[{extra}]'" if None in packages.values() else ""
@@ -121,9 +120,9 @@ def _check(name: str) -> TargetCheck:
 
 
 def _try(name: str, fleet: str) -> tuple[bool, str]:
-    """Whether something can be compiled for that platform; if not, the last words that were said."""
+    """Return whether something compiles for that platform, and if not, the last lines of stderr."""
     with working_folder("meshwright-doctor-") as cache:
-        # Weighing for a CPU would measure this machine first, which takes longer than all the rest.
+        # Weighing for a CPU would measure this machine first, which takes longer than everything else.
         weigh = ["-m", "meshwright", "weigh", "linear", "--on", fleet, "--json"]
         command = ["-c", LOOK_FOR_DEVICES] if name == "cpu" else weigh
         environment = {"MESHWRIGHT_CACHE_DIR": str(cache), "JAX_PLATFORMS": "cpu"}
@@ -132,7 +131,7 @@ def _try(name: str, fleet: str) -> tuple[bool, str]:
 
 
 def _attached_devices() -> tuple[list[dict[str, Any]], str]:
-    """Kinds and counts of the devices JAX finds, or what it said instead."""
+    """Return kinds and counts of the devices that JAX finds, or its error message."""
     status, output, words = _run(["-c", LOOK_FOR_DEVICES], {})
     if status != 0:
         return [], words
@@ -142,7 +141,7 @@ def _attached_devices() -> tuple[list[dict[str, Any]], str]:
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
-    """Exit status, output and last words of this interpreter run with `arguments`."""
+    """Run this interpreter with `arguments`; return exit status, stdout and the last lines of stderr."""
     try:
         done = subprocess.run(
             own_python(*arguments),
@@ -158,7 +157,7 @@ def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, s
 
 
 def _only_simulated() -> dict[str, list[str]]:
-    """Chips that no compiler makes a program for without one, by the reason."""
+    """Return the chips that no compiler supports without the chip itself, grouped by the reason."""
     from meshwright.hardware import CATALOG, why_simulated
 
     chips_by_reason: dict[str, list[str]] = {}
@@ -186,7 +185,7 @@ def _cache_facts() -> dict[str, Any]:
 
 
 def _folder_bytes(root: Path) -> int:
-    """Bytes of all files below `root`; one that another process removes meanwhile counts nothing."""
+    """Return the bytes of all files below `root`; a file that another process removes meanwhile counts 0."""
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:

@@ -1,8 +1,7 @@
-"""Start a run's processes on this machine, and start them again when they die.
+"""Start a run's processes on this machine, and restart a run that dies.
 
-A run in a process of its own, begun again where it stopped when that process dies.
-
-`meshwright train --processes N`: the same command in N processes of this machine, ended together.
+With `train --restarts N` the run is a child process, which is resumed when it dies. With `train --processes
+N` the same command runs in N processes of this machine, which end together.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
-    """Run this process's command again as a child, at most `restarts` times more; its last exit status.
+    """Run this command as a child, restart it at most `restarts` times, and return its last exit status.
 
-    A child that was killed, that broke with an error nobody foresaw, or that the watchdog ended is resumed;
-    one that ended with words for the user is not: they would be the same again. SIGTERM and Ctrl-C are the
-    child's, and end both.
+    A child is resumed if it was killed, broke off with an unforeseen error, or was ended by the watchdog. A
+    child that ended with a message for the user is not: it would fail in the same way again. The child
+    handles SIGTERM and Ctrl-C, which end both processes.
 
     Raises:
         InputError: neither a config nor a folder is named.
@@ -62,16 +61,16 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
 
 
 def _is_worth_it(status: int) -> bool:
-    """Whether a process that ended so may do better the next time."""
+    """Return whether a process with this exit status may do better the next time."""
     return status < 0 or status == EXIT_BROKE_OFF
 
 
 def _run(command: list[str]) -> tuple[int, bool]:
-    """The child's exit status, and whether a signal has asked for the end meanwhile."""
+    """Run the child; return its exit status, and whether a signal asked it to end meanwhile."""
     child = subprocess.Popen(command, env={**os.environ, **own_command_for_children()})
 
     def pass_on(number: int) -> None:
-        if number == signal.SIGTERM:  # a terminal's Ctrl-C came to both; once is enough for it
+        if number == signal.SIGTERM:  # a terminal's Ctrl-C reaches the child as well; it needs it only once
             child.send_signal(number)
 
     with noting_signals(pass_on) as asked:
@@ -80,7 +79,7 @@ def _run(command: list[str]) -> tuple[int, bool]:
 
 @contextmanager
 def noting_signals(tell: Callable[[int], None]) -> Iterator[list[int]]:
-    """The signals that ask for the end, which have come so far; each is told, and ends nothing here."""
+    """Yield the list of the end signals received so far; each is passed to `tell` and ends nothing here."""
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -96,7 +95,7 @@ def noting_signals(tell: Callable[[int], None]) -> Iterator[list[int]]:
 
 
 def without_option(arguments: list[str], name: str) -> list[str]:
-    """A command line without an option and its value."""
+    """Return a command line without an option and its value."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -108,15 +107,15 @@ def without_option(arguments: list[str], name: str) -> list[str]:
 
 
 LOOK_SECONDS = 0.02
-TOGETHER_SECONDS = 15.0  # within which processes that end for one reason do; the first leaves last
-GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL, once a process is dead: without it no step can be done
+TOGETHER_SECONDS = 15.0  # processes that end for one reason end within it; the first process leaves last
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL; short, because no step can finish once a process is dead
 LAST_LINES = 12
-MERE_CONSEQUENCE = 2  # from this guilt on a child's end follows from another's
+MERE_CONSEQUENCE = 2  # from this `_guilt` on, a child's end is a consequence of another's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """One of the processes, and where what it says on stderr goes; None for the first's, which is ours."""
+    """One of the processes, with the file of its stderr; None for the first, which shares ours."""
 
     index: int
     process: subprocess.Popen[bytes]
@@ -124,12 +123,12 @@ class _Child:
 
     @property
     def status(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """Exit status: None while it runs, negative if a signal ended it."""
         return self.process.poll()
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a signal (SIGSTOP, or a terminal's) has stopped it and none has continued it."""
+        """True if a signal (SIGSTOP, or a terminal's) has stopped it and none has continued it."""
         import psutil
 
         try:
@@ -138,7 +137,7 @@ class _Child:
             return False
 
     def last_words(self) -> list[str]:
-        """Its last lines on stderr."""
+        """Return its last lines on stderr."""
         if self.stderr is None:
             return []
         lines = self.stderr.read_text(errors="replace").splitlines()
@@ -146,13 +145,15 @@ class _Child:
 
 
 def run_processes(num_processes: int, on: str) -> int:
-    """Run this process's command again in `num_processes` children that train together; the exit status.
+    """Run this command in `num_processes` children that train together, and return the exit status.
 
-    The first child speaks for all. Signals are passed on to each. When one child dies the others are ended,
-    and it is said which one and of what. Status 4 is for a child that was killed: the run may be resumed.
+    Only the first child's output is shown. Signals are passed on to each child. When one child dies, the
+    others are ended, and a message names the child and the cause. Status 4 means that a child was killed and
+    that the run may be resumed.
 
     Raises:
-        InputError: the devices of `on` cannot be shared by so many, or this is one of several processes.
+        InputError: the devices of `on` cannot be divided among that many processes, or this is one of several
+            processes.
     """
     _check(num_processes, on)
     arguments = without_option(sys.argv[1:], "--processes")
@@ -193,7 +194,10 @@ def _check(num_processes: int, on: str) -> None:
 
 
 def _started(command: list[str], num_processes: int, folder: Path) -> list[_Child]:
-    """Children in sessions of their own: a terminal's Ctrl-C comes to them through us, once."""
+    """Start the children in sessions of their own.
+
+    A terminal's Ctrl-C then reaches them once, from this process.
+    """
     told = {
         COORDINATOR: f"127.0.0.1:{_free_port()}",
         NUM_PROCESSES: str(num_processes),
@@ -236,18 +240,18 @@ def _wait(children: list[_Child], seconds: float) -> None:
 
 
 def _end(children: list[_Child]) -> None:
-    """Leave no process behind, whatever happened."""
+    """End all children, first by SIGTERM and then by SIGKILL."""
     for end, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
         _send(children, end)
         _wait(children, seconds)
 
 
 def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], asked: list[int]) -> int:
-    """Return the exit status of all, and tell on stderr what the first child could not say itself.
+    """Return the exit status of all, and print to stderr what the first child could not report itself.
 
     Args:
-        ended: by themselves.
-        stalled: those that a signal had stopped meanwhile.
+        ended: the children that had ended before the rest were ended.
+        stalled: the children that a signal had stopped meanwhile.
     """
     failed = [child for child in ended if child.status]
     if not failed:
@@ -268,7 +272,7 @@ def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], 
 
 
 def _blame(child: _Child, num_children: int, how: str) -> None:
-    """Name the process whose end or silence ended all, with the last that it said."""
+    """Name the process whose end or silence ended all, with its last lines on stderr."""
     who = f"process {child.index} of {num_children} ({child.process.pid} on {socket.gethostname()})"
     words = "".join(f"\n    {line}" for line in child.last_words())
     print(
@@ -278,14 +282,16 @@ def _blame(child: _Child, num_children: int, how: str) -> None:
 
 
 def _was_killed(child: _Child, asked: list[int]) -> bool:
-    """Whether a signal that we have not sent has ended it, and no abort of its own."""
+    """Return whether it was ended by a signal that did not pass through here and was not its own abort."""
     status = child.status
     return status is not None and status < 0 and -status not in (signal.SIGABRT, *asked)
 
 
 def _guilt(child: _Child) -> int:
-    """The lower, the likelier is its end the cause of the others': jax aborts a process whose peer is gone,
-    and a collective that lost one breaks off."""
+    """Return a rank; the child with the lowest rank most likely caused the others' end.
+
+    jax aborts a process whose peer is gone, and a collective that lost a peer breaks off.
+    """
     if child.status == -signal.SIGABRT:
         return 3
     if child.status == EXIT_BROKE_OFF:

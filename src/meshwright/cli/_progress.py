@@ -1,4 +1,4 @@
-"""The progress of `train`: a bar on a terminal, and lines to follow in a file or a pipe."""
+"""Show the progress of `train`: a bar on a terminal, and lines to follow in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Event = TrainingEvent | Phase | FirstStepsCompared | SweepRunStarted
 
-COMMAND = "MESHWRIGHT_COMMAND"  # the words of the command that started this process as one of its own
+COMMAND = "MESHWRIGHT_COMMAND"  # the environment variable by which a child process knows the typed command
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -41,10 +41,10 @@ class LogEvery:
 
     @classmethod
     def parse(cls, text: str) -> LogEvery:
-        """Read "50" (steps), "30s", "5m" or "1h".
+        """Parse "50" (steps), "30s", "5m" or "1h".
 
         Raises:
-            InputError: it is none of these, or zero.
+            InputError: the text is none of these, or zero.
         """
         match = re.fullmatch(r"([0-9]{1,9})([smh]?)", text.strip())
         if match is None or not int(match[1]):
@@ -57,22 +57,22 @@ class LogEvery:
 
 
 class RunLog:
-    """Prints a run's events as lines on stderr, each with the time of day in UTC.
+    """Print a run's events as lines on stderr, each with the time of day in UTC.
 
     Args:
-        every: which steps are printed; the first and the last are in any case.
+        every: the interval between printed steps; the first and the last are always printed.
     """
 
     def __init__(self, every: LogEvery, now: Callable[[], float] = time.monotonic) -> None:
         self._every, self._now = every, now
-        self._last_seconds: float | None = None  # when a step was printed last
+        self._last_seconds: float | None = None  # when the last step was printed
 
     def say(self, words: str) -> None:
         """Print a line."""
         print(f"{datetime.now(UTC):%H:%M:%S} {words}", file=sys.stderr)
 
     def begin(self, config: str, on: str) -> None:
-        """Print that the command has begun, and on which day."""
+        """Print that the command has begun, with the date."""
         self.say(f"training {config} on {on} ({datetime.now(UTC):%Y-%m-%d}, UTC)")
 
     def event(self, event: Event) -> None:
@@ -92,7 +92,7 @@ class RunLog:
             case Finished():
                 self.say(f"{'stopped' if event.interrupted else 'finished'} after {event.steps} steps")
             case Sampled():
-                pass  # the account shows it
+                pass  # the final account shows it
             case _:
                 if words := bar_state(event).get("description"):
                     self.say(words)
@@ -114,8 +114,8 @@ def progress(
 ) -> Iterator[Callable[[Event], None]]:
     """Yield a function that shows each event of a run.
 
-    Notices and the comparison of the first steps are lines on stderr. On a terminal there is a bar beside;
-    elsewhere, or where `log_every` asks for it, everything else is lines as well.
+    Notices and the comparison of the first steps are lines on stderr. A terminal also shows a bar. Elsewhere,
+    or if `log_every` is given, everything else is lines as well.
     """
     from meshwright.results import FirstStepsCompared
     from meshwright.training import Noticed
@@ -156,7 +156,7 @@ def progress(
 
 
 def first_steps_line(rows: tuple[Row, ...]) -> str:
-    """Return "first steps: step seconds 1.10 s (predicted 0.9 s, 0.8 to 1.2: inside), ..."."""
+    """Return a line that compares each measured quantity of the first steps with its prediction."""
     from meshwright.report import row_cells
 
     parts: list[str] = []
@@ -168,7 +168,7 @@ def first_steps_line(rows: tuple[Row, ...]) -> str:
 
 
 def bar_state(event: Event) -> dict[str, Any]:
-    """Return what a progress bar shows after `event`: its words, and how far the run is."""
+    """Return the state of a progress bar after `event`: its description, and how far the run is."""
     from meshwright.results import Phase
     from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Started, StepDone
 
@@ -202,7 +202,7 @@ def bar_state(event: Event) -> dict[str, Any]:
 
 
 def how_to_go_on(folder: Path, step: int) -> str:
-    """Return the command that goes on with a run that was stopped after `step`, and where it begins."""
+    """Return the command that resumes a run stopped after `step`, and the step from which it starts."""
     from meshwright.checkpoint import steps_in
 
     checkpoints = folder / "checkpoints"
@@ -214,7 +214,7 @@ def how_to_go_on(folder: Path, step: int) -> str:
 
 
 def resuming(command: list[str], folder: Path, *, discards: bool) -> list[str]:
-    """Return the words of a `train` command that goes on with the run of `folder`.
+    """Return the words of a `train` command that resumes the run in `folder`.
 
     Args:
         discards: whether steps were done that no checkpoint holds.
@@ -226,12 +226,12 @@ def resuming(command: list[str], folder: Path, *, discards: bool) -> list[str]:
 
 
 def own_command_for_children() -> dict[str, str]:
-    """Return the environment by which processes of our own know the command that was typed."""
+    """Return the environment variable by which child processes know the command that was typed."""
     return {COMMAND: os.environ.get(COMMAND) or json.dumps(sys.argv)}
 
 
 def _own_command() -> list[str]:
-    """The words that were typed, as far as Python knows them."""
+    """Return the words that were typed, as far as Python knows them."""
     program, *arguments = json.loads(os.environ[COMMAND]) if COMMAND in os.environ else sys.argv
     if program.endswith("__main__.py"):
         return [sys.executable, "-m", "meshwright", *arguments]

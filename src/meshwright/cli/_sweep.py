@@ -1,4 +1,4 @@
-"""`meshwright sweep`."""
+"""Define `meshwright sweep`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sweep(
 
 @contextmanager
 def _progress(config: str) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event: a bar for the runs, and one for the present run's steps.
+    """Yield a function that shows each event: one bar for the runs, and one for the current run's steps.
 
     Nothing is shown in a pipe.
     """

@@ -1,4 +1,4 @@
-"""`meshwright train`."""
+"""Define `meshwright train`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIGNAL_BASE = 128
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
-LOG_EVERY = "30s"  # where no terminal shows a bar
+LOG_EVERY = "30s"  # if no terminal shows a bar
 
 OptionalConfig = Annotated[
     str | None,
@@ -145,7 +145,11 @@ def train(
 
 
 class _Stopped:
-    """The last step of a run and its folder, for the message at its end. `says`: this process prints it."""
+    """Track a run's folder and its last step, for the message when the run is stopped.
+
+    Args:
+        says: whether this process prints the message.
+    """
 
     def __init__(self, *, says: bool) -> None:
         self._says = says
@@ -153,7 +157,7 @@ class _Stopped:
         self._step = 0
 
     def event(self, event: Event) -> None:
-        """Note an event."""
+        """Record an event."""
         from meshwright.training import Finished, Started, StepDone
 
         if isinstance(event, Started):
@@ -164,7 +168,7 @@ class _Stopped:
             self._step = event.steps
 
     def say(self) -> None:
-        """Print the command that goes on, once there is something to go on with."""
+        """Print the command that resumes the run, if the run has a folder."""
         if self._says and self._folder is not None:
             print(
                 f"stopped after step {self._step}; {how_to_go_on(self._folder, self._step)}", file=sys.stderr
@@ -173,7 +177,7 @@ class _Stopped:
 
 @contextmanager
 def _told(config: str, on: str, every: LogEvery | None, is_first: bool) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event. Of several processes only the first prints."""
+    """Yield a function that shows each event; of several processes only the first prints."""
     if is_first:
         with progress(config, on, every, LogEvery.parse(LOG_EVERY)) as on_event:
             yield on_event
@@ -209,6 +213,6 @@ def _check_restarts() -> None:
 
 
 def _joined() -> bool:
-    """Join the other processes of the run, where there are some; whether this is the first, or alone."""
+    """Join the other processes of the run, if any; return whether this is the first or the only one."""
     place = place_in(os.environ)
     return place is None or join(place).is_first

@@ -1,9 +1,4 @@
-"""Define `meshwright weigh` and `meshwright account`.
-
-`meshwright weigh`.
-
-`meshwright account`.
-"""
+"""Define `meshwright weigh` and `meshwright account`."""
 
 from __future__ import annotations
 
@@ -144,7 +139,7 @@ def account(
 
     from meshwright.children import ending_descendants
 
-    resource_tracker.ensure_running()  # multiprocessing keeps it for all: not to be ended
+    resource_tracker.ensure_running()  # multiprocessing shares it: started here, it is not ended below
     with ending_descendants(), phases(f"accounting {function}"):
         found = _account_apart(function)
     if as_json:
@@ -156,10 +151,10 @@ def account(
 
 
 def _account_apart(function: str) -> Account:
-    """Account for what `function` makes in a process of its own, which it may end or crash.
+    """Account for the result of `function` in a separate process, which the function may end or crash.
 
     Raises:
-        InputError: as `account_function`; or the process ended without an answer.
+        InputError: as for `account_function`; or the process ended without an answer.
     """
     from meshwright.children import safe_path
 
@@ -167,7 +162,7 @@ def _account_apart(function: str) -> Account:
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.NamedTemporaryFile("r", prefix="meshwright-account-") as crash:
         child = context.Process(target=_answer, args=(theirs, function, os.getcwd(), crash.name))
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is this process's alone
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process
         try:
             with safe_path():
                 child.start()
@@ -190,7 +185,7 @@ def _account_apart(function: str) -> Account:
 
 
 def _ended(function: str, status: int, crash: str) -> InputError:
-    """The process of `function` ended by itself; `crash` is what faulthandler wrote, if it crashed."""
+    """Return the error for a process that `function` ended; `crash` is the output of faulthandler, or ""."""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     line = next((line.strip() for line in crash.splitlines() if line.startswith("  File ")), "")
     return InputError(
@@ -200,7 +195,7 @@ def _ended(function: str, status: int, crash: str) -> InputError:
 
 
 def _answer(answers: Connection, function: str, folder: str, crash: str) -> None:
-    """Send the account of `function`, or what went wrong; what it prints goes to stderr."""
+    """Send the account of `function`, or its error; the output of `function` goes to stderr."""
     os.dup2(2, 1)
     with open(crash, "w") as file:
         faulthandler.enable(file)
@@ -212,6 +207,6 @@ def _answer(answers: Connection, function: str, folder: str, crash: str) -> None
             answers.send(error)
         except Exception:
             answers.send(traceback.format_exc())
-        except BaseException as ended:  # Ctrl-C does not come here: it is the function's own
+        except BaseException as ended:  # Ctrl-C is blocked here: the function raised this itself
             what = f"{function}, or what it calls, raised {type(ended).__name__}"
             answers.send(InputError(what, hint="raise an Exception for what goes wrong"))

@@ -1,5 +1,7 @@
-"""The configuration of a run: `RunConfig`, `Layout`, presets, overrides; every key is checked and documented.
-Imports: `errors`, pydantic. No jax. Imported by: everything that builds, weighs or runs a step.
+"""Define the configuration of a run: `RunConfig`, `Layout`, presets and overrides.
+
+Every key is checked and documented. Imports: `errors`, `units`, `hardware`, pydantic. No jax. Used by:
+everything that builds, weighs or runs a step.
 """
 
 from ._base import Problem as Problem

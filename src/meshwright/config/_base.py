@@ -1,8 +1,8 @@
-"""The base of every section: strictness, types of fields, and several problems as one error.
+"""Define the base of every section: strictness, types of fields, and several problems as one error.
 
-Each key is documented by the text below it: a summary, what else it means, and lines that begin with
-`Effect:` (on what is weighed or trained), `Unit:` (of every number) and `Default:` (where it is computed).
-`_reference` reads them.
+The text below a key documents it: a summary, further remarks, and lines that begin with `Effect:` (on what is
+weighed or trained), `Unit:` (of every number) and `Default:` (if it is computed). `_reference` reads these
+texts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries our own
+PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries Meshwright's problems
 
 
 class Section(BaseModel):
@@ -29,12 +29,12 @@ class Section(BaseModel):
 
 
 def is_table(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether `value` is a TOML or JSON table, whose keys are always text."""
+    """Return whether `value` is a TOML or JSON table, whose keys are always text."""
     return isinstance(value, dict)
 
 
 def _none_word(value: object) -> object:
-    """TOML has no null, so a file or an override says "none" for an optional figure."""
+    """Return None for "none", by which a file or an override unsets an optional figure: TOML has no null."""
     return None if value == "none" else value
 
 

@@ -1,4 +1,4 @@
-"""The sources of a run's batches."""
+"""Define the sources of a run's batches."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Hold the sizes of the mesh axes, and the schedules of a pipeline over the axis `stage`.
-
-`Layout`: how many devices each mesh axis has, outermost first.
-
-`Ticks`: what the stages of a pipeline do when, in the two schedules that are built.
-"""
+"""Define the sizes of the mesh axes (`Layout`), and pipeline schedules over the axis `stage` (`Ticks`)."""
 
 from __future__ import annotations
 
@@ -52,13 +47,13 @@ _UNCLEAR = {
 
 _EXAMPLE = "write it as fsdp=64,tensor=8"
 _LARGEST = 10**12  # devices of all axes together; far above any fleet
-_TRIED = 2**16  # every number that a config may hold has all its divisors found
+_TRIED = 2**16  # enough to find all divisors of any number that a config may hold
 
 
 def near_divisors(number: int, wanted: int) -> list[int]:
     """Return the largest divisor of `number` that is at most `wanted`, and the smallest above it, if any.
 
-    Of a number above 2**32, divisors are found only where they or their cofactors are at most 2**16.
+    For a `number` above 2**32, divisors are found only if they or their cofactors are at most 2**16.
     """
     small = [d for d in range(1, min(math.isqrt(number), _TRIED) + 1) if number % d == 0]
     divisors = sorted({*small, *(number // d for d in small)})
@@ -68,13 +63,13 @@ def near_divisors(number: int, wanted: int) -> list[int]:
 
 
 def near_multiples(step: int, wanted: int) -> list[int]:
-    """The multiples of `step` on both sides of `wanted`, none of them zero."""
+    """Return the multiples of `step` on both sides of `wanted`, without zero."""
     below = wanted - wanted % step
     return [n for n in (below, below + step) if n]
 
 
 def or_list(numbers: Iterable[int]) -> str:
-    """Numbers as a sentence has them: "4", "4 or 8"."""
+    """Return numbers joined for a sentence: "4", "4 or 8"."""
     return " or ".join(str(n) for n in numbers)
 
 
@@ -90,10 +85,10 @@ def _axis(text: str, name: str) -> str:
 
 
 def layout_reading(text: str) -> str:
-    """Return how a layout's aliases are understood; "" where every axis is named as it is here.
+    """Return how a layout's aliases are read; "" if every axis has its name in `AXES`.
 
     Raises:
-        InputError: as `Layout.parse`.
+        InputError: as for `Layout.parse`.
     """
     layout = Layout.parse(text)
     named = {part.partition("=")[0].strip() for part in text.split(",")}
@@ -101,13 +96,16 @@ def layout_reading(text: str) -> str:
 
 
 def _size(digits: str) -> int:
-    """Read the size of an axis; every one that is too large is taken as one just too large."""
+    """Return the size of an axis; a number of 15 digits or more becomes the least size that is refused."""
     return int(digits) if len(digits) < 15 else _LARGEST + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Sizes of the mesh axes in order, outermost first; one may be -1, "what is left of the fleet"."""
+    """The sizes of the mesh axes in order, outermost first.
+
+    One size may be -1, which means the rest of the fleet.
+    """
 
     axes: tuple[tuple[str, int], ...]
 
@@ -118,15 +116,15 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str, *, free_names: bool = False) -> Layout:
-        """Read "fsdp=64,tensor=8", keeping the order written.
+        """Parse "fsdp=64,tensor=8" and keep the order of the axes.
 
         Args:
-            text: the axes; one size may be -1. Aliases stand for our axes: "dp=8" is read as "data=8".
-            free_names: any axis name will do, as for a foreign program; else only `AXES` and `AXIS_ALIASES`.
+            text: the axes; one size may be -1. Aliases are read as the axes here: "dp=8" as "data=8".
+            free_names: accept any axis name, as for a foreign program; else only `AXES` and `AXIS_ALIASES`.
 
         Raises:
-            InputError: an unknown or repeated axis, a size that is no positive number, two -1, or sizes of
-                more than 10^12 devices.
+            InputError: an unknown or repeated axis, a size that is not a positive number, two sizes of -1, or
+                sizes of more than 10^12 devices.
         """
         axes: dict[str, int] = {}
         for part in text.split(","):
@@ -175,19 +173,19 @@ class Layout:
         return math.prod(self.sizes)
 
     def size(self, name: str) -> int:
-        """Size of one axis; 1 where the layout does not have it."""
+        """Return the size of one axis; 1 if the layout does not have it."""
         return dict(self.axes).get(name, 1)
 
     @property
     def num_replicas(self) -> int:
-        """Ways in which the rows of a batch are split: data * fsdp * expert."""
+        """Number of replicas over which the rows of a batch are split: data * fsdp * expert."""
         return math.prod(self.size(name) for name in BATCH_AXES)
 
     def resolve(self, num_devices: int) -> Layout:
-        """The layout with -1 filled in, so that its sizes multiply to `num_devices`.
+        """Return the layout with -1 filled in, so that its sizes multiply to `num_devices`.
 
         Raises:
-            InputError: they cannot.
+            InputError: the sizes cannot multiply to `num_devices`.
         """
         assert num_devices >= 1, f"a fleet of {num_devices} devices"
         fixed = math.prod(size for size in self.sizes if size != -1)
@@ -204,7 +202,7 @@ class Layout:
         )
 
     def _sizes_that_work(self, num_devices: int, fixed: int) -> str:
-        """Change one axis, the first that can absorb the difference; else the nearest fleet."""
+        """Return a hint: sizes for the first axis that can absorb the difference, else the nearest fleet."""
         for name, size in self.axes:
             if size == -1:
                 continue
@@ -226,15 +224,16 @@ PipelineSchedule = Literal["1f1b", "gpipe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticks:
-    """The ticks of one step of a pipeline, the same on every stage.
+    """The ticks of one step of a pipeline of S stages and M microbatches, the same on every stage.
 
-    In forward tick i stage s has microbatch i - s, in backward tick j it has microbatch j - (S - 1 - s):
-    each of S stages is one tick behind its neighbour. Where that is no microbatch the stage computes
-    on whatever it holds, and the result is dropped: that is the bubble.
+    In forward tick i, stage s has microbatch i - s. In backward tick j, it has microbatch j - (S - 1 - s).
+    Each stage is one tick behind its neighbour. If no such microbatch exists, the stage computes on the data
+    it holds and the result is dropped: this is the bubble.
 
     `gpipe`: all forward ticks, then all backward ticks (Huang et al. 2019, https://arxiv.org/abs/1811.06965).
-    `1f1b`: after S - 1 forward ticks every tick has a forward and a backward pass, until S - 1 backward ticks
-    are left (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with all stages in step).
+
+    `1f1b`: S - 1 forward ticks, then ticks with a forward and a backward pass, until S - 1 backward ticks are
+    left (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with all stages in step).
     """
 
     schedule: PipelineSchedule
@@ -243,29 +242,32 @@ class Ticks:
 
     @property
     def num_passes(self) -> int:
-        """M + S - 1: ticks with a forward pass; as many have a backward pass."""
+        """Number of ticks with a forward pass, M + S - 1; as many have a backward pass."""
         return self.num_microbatches + self.num_stages - 1
 
     @property
     def num_alone(self) -> int:
-        """Ticks with a forward pass alone, at the start; as many with a backward pass alone end the step."""
+        """Number of ticks at the start with only a forward pass.
+
+        As many ticks at the end have only a backward pass.
+        """
         return self.num_passes if self.schedule == "gpipe" else self.num_stages - 1
 
     @property
     def num_kept(self) -> int:
-        """Forward ticks of which a stage keeps what their backward pass needs.
+        """Number of forward ticks whose results a stage keeps for their backward pass.
 
-        A tick's forward pass is at most 2 (S - 1) ticks older than its backward pass under `1f1b`.
+        Under `1f1b` a tick's forward pass is at most 2 (S - 1) ticks older than its backward pass.
         """
         return self.num_passes if self.schedule == "gpipe" else min(2 * self.num_stages - 1, self.num_passes)
 
     @property
     def bubble(self) -> Fraction:
-        """(S - 1) / (M + S - 1): the share of a stage's passes that are dropped, under either schedule."""
+        """Share of a stage's passes that are dropped, (S - 1) / (M + S - 1), under either schedule."""
         return Fraction(self.num_stages - 1, self.num_passes)
 
     def to_dict(self) -> dict[str, str | int | float]:
-        """As `weigh --json` prints it."""
+        """Return the ticks in the form of `weigh --json`."""
         return {
             "schedule": self.schedule,
             "num_stages": self.num_stages,

@@ -1,8 +1,6 @@
 """Check that a layout divides a run's dimensions, and that a chip computes in its formats.
 
-What a layout makes of a run: its batch, and whether every dimension that an axis splits divides by it.
-
-Whether a chip computes in the formats that a run's precision asks for.
+This module also settles a run's batch on a layout, and returns the ticks of its pipeline.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from ._run import RunConfig
 
 
 def settled(config: RunConfig, layout: Layout) -> RunConfig:
-    """The run as it is on a resolved `layout`: `batch.sequences_per_replica` turned into `batch.sequences`.
+    """Return the run with `batch.sequences_per_replica` turned into `batch.sequences` on a resolved layout.
 
-    Rows of a batch are split over data * fsdp * expert; those are the replicas. A settled run keeps its
-    batch on whatever layout it goes on.
+    The rows of a batch are split over data * fsdp * expert; those are the replicas. A settled run keeps its
+    batch on any layout with which it continues.
     """
     each = config.batch.sequences_per_replica
     if each is None:
@@ -34,7 +32,7 @@ def settled(config: RunConfig, layout: Layout) -> RunConfig:
 
 
 def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
-    """The ticks of a settled run on a resolved layout; None where that has one stage."""
+    """Return the pipeline ticks of a settled run on a resolved layout; None if the layout has one stage."""
     if layout.size("stage") == 1:
         return None
     replicas = layout.num_replicas
@@ -47,16 +45,17 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:
-    """Refuse a resolved `layout` over which a settled `config` cannot be split evenly.
+    """Raise if a settled `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; a Transformer's layers over stage; parameters'
-    embed (width, input) dimension over fsdp, under ZeRO-1 over data * fsdp; experts over expert; heads,
-    key-value heads, MLP, vocabulary and sequence over tensor; of lenet, its hidden layer; a Transformer's
-    sequence over context, in two pieces for each device, and its loss in whole chunks there.
+    Checked: the batch over data * fsdp * expert * microbatch; a Transformer's layers over stage; the
+    parameters' embed (width, input) dimension over fsdp, with ZeRO-1 over data * fsdp; experts over expert;
+    heads, key-value heads, MLP, vocabulary and sequence, the cruncher's width and lenet's hidden layer over
+    tensor; a Transformer's sequence over context, in two pieces for each device, and its loss in whole chunks
+    there.
 
     Raises:
-        InputError: an axis that splits nothing of the model, or all that does not divide, with the nearest
-            sizes.
+        InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
+            of them with the nearest sizes.
     """
     if layout.size("expert") > 1 and not _has_experts(config.model):
         raise InputError(
@@ -81,7 +80,7 @@ def _has_experts(model: Model) -> bool:
 
 
 def _stage_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    """Stages hold some of a Transformer's stacked layers each."""
+    """Return the reason why a run cannot have stages, each of which holds some of the stacked layers."""
     stages, model = layout.size("stage"), config.model
     if stages == 1:
         return []
@@ -99,7 +98,7 @@ def _stage_problems(config: RunConfig, layout: Layout) -> list[Problem]:
 
 
 def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
-    """The quantities that an axis splits, by their dotted path; by words where no key sets them."""
+    """Return the quantities that an axis splits, by dotted path, or by words if no key sets them."""
     model: Model = config.model
     if axis == "stage":
         return {"model.num_layers": model.num_layers} if isinstance(model, TransformerModel) else {}
@@ -126,7 +125,10 @@ def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
 
 
 def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Problem]:
-    """Sizes of the axis are suggested only if they suit every quantity it splits."""
+    """Return the quantities that do not divide over an axis.
+
+    A size of the axis is suggested only if it suits every quantity that the axis splits.
+    """
     common = math.gcd(*quantities.values())
     return [
         (
@@ -162,7 +164,11 @@ def _context_problems(config: RunConfig, layout: Layout) -> list[Problem]:
 
 
 def _position_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    """Over stages the head's work is split by position, as `context` and `tensor` split the residual."""
+    """Return problems with the split of positions.
+
+    `context` splits the positions of a Transformer. Over stages, the head's work is split by position too, as
+    `context` and `tensor` split the residual.
+    """
     model, length, stages = config.model, config.batch.sequence_length, layout.size("stage")
     if not isinstance(model, TransformerModel):
         return []
@@ -207,10 +213,12 @@ NEEDS = {"fp16": ("fp16",), "fp8": ("fp8-e4m3", "fp8-e5m2")}
 
 
 def check_precision(config: RunConfig, chip: Chip) -> None:
-    """Refuse a precision for which `chip` has no units: no peak in the catalog. A CPU emulates all of them.
+    """Raise if `chip` has no units for a run's precision, which means no peak in the catalog.
+
+    A CPU emulates all formats.
 
     Raises:
-        InputError: names the chip, the formats that it lacks, and those that it has.
+        InputError: the error names the chip, the formats that it lacks, and those that it has.
     """
     has = chip.peak_flops_per_second
     lacking = [name for name in NEEDS.get(config.precision, ()) if name not in has]

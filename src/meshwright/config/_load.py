@@ -1,4 +1,4 @@
-"""The reading of a preset, a TOML file or a run's folder, and overrides, into a checked `RunConfig`."""
+"""Read a preset, a TOML file or a run's folder, apply overrides, and return a checked `RunConfig`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ._run import RunConfig
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
 _PRESETS = Path(__file__).parent / "presets"
-_PATHS = {"path", "folder"}  # of the section `data`
+_PATHS = {"path", "folder"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ENDINGS = "a file's path ends in .toml"
 
@@ -40,7 +40,7 @@ def preset_about(name: str) -> str:
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the JSON schema of a run's file; `preset` may stand in for what it sets."""
+    """Return the JSON schema of a run's file; `preset` may replace the keys that it sets."""
     schema = RunConfig.model_json_schema()
     del schema["properties"]["name"]
     schema["properties"]["preset"] = {"enum": preset_names(), "type": "string"}
@@ -52,19 +52,19 @@ def config_schema() -> dict[str, Any]:
 def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     """Return the run that a preset, a file or the folder of an earlier run describes.
 
+    If a file or an override chooses another `kind` (or `source`) of a section, the keys that only the old
+    kind had are dropped.
+
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
             one; the folder of a run, or the `config.json` in it. A file's `data.path` or `data.folder` is
             relative to the file.
-        overrides: "section.key=value" each, applied in order, whose value is TOML or else text; or a dict
-            {"section.key": value}. A `data.path` or `data.folder` given here, or a preset's, is relative to
-            the working directory.
-
-    Where a file or an override chooses another `kind` (or `source`) of a section, the keys that only
-    the old kind had go with it.
+        overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
+            dict {"section.key": value}. A `data.path` or `data.folder` from an override or a preset is
+            relative to the working directory.
 
     Raises:
-        InputError: an unknown preset, file, section or key, or values that are wrong, all at once.
+        InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
     name, tree = _read(text)
     tree = _merged(tree, _override_tree(overrides))
@@ -77,7 +77,7 @@ def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
     """Return `config` with a number of steps: its own, else `steps`.
 
     Raises:
-        InputError: neither says how many, or the schedule does not fit into them.
+        InputError: both are missing, or the schedule does not fit into the steps.
     """
     if config.steps is not None:
         return config
@@ -88,10 +88,10 @@ def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
 
 
 def overridden(config: RunConfig, overrides: Overrides) -> RunConfig:
-    """Return the same run with some keys changed; `overrides` as `load_config` takes them.
+    """Return the same run with some keys changed; `overrides` are as for `load_config`.
 
     Raises:
-        InputError: an unknown section or key, or values that are wrong, all at once.
+        InputError: an unknown section or key, or wrong values; one error lists all of them.
     """
     tree = config.model_dump(mode="json", exclude={"name"}, exclude_unset=True)  # a kind has its own defaults
     return _checked(config.name, _merged(tree, _override_tree(overrides)))
@@ -102,10 +102,10 @@ def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
         return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":  # nested deeper than a parser goes, or half a character
+        if first["type"] == "json_invalid":  # nested too deep for the parser, or half a character
             raise _unreadable(name, first["msg"]) from None
         raise input_error(name, problems_of(error)) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, tables in tables
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables
         raise _unreadable(name, str(error)) from None
 
 
@@ -116,7 +116,7 @@ def _unreadable(name: str, why: str) -> InputError:
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tree of whatever `text` names."""
+    """Return the name and the tree of the run that `text` names."""
     path = Path(text)
     if path.suffix == ".toml":
         return _read_file(path)
@@ -137,7 +137,7 @@ def _read_preset(name: str) -> dict[str, Any]:
 
 
 def _near_presets(name: str) -> str:
-    """Return the start of a hint: presets that are near in letters, and in size where the name has one."""
+    """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
     plain = name.lower().rpartition("/")[2]
     known = preset_names()
     meant = value_meant("preset", plain)
@@ -159,7 +159,7 @@ def _near_presets(name: str) -> str:
 
 
 def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
-    """Paths of the data, which are relative to `folder`, in place."""
+    """Make the data paths, which are relative to `folder`, absolute in place."""
     data = tree.get("data")
     if is_table(data):
         for key in _PATHS & data.keys():
@@ -168,10 +168,10 @@ def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
 
 
 def _absolute(key: str, folder: Path, path: str) -> str:
-    """Return `path`, which is relative to `folder`, as an absolute one.
+    """Return `path`, which is relative to `folder`, as an absolute path.
 
     Raises:
-        InputError: it is no path: it holds a zero byte, or links that go round in a circle.
+        InputError: it is not a path: it holds a zero byte, or its links form a circle.
     """
     try:
         return str((folder / path).resolve()) if path else path
@@ -180,7 +180,7 @@ def _absolute(key: str, folder: Path, path: str) -> str:
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
-    """The file's stem and its tree, laid over the preset it names."""
+    """Return the file's stem and its tree, merged over the preset that it names."""
     try:
         tree = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
         raise InputError(f"no file {path}", hint=hint) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond what Python reads
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond Python's limits
         raise InputError(f"{path} is not TOML: {error}", hint="mend the place it names") from None
     _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
@@ -201,7 +201,7 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tree of a run, as `train` writes them to its folder."""
+    """Return the name and the tree of a run, from the file that `train` writes to its folder."""
     try:
         tree = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -217,7 +217,7 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _foreign_hint(tree: object) -> str:
-    """Return a hint for JSON that is no run's, with the sizes of a foreign model under their keys here."""
+    """Return a hint for JSON that is not a run's; it has the sizes of a foreign model under the keys here."""
     foreign = tree if is_table(tree) else {}
     sizes = {
         meant[0]: value
@@ -233,7 +233,7 @@ def _foreign_hint(tree: object) -> str:
 
 
 def _override_tree(overrides: Overrides) -> dict[str, Any]:
-    """Return overrides as one tree, later ones over earlier ones."""
+    """Return the overrides as one tree; later ones replace earlier ones."""
     tree: dict[str, Any] = {}
     for dotted, value in _override_pairs(overrides):
         keys = dotted.split(".")
@@ -273,7 +273,7 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 def _override_value(text: str) -> Any:
-    """`text` as a TOML value; what is none, such as `adamw` or `fsdp=2,tensor=2`, is text."""
+    """Return `text` as a TOML value, or as text if it is none, such as `adamw` or `fsdp=2,tensor=2`."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -282,7 +282,7 @@ def _override_value(text: str) -> Any:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, key by key within sections."""
+    """Return `above` merged over `below`, key by key within sections."""
     result = dict(below)
     for section, value in above.items():
         old = below.get(section)
@@ -294,7 +294,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The keys of `old` that are still of use if `new` chooses another kind of the section."""
+    """Return the keys of `old` that remain valid if `new` chooses another kind of the section."""
     if section not in RunConfig.model_fields:
         return old
     choice, records = variants(section)

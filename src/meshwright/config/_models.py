@@ -1,4 +1,4 @@
-"""The models that a run can train: their sizes, and their parameter counts as closed forms."""
+"""Define the models that a run can train: their sizes, and closed forms of their parameter counts."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class LinearModel(Section):
 
     @property
     def num_parameters(self) -> int:
-        """D weights, and one bias where there is one."""
+        """Number of parameters: D weights, and one bias if enabled."""
         return self.input_dim + int(self.bias)
 
     @property
     def num_matmul_parameters(self) -> int:
-        """D: those that multiply every row."""
+        """Number of parameters that multiply every row: D."""
         return self.input_dim
 
 
@@ -80,12 +80,12 @@ class CruncherModel(Section):
 
     @property
     def num_parameters(self) -> int:
-        """L D^2 + D."""
+        """Number of parameters: L D^2 + D."""
         return self.num_layers * self.width**2 + self.width
 
     @property
     def num_matmul_parameters(self) -> int:
-        """L D^2 + D: all of them multiply every row."""
+        """Number of parameters that multiply every row: all L D^2 + D."""
         return self.num_parameters
 
 
@@ -104,17 +104,20 @@ class LeNetModel(Section):
 
     @property
     def image_size(self) -> int:
-        """28: pixels of a side."""
+        """Side of an image: 28 pixels."""
         return 28
 
     @property
     def num_parameters(self) -> int:
-        """129,068: the weights, and 20 + 50 + 128 + 10 biases."""
+        """Number of parameters: 129,068, which are the weights and 20 + 50 + 128 + 10 biases."""
         return self.num_matmul_parameters + 20 + 50 + 128 + 10
 
     @property
     def num_matmul_parameters(self) -> int:
-        """128,860: 20 x 1 x 3 x 3 + 50 x 20 x 5 x 5 + 800 x 128 + 128 x 10; kernels multiply often."""
+        """Number of weights: 128,860 = 20 x 1 x 3 x 3 + 50 x 20 x 5 x 5 + 800 x 128 + 128 x 10.
+
+        A kernel multiplies at many positions of an image.
+        """
         return 20 * 1 * 3 * 3 + 50 * 20 * 5 * 5 + 800 * 128 + 128 * 10
 
 
@@ -140,17 +143,19 @@ class ResNetModel(Section):
 
     @property
     def num_parameters(self) -> int:
-        """11,173,578: the weights, two numbers for each of 3,904 normalised channels, and 10 biases.
+        """Number of parameters: 11,173,578.
 
-        Normalised: the stem's 64, and four times the 64, 128, 256 and 512 of the stages.
+        They are the weights, two numbers for each of 3,904 normalised channels, and 10 biases. Normalised are
+        the stem's 64 channels, and four times the 64, 128, 256 and 512 of the stages.
         """
         return self.num_matmul_parameters + 2 * (64 + 4 * (64 + 128 + 256 + 512)) + 10
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Kernels and the head: 49 x 64; 3 x 3 kernels, the 1 x 1 of three stages; 512 x 10.
+        """Number of weights in the kernels and the head.
 
-        A stage from C to D channels has 9 (C D + 3 D D), and C D of its 1 x 1 where C is not D.
+        The stem has 49 x 64 and the head 512 x 10. A stage from C to D channels has 9 (C D + 3 D D) weights
+        in kernels of 3 x 3. The three stages with C not equal to D have C D more in a kernel of 1 x 1.
         """
         stages = ((64, 64), (64, 128), (128, 256), (256, 512))
         kernels = sum(9 * (c * d + 3 * d * d) + (c * d if c != d else 0) for c, d in stages)
@@ -313,7 +318,7 @@ class TransformerModel(Section):
 
     @property
     def num_parameters(self) -> int:
-        """Parameters, every one counted once (a tied head adds none).
+        """Number of parameters, each counted once (a tied head adds none).
 
         With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
@@ -321,7 +326,7 @@ class TransformerModel(Section):
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
             attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases)
             MLP       = G E M                      (+ (G - 1) M + E biases)
-        With X experts and S shared ones, MLP = (X + S) G E M, and E X of the router.
+        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X.
         """
         norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
         block = 2 * norm + self._block_matmul_parameters(self.num_experts or 0)
@@ -333,19 +338,21 @@ class TransformerModel(Section):
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters that one token uses: all but the experts that it is not sent to, L (X - k) G E M.
+        """Number of parameters that one token uses: all but those of the experts to which it is not sent.
 
-        What is published as "active": 12.9B of Mixtral 8x7B's 46.7B (https://arxiv.org/abs/2401.04088).
+        The unused experts have L (X - k) G E M. This number is published as "active": 12.9B of Mixtral 8x7B's
+        46.7B (https://arxiv.org/abs/2401.04088).
         """
         idle = (self.num_experts or 0) - (self.experts_per_token or 0)
         return self.num_parameters - self.num_layers * idle * self._mlp_parameters
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Parameters that multiply a token: L (attention + MLP weights) + V E for the head.
+        """Number of parameters that multiply a token: L (attention + MLP weights) + V E for the head.
 
-        The head counts even if it is tied; the embedding, a lookup, does not, nor do norms and biases.
-        Of X experts the k count that a token is sent to, the shared ones, and the router.
+        The head counts even if it is tied. The embedding, which is a lookup, does not count, nor do norms and
+        biases. Of X experts only the k to which a token is sent count; the shared experts and the router
+        count too.
         """
         block = self._block_matmul_parameters(self.experts_per_token or 0)
         return self.num_layers * block + self.vocab_size * self.embed_dim
@@ -356,11 +363,15 @@ class TransformerModel(Section):
 
     @property
     def _mlp_parameters(self) -> int:
-        """G E M, of one MLP or one expert."""
+        """Number of weights of one MLP or one expert: G E M."""
         return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
 
     def _block_matmul_parameters(self, routed: int) -> int:
-        """Attention's, and the MLP's or those of the router, the shared experts and `routed` others."""
+        """Return the weights of attention and of the MLP.
+
+        With experts these are attention's, the router's, and those of the shared and of `routed` other
+        experts.
+        """
         attention = 2 * self.embed_dim * (self.num_heads + self.num_kv_heads) * self.head_dim
         if self.num_experts is None:
             return attention + self._mlp_parameters
@@ -400,7 +411,7 @@ class TransformerModel(Section):
         return self
 
     def _expert_problems(self) -> list[Problem]:
-        """Experts have no biases, and without experts no field of theirs has an effect."""
+        """Return problems with experts: they have no biases, and their keys need `num_experts`."""
         if self.num_experts is None:
             names = ("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss")
             return [
@@ -420,7 +431,7 @@ class TransformerModel(Section):
         return problems
 
     def _position_problems(self) -> list[Problem]:
-        """A position scheme has its own figure and not the other's, so that no field is without effect."""
+        """Return problems with positions: each scheme needs its own key, and the other's has no effect."""
         wanted, foreign = ("rope_theta", "max_positions")
         if self.position == "learned":
             wanted, foreign = foreign, wanted
@@ -450,7 +461,7 @@ class TransformerModel(Section):
 
 
 def _default_head_dim(data: dict[str, Any]) -> int:
-    """embed_dim / num_heads; where they do not divide, zero, which the field's validator refuses."""
+    """Return embed_dim / num_heads; 0 if that is not whole, which the field's validator refuses."""
     quotient, rest = divmod(data["embed_dim"], data["num_heads"])
     return 0 if rest else quotient
 

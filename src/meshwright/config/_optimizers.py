@@ -1,6 +1,6 @@
-"""The optimizers and the schedules of their learning rate.
+"""Define the optimizers and the schedules of their learning rate.
 
-Every optimizer's state is in fp32. docs/optimizers.md compares them.
+The state of every optimizer is in fp32. docs/optimizers.md compares them.
 """
 
 from __future__ import annotations
@@ -426,7 +426,7 @@ def least_steps(schedule: Schedule) -> int:
 
 
 def schedule_problems(schedule: Schedule, steps: int | None) -> list[Problem]:
-    """Return the phases of a schedule that do not find room in a run of `steps`; paths from the run."""
+    """Return the phases of a schedule that do not fit into `steps`; paths start at the run."""
     if steps is None:
         return []
     if isinstance(schedule, StableSchedule):

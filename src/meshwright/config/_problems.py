@@ -1,13 +1,10 @@
-"""Turn what pydantic found wrong into one error in words, with near names and other programs' names.
+"""Turn pydantic's errors into one `InputError` in words, with dotted paths and near names.
 
-Names that other programs use for what a run sets here, so that a hint can name the key or the value.
-
-They are those of Hugging Face transformers (`config.json` of Llama, Mixtral, GPT-2, DeepSeek and Qwen;
-`TrainingArguments`), Megatron-LM's command line, nanoGPT, torchtitan, PyTorch and Orbax, and words in common
-use. They are offered, never accepted: a name may mean something slightly different there (a batch for each
-device, a share instead of a number of steps).
-
-Everything that pydantic found wrong, as one `InputError` in words, with dotted paths and near names.
+A hint also names the key or value that another program's name stands for. Those names are from Hugging Face
+transformers (`config.json` of Llama, Mixtral, GPT-2, DeepSeek and Qwen; `TrainingArguments`), Megatron-LM's
+command line, nanoGPT, torchtitan, PyTorch and Orbax, and from common use. They are suggested, never accepted:
+a name may mean something slightly different there (a batch for each device, a share instead of a number of
+steps).
 """
 
 from __future__ import annotations
@@ -240,9 +237,10 @@ _LIMITS = {
 
 
 def variants(section: str) -> tuple[str, dict[str, type[Section]]]:
-    """The key that chooses between the records of a section, and the records by its values.
+    """Return the key that chooses between the records of a section, and the records by its values.
 
-    A section with one record has the key "" and that record under "".
+    A section with one record has the key "" and that record under "". A key that is no section has no
+    records.
     """
     field = RunConfig.model_fields[section]
     if isinstance(field.discriminator, str):
@@ -255,14 +253,14 @@ def variants(section: str) -> tuple[str, dict[str, type[Section]]]:
 
 
 def known_keys(section: str, tag: str) -> list[str]:
-    """Keys that one record of a section has; of the run itself where `section` is ""."""
+    """Return the keys of one record of a section, or of the run itself if `section` is ""."""
     if not section:
         return ["preset", *(name for name in RunConfig.model_fields if name != "name")]
     return list(variants(section)[1][tag].model_fields)
 
 
 def input_error(where: str, problems: Sequence[Problem]) -> InputError:
-    """One error for all `problems` of `where`, a preset's or a file's name."""
+    """Return one error for all `problems` of `where`, the name of a preset or a file."""
     lines = [f"{path} {what}".strip() for path, what, _ in problems]
     if len(problems) == 1:
         return InputError(f"{where}: {lines[0]}", hint=problems[0][2])
@@ -273,7 +271,7 @@ def input_error(where: str, problems: Sequence[Problem]) -> InputError:
 
 
 def problems_of(error: ValidationError) -> list[Problem]:
-    """What pydantic found, in words, in the order of the file's sections."""
+    """Return pydantic's errors in words, in the order of the sections."""
     problems: list[Problem] = []
     for detail in error.errors(include_url=False):
         problems += _problems_of_detail(detail)
@@ -288,7 +286,7 @@ def _problems_of_detail(detail: ErrorDetails) -> list[Problem]:
         found: list[Problem] = context["problems"]
         return [(".".join(p for p in (path, below) if p), what, hint) for below, what, hint in found]
     if kind == "default_factory_not_called":
-        return []  # a default that waits for a field which has its own problem
+        return []  # a default that depends on a field with a problem of its own
     if kind == "missing":
         return [(path, "is missing", f"set {path}")]
     if kind == "extra_forbidden":
@@ -301,7 +299,7 @@ def _problems_of_detail(detail: ErrorDetails) -> list[Problem]:
 
 
 def _key_hint(section: str, tag: str, key: str) -> str:
-    """Return a hint for an unknown `key` of a section: its name here, the kinds with it, or the nearest."""
+    """Return a hint for an unknown key: its name here, the kinds of section that have it, or the nearest."""
     here = known_keys(section, tag)
     meant = [path for path in keys_meant(key) if _is_key_for(path, section, tag)]
     if meant:
@@ -316,7 +314,7 @@ def _key_hint(section: str, tag: str, key: str) -> str:
 
 
 def _section_hint(name: str, value: Any) -> str:
-    """Return a hint for an unknown section or key of a run; keys of a foreign section are looked up too."""
+    """Return a hint for an unknown section or key of a run, or for the keys of a foreign section."""
     known = known_keys("", "")
     if is_table(value):
         hints = [f"{name}.{key} is {' or '.join(meant)} here" for key in value if (meant := keys_meant(key))]
@@ -330,7 +328,7 @@ def _did_you_mean(paths: Sequence[str]) -> str:
 
 
 def _paths() -> list[str]:
-    """Return every key of a run as `section.key`, whatever kind of its section has it."""
+    """Return every key of a run as `section.key`, for all kinds of each section."""
     sections = {name: variants(name)[1] for name in known_keys("", "") if name in RunConfig.model_fields}
     plain = [name for name, records in sections.items() if not records]
     below = {
@@ -346,7 +344,10 @@ def _is_key_for(path: str, section: str, tag: str) -> bool:
 
 
 def _place(loc: tuple[int | str, ...]) -> tuple[str, str, str]:
-    """Section, value of its choosing key, key; pydantic puts that value into the location."""
+    """Return the section, the value of its choosing key, and the key of a pydantic location.
+
+    pydantic puts that value into the location.
+    """
     parts = [str(part) for part in loc]
     if not parts:
         return "", "", ""
@@ -386,7 +387,7 @@ def _value_problem(path: str, kind: str, value: Any, context: dict[str, Any], me
 
 
 def _value_hint(path: str, value: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown `value` of a key: the one that it stands for elsewhere, or the nearest."""
+    """Return a hint for an unknown value of a key: its meaning in another program, or the nearest value."""
     meant = value_meant(path, value)
     return nearest_name(value, known) if meant is None else f"did you mean {meant!r}?"
 

@@ -1,4 +1,4 @@
-"""Documentation of every key, from the text below it in the sections: as a page, and as comments in TOML."""
+"""Document every key from the text below it in its section: as a page, and as comments in TOML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._run import RunConfig
 _LABELS = ("Effect", "Unit", "Default")
 _WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _NUMBERS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-_COMMENT_FROM = 28  # the column of comments behind values, where those are short enough
+_COMMENT_FROM = 28  # the column of comments behind values that are short enough
 _WIDTH = 114  # columns
 _INTRO = """\
 # Configuration
@@ -52,9 +52,9 @@ This page is made from the text below each key in `src/meshwright/config`.
 class KeyDoc:
     """The documentation of one key of one kind of a section.
 
-    `section` is "" for a key of the run itself, and `kind` is "" where the section has one form. `values`
-    lists the values in words. `default` is TOML, or words where it is computed, or "" where it must be given.
-    `unit` is "" where there is no number, and "none" for a number without a unit.
+    `section` is "" for a key of the run itself, and `kind` is "" if the section has one form. `values` lists
+    the values in words. `default` is TOML, or words if it is computed, or "" if the key must be given. `unit`
+    is "" if the key is not a number, and "none" for a number without a unit.
     """
 
     section: str
@@ -69,7 +69,7 @@ class KeyDoc:
 
     @property
     def path(self) -> str:
-        """The key as `--set` takes it: `section.key`."""
+        """Path of the key as `--set` takes it: `section.key`."""
         return f"{self.section}.{self.key}" if self.section else self.key
 
 
@@ -106,7 +106,7 @@ def _doc(section: str, kind: str, key: str, field: FieldInfo) -> KeyDoc:
 
 
 def _values(field: FieldInfo) -> str:
-    """Return in words what a key may hold: its choices, or its type and limits."""
+    """Return the values that a key may hold, in words: its choices, or its type and limits."""
     limits: list[str] = []
     types_found: list[str] = []
     for kind, metadata in _alternatives(field.annotation, tuple(field.metadata)):
@@ -145,14 +145,14 @@ def _alternatives(kind: Any, metadata: tuple[Any, ...]) -> Iterator[tuple[Any, t
 
 
 def toml_value(value: object) -> str:
-    """Return a value as TOML; None is the word that a file uses for it."""
+    """Return a value as TOML; None becomes "none", the word that a file uses for it."""
     return '"none"' if value is None else json.dumps(value)
 
 
 def commented_toml(config: RunConfig, *, about: str = "") -> str:
-    """Return a run as a TOML file that `load_config` reads, with the meaning of each key behind it.
+    """Return a run as a TOML file that `load_config` reads, with a comment on the meaning of each key.
 
-    Keys of the run come first, then its sections, each with everything that it sets or leaves to a default.
+    The keys of the run come first, then its sections, each with all its keys, whether set or default.
 
     Args:
         about: lines for the top of the file, without their "#".
@@ -170,7 +170,7 @@ def commented_toml(config: RunConfig, *, about: str = "") -> str:
 
 
 def _line(doc: KeyDoc, value: object) -> str:
-    """Return one key with its value, and its summary, unit and choices as a comment behind or above it."""
+    """Return one key with its value, and a comment behind or above it with its summary, unit and choices."""
     said = doc.summary.partition(";")[0]
     said += f" [{doc.unit}]" if doc.unit not in ("", "none") and doc.unit not in said.lower() else ""
     choices = _choices(doc)
@@ -217,7 +217,7 @@ def _sentences(field: FieldInfo) -> str:
 
 
 def _about(record: type[Section]) -> str:
-    """Return a record's own docstring as one paragraph or several."""
+    """Return a record's own docstring as one or several paragraphs."""
     paragraphs = textwrap.dedent("    " + (record.__doc__ or "")).strip().split("\n\n")
     return "\n\n".join(textwrap.fill(re.sub(r"\s+", " ", each), width=_WIDTH) for each in paragraphs)
 

@@ -1,4 +1,4 @@
-"""`RunConfig` and the sections beside the model."""
+"""Define `RunConfig`, and its sections for the batch, evaluation, checkpoints and faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BatchConfig(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (rows or images, where there are no sequences) of the whole fleet per step."""
+        """Number of tokens that the whole fleet reads per step; rows or images if the model takes those."""
         return self.sequences * self.sequence_length
 
 
@@ -224,15 +224,15 @@ class RunConfig(Section):
 
     @property
     def horizon_steps(self) -> int:
-        """`steps`; without them, for weighing alone, the fewest that the schedule has room for.
+        """Number of steps; if not given, as for weighing alone, the fewest that the schedule allows.
 
-        They are constants of the program, and change no byte and no FLOP of a step.
+        The number is a constant of the program, and changes no byte and no FLOP of a step.
         """
         return self.steps or least_steps(self.schedule)
 
     @property
     def peak_learning_rate(self) -> float:
-        """`optimizer.learning_rate`, scaled to the batch as `schedule.scale` says."""
+        """Peak learning rate: `optimizer.learning_rate`, scaled to the batch by `schedule.scale`."""
         rate, base = self.optimizer.learning_rate, self.batch.base_sequences
         if base is None:
             return rate
@@ -265,7 +265,7 @@ class RunConfig(Section):
         return self
 
     def _size_problems(self) -> list[Problem]:
-        """Parameters or activations beyond what XLA can count; it would end without words."""
+        """Return arrays with more elements than XLA can count; XLA would end without a message."""
         problems: list[Problem] = []
         rows = self.batch.tokens_per_step
         for path, count, what in (
@@ -280,7 +280,10 @@ class RunConfig(Section):
         return problems
 
     def _batch_problems(self) -> list[Problem]:
-        """Microbatches that do not divide it; a scale without what it scales from, or the reverse."""
+        """Return problems with microbatches that do not divide the batch, and with `schedule.scale`.
+
+        A scale needs `batch.base_sequences`, which has no effect without a scale.
+        """
         batch, scale, problems = self.batch, self.schedule.scale, list[Problem]()
         micro, each = batch.microbatch_sequences, batch.sequences_per_replica
         path, whole = ("batch.sequences", batch.sequences)
@@ -300,7 +303,7 @@ class RunConfig(Section):
         return problems
 
     def _row_problems(self) -> list[Problem]:
-        """Models of rows or images have no sequence and no block to rematerialise."""
+        """Return problems with models of rows or images, which have no sequence and no blocks."""
         kind, taken, problems = self.model.kind, _taken(self.model), list[Problem]()
         if self.batch.sequence_length != 1:
             problems.append(
@@ -317,7 +320,7 @@ class RunConfig(Section):
         return problems
 
     def _precision_problems(self) -> list[Problem]:
-        """Only the Transformer's layers are written with products in eight bits, and its experts are not."""
+        """Return problems with fp8: only a Transformer without experts has products in eight bits."""
         has_products = isinstance(self.model, TransformerModel) and self.model.num_experts is None
         if self.precision != "fp8" or has_products:
             return []
@@ -327,7 +330,11 @@ class RunConfig(Section):
         return [("precision", what, 'use precision = "bf16"')]
 
     def _offload_problems(self) -> list[Problem]:
-        """Activations wait on the host where a block saves one, its input; moments where there are any."""
+        """Return problems with offload.
+
+        Activations wait on the host only if a block saves one, its input. Moments wait there only if the
+        optimizer keeps any.
+        """
         problems, offload = list[Problem](), f"= {self.offload!r}"
         if self.offload in ("activations", "both") and self.remat != "full":
             mend = 'offload = "optimizer"'
@@ -344,7 +351,11 @@ class RunConfig(Section):
         return problems
 
     def _data_problems(self) -> list[Problem]:
-        """Tokens are for transformers, images for LeNet and ResNet, points about a line for one input."""
+        """Return data that do not suit the model.
+
+        Tokens are for transformers, images for LeNet and ResNet, points about a line for a linear model of
+        one input.
+        """
         model, source = self.model, f"= {self.data.source!r}"
         other = 'use data.source = "synthetic"'
         if isinstance(self.data, LineData):
@@ -366,7 +377,7 @@ class RunConfig(Section):
 
 
 def _widest(model: Model, length: int) -> int:
-    """Numbers of the widest activation for each token, row or image; attention's scores are one."""
+    """Return the size of the widest activation per token, row or image; attention's scores count as one."""
     if isinstance(model, LinearModel):
         return model.input_dim
     if isinstance(model, LeNetModel):
@@ -382,12 +393,12 @@ def _widest(model: Model, length: int) -> int:
 
 
 def _taken(model: Model) -> str:
-    """What a batch of the model holds."""
+    """Return the word for the entries of the model's batch: sequences, images or rows."""
     return {"transformer": "sequences", "lenet": "images", "resnet18": "images"}.get(model.kind, "rows")
 
 
 def _default_remat(data: dict[str, Any]) -> Remat:
-    """What is kept by default: the blocks' matmuls and attention, where there are blocks."""
+    """Return the default rematerialisation: keep products and attention, if the model has blocks."""
     return "dots-attention" if isinstance(data["model"], TransformerModel) else "none"
 
 

@@ -1,6 +1,7 @@
-"""Read the text of an optimised XLA program: instructions, shapes, groups, trip counts, scopes, data flow.
+"""Parse the text of an optimised XLA program: instructions, shapes, groups, trip counts, scopes, data flow.
 
-Imports: `errors`. No jax. Used by: `ledger`, `predict`, and `worker` (scopes of a traced program).
+Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `api`, and `worker` (scopes of a
+traced program).
 """
 
 from ._dataflow import MOVING as MOVING

@@ -1,16 +1,12 @@
-"""Follow values through an XLA program: to the user's operation and to the program's arguments.
+"""Trace values of an XLA program back to the operation that computes them and to the program's arguments.
 
-Where a value in memory comes from in the user's program: an `op_name` path and a source line.
+`Origins` finds the `op_name` path and the source line of the operation that computes a value. Most bytes at
+the memory peak are loop state or stacked results, which XLA names after the loop. `Origins` therefore steps
+out of tuples, into loop bodies, through copies, and from an update of a stack to the value put into it.
 
-Most bytes at the peak are loop state or stacked results, which XLA names after the loop. The walk steps
-from there to what makes them: out of tuples, into the loop's body, through copies, and from an update of a
-stack to the update.
-
-Which argument of the program a value is a copy of, if it is one.
-
-A parameter that is cast, gathered, sliced or laid out anew is still that parameter. The walk steps from a
-value to its operand as long as data is only moved: into fusions and asynchronous computations, out of tuples,
-through loop state that a loop's body hands on unchanged.
+`Sources` finds the program argument that a value is a copy of, if any. A parameter that is cast, gathered,
+sliced or given another layout is still that parameter. `Sources` steps to the operand while data only moves:
+into fusions and asynchronous computations, out of tuples, and through loop state that stays unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ Place = tuple[Computation, Instruction, tuple[int, ...]]
 
 
 class Origins:
-    """Answers for one program."""
+    """Find the operations that compute the values of one program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -35,7 +31,7 @@ class Origins:
             for computation, i in program.instructions()
             if i.opcode == "fusion"
         }
-        self._loops = {  # a loop's body or condition: the loop and its home
+        self._loops = {  # name of a loop's body or condition -> the loop, and the computation around it
             name: (computation, i)
             for computation, i in program.instructions()
             if i.opcode == "while"
@@ -43,12 +39,18 @@ class Origins:
         }
 
     def of(self, name: str, index: str) -> tuple[str, str]:
-        """The path and "file.py:line" of value `index` ("{2}") of instruction `name`; "" where unknown."""
+        """Return the `op_name` path and "file.py:line" of a value, each "" where unknown.
+
+        The value is element `index` ("{2}") of the result of instruction `name`.
+        """
         named = [instruction for _, instruction, _ in self.trail(name, index) if instruction.op_name]
         return (named[-1].op_name, self.line_of(named[-1])) if named else ("", "")
 
     def trail(self, name: str, index: str) -> list[Place]:
-        """The steps from a value towards what makes it, the value first; none for an unknown name."""
+        """Return the steps from a value back to the operation that computes it, the value first.
+
+        The list is empty for an unknown name.
+        """
         if name not in self._home:
             return []
         numbers = tuple(int(n) for n in index.strip("{}").split(",") if n)
@@ -62,15 +64,15 @@ class Origins:
         return found
 
     def place_of(self, name: str) -> tuple[Computation, Instruction] | None:
-        """An instruction and the computation it stands in; None for an unknown name."""
+        """Return an instruction and the computation that contains it; None for an unknown name."""
         return self._home.get(name)
 
     def line_of(self, instruction: Instruction) -> str:
-        """ "model.py:25", or "" where the compiler does not know."""
+        """Return the source line ("model.py:25"), or "" where the compiler does not know it."""
         return self._program.source_line(instruction)
 
     def _step(self, home: Computation, instruction: Instruction, index: tuple[int, ...]) -> Place | None:
-        """One step towards what makes the value; None where `instruction` makes it."""
+        """Step once towards the operation that computes the value; None if `instruction` computes it."""
         opcode = instruction.opcode
         if opcode == "get-tuple-element":
             return self._operand(
@@ -100,7 +102,7 @@ class Origins:
         return None
 
     def _around(self, body: Computation, parameter: Instruction, index: tuple[int, ...]) -> Place | None:
-        """From a loop's parameter to what the body hands to the next round, or to the loop's input."""
+        """Step from a loop's parameter to the body's value for the next round, or to the loop's input."""
         computation, loop = self._loops[body.name]
         if body.root.opcode == "tuple":
             handed = body.root.operands[index[0]]
@@ -124,7 +126,7 @@ _Key = tuple[str, str, tuple[int, ...]]
 
 
 class Sources:
-    """Answers `argument_of` for one program."""
+    """Find the program arguments that the values of one program are copies of."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -138,10 +140,13 @@ class Sources:
         self._known: dict[_Key, int | None] = {}
 
     def argument_of(self, home: Computation, instruction: Instruction, index: tuple[int, ...]) -> int | None:
-        """The number of the program's argument that value `index` of `instruction` only moves, or None."""
+        """Return the number of the program argument that a value is a copy of, or None.
+
+        The value is element `index` of the result of `instruction`.
+        """
         key = (home.name, instruction.name, index)
         if key not in self._known:
-            self._known[key] = None  # a value that is made of itself, round a loop, is no argument
+            self._known[key] = None  # a value that depends on itself around a loop is not an argument
             self._known[key] = self._argument_of(home, instruction, index)
         return self._known[key]
 
@@ -160,9 +165,9 @@ class Sources:
             return self.argument_of(body, body.root, index)
         if opcode in INLINED and instruction.all_called:
             called = self._program.computations[instruction.all_called[0]]
-            # What an asynchronous computation gives is element 1 of what starts it.
+            # The result of an asynchronous computation is element 1 of the tuple of its start.
             return self.argument_of(called, called.root, index[1:] if opcode == "async-start" else index)
-        if opcode == "all-gather-start":  # ((inputs), (outputs)), or (input, output) of a single one
+        if opcode == "all-gather-start":  # ((inputs), (outputs)); (input, output) for a single array
             place = index[1] if len(index) > 1 else 0
             return self._operand(home, instruction.operands[place], ())
         if opcode in MOVES_FIRST_OPERAND:
@@ -170,7 +175,7 @@ class Sources:
         return None
 
     def _of_parameter(self, home: Computation, number: int, index: tuple[int, ...]) -> int | None:
-        """A computation's parameter is what its caller gives it."""
+        """Find the argument behind a computation's parameter, through the value that its caller passes."""
         if home.name == self._program.entry.name:
             return number
         if home.name in self._callers:
@@ -188,7 +193,7 @@ class Sources:
         return self._operand(body, handed, index[1:])
 
     def _hands_on(self, body: Computation, handed: Operand, place: int) -> bool:
-        """Whether a loop's body gives the next round what it was given itself at this place."""
+        """Return whether a loop's body passes element `place` of its state on unchanged."""
         state, maker = body.parameters[0].name, body.by_name[handed.name]
         if maker.opcode == "get-tuple-element":
             return maker.operands[0].name == state and int(maker.attributes["index"]) == place
@@ -199,7 +204,11 @@ class Sources:
 
 
 def _index_before(instruction: Instruction, index: tuple[int, ...]) -> tuple[int, ...]:
-    """The place in the operand's tuple: what is done is the second element of what was started."""
+    """Return the index in the operand that corresponds to `index` in the result.
+
+    A start returns a tuple. The results of an all-gather and of an asynchronous computation are element 1 of
+    it; the result of a copy is element 0.
+    """
     if instruction.opcode in ("all-gather-done", "async-done"):
         return (1, *index)
     if instruction.opcode == "copy-done":

@@ -1,9 +1,9 @@
-"""List the instructions that one device executes in a step, with how often each runs.
+"""List the instructions that one device executes in a step, and how often each runs.
 
-`ledger` counts FLOPs and messages over this list, and `predict` takes its trip counts and its branches, so
-that all of them speak of the same run. A loop's body runs as often as `trips_of` finds, once where that is
-unknown. Of a conditional one branch is chosen, the one with most work; what work is, the caller says.
-Instructions inside a fusion, a call or an asynchronous computation are executions too, below their caller.
+`ledger` counts FLOPs and messages over this list. `predict` uses its trip counts and branches, so that both
+describe the same execution. A loop's body runs as often as `trips_of` finds, or once where that is unknown.
+Only the branch with the most work is listed of a conditional; the caller defines what work is.
+Instructions inside a fusion, a call or an asynchronous computation are listed too, after their caller.
 The scalar computation of a reduction, a sort or a scatter is not entered.
 """
 
@@ -27,8 +27,8 @@ Weigher = Callable[[Program, Computation, Instruction], Work]
 class Execution:
     """One instruction as a step executes it.
 
-    `times`: runs on one device in one step. `in_loop`: whether a `while` is around it. `caller`: the fusion,
-    call or asynchronous start that it is inside of; None for an instruction of the schedule.
+    `times`: runs on one device in one step. `in_loop`: whether a `while` contains it. `caller`: the fusion,
+    call or asynchronous start that contains it; None for an instruction of the schedule itself.
     """
 
     computation: Computation
@@ -39,11 +39,11 @@ class Execution:
 
 
 class Executions:
-    """The executions of one program: iterate to get them in the order of the schedule.
+    """The executions of one program; iterating yields them in schedule order.
 
     Args:
         program: the optimised program.
-        weigh: the work of one instruction, by which the branch of a conditional is chosen.
+        weigh: returns the work of one instruction. A conditional runs the branch with the most work.
 
     >>> text = '''HloModule one, is_scheduled=true
     ...
@@ -74,21 +74,21 @@ class Executions:
     def within(
         self, computation: Computation, times: int = 1, *, in_loop: bool = False
     ) -> Iterator[Execution]:
-        """Yield the executions of `times` runs of a computation, those of what it calls included."""
+        """Yield the executions of `times` runs of a computation, including those of what it calls."""
         yield from self._run(computation, times, in_loop, None)
 
     def trips(self, home: Computation, loop: Instruction) -> int | None:
-        """Return how often a `while` of `home` runs its body; None where that depends on data."""
+        """Return the trip count of a `while` in computation `home`; None where it is unknown."""
         if loop.name not in self._trips:
             self._trips[loop.name] = trips_of(self.program, home, loop)
         return self._trips[loop.name]
 
     def branches(self, conditional: Instruction) -> tuple[Computation, ...]:
-        """Return the branches of a conditional, in the order in which it names them."""
+        """Return the branches of a conditional, in the order in which the conditional names them."""
         return tuple(self.program.computations[name] for name in conditional.all_called)
 
     def branch(self, conditional: Instruction) -> int:
-        """Return the place among `branches` of the one with most work; of equals, the first."""
+        """Return the index in `branches` of the branch with the most work; of equals, the first."""
         if conditional.name not in self._branches:
             work = [self._work_of(branch) for branch in self.branches(conditional)]
             self._branches[conditional.name] = work.index(max(work))

@@ -1,8 +1,9 @@
-"""Which devices talk to each other: replica groups in every form XLA prints, and the mesh axes they span.
+"""Parse replica groups in every form that XLA prints, and find the mesh axes that they span.
 
-Forms: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the numbers 0.. in the right shape, transposed,
-read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`, perhaps of reordered devices
-(`device_ids=([4,2]T(1,0))`) and of a part of an axis (`{'a':(1)2}`); pairs for collective-permute.
+Forms: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the numbers 0, 1, ... in the right shape,
+transposed, read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`, possibly with reordered devices
+(`device_ids=([4,2]T(1,0))`) or with part of an axis (`{'a':(1)2}`); source-target pairs for
+collective-permute.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 
 Axes = tuple[tuple[str, int], ...]
 Groups = tuple[tuple[int, ...], ...]
-Coordinates = tuple[tuple[int, ...], ...]  # of each device, in the mesh's order
-DIMENSIONS = ("x", "y", "z", "core")  # of a TPU's coordinates as jax gives them, and the core on the chip
+Coordinates = tuple[tuple[int, ...], ...]  # one tuple for each device, in the mesh's order
+DIMENSIONS = ("x", "y", "z", "core")  # a TPU's coordinates as JAX orders them, then the core on the chip
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 _MESH = re.compile(r"mesh\[([^\]]*)\](?:, device_ids=\((.*)\))? \{([^}]*)\}$")
@@ -26,7 +27,7 @@ _REORDERED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$")
 
 @functools.lru_cache(maxsize=10_000)
 def parse_groups(text: str, num_devices: int) -> Groups:
-    """The groups of device numbers; `{}` is one group of all.
+    """Return the groups of device numbers; `{}` means one group of all devices.
 
     Raises:
         ValueError: the text has none of the known forms, or names a device beyond `num_devices`.
@@ -50,16 +51,16 @@ def parse_groups(text: str, num_devices: int) -> Groups:
 
 @functools.lru_cache(maxsize=10_000)
 def leaves_the_domain(text: str, num_devices: int, devices_per_domain: int) -> bool:
-    """Whether members of any group, or of any pair of a collective-permute, lie in different fast domains."""
+    """Return whether any group, or any pair of a collective-permute, spans several fast domains."""
     groups = parse_groups(text, num_devices)
     return any(len({device // devices_per_domain for device in group}) > 1 for group in groups)
 
 
 @functools.lru_cache(maxsize=10_000)
 def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
-    """The mesh axes over which the members of a group differ; None where a group is no block of the mesh.
+    """Return the mesh axes along which members of a group differ; None if a group is not a block of the mesh.
 
-    Device numbers run over `mesh_axes` row-major. A group may take a part of an axis.
+    Device numbers run over `mesh_axes` in row-major order. A group may cover part of an axis.
     """
     spanned: set[str] = set()
     for group in groups:
@@ -72,7 +73,7 @@ def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
 
 
 def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
-    """The mesh axes along which any (source, target) pair of a collective-permute differs."""
+    """Return the mesh axes along which any (source, target) pair of a collective-permute differs."""
     spanned: set[str] = set()
     for source, target in pairs:
         there, here = _position(source, mesh_axes), _position(target, mesh_axes)
@@ -82,7 +83,7 @@ def axes_of_pairs(pairs: Groups, mesh_axes: Axes) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def dimensions_of(groups: Groups, coordinates: Coordinates) -> tuple[str, ...]:
-    """The dimensions of a torus along which the members of any group differ; empty without coordinates."""
+    """Return the torus dimensions along which members of any group differ; empty without coordinates."""
     if not coordinates:
         return ()
     along: set[int] = set()
@@ -105,7 +106,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def iota_of(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
-    """0, 1, 2, ... in the shape `dims`, its dimensions transposed by `order`, flattened."""
+    """Return 0, 1, 2, ... in shape `dims`, transposed by `order` and then flattened."""
     order = order or tuple(range(len(dims)))
     strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
     ranges = [range(dims[d]) for d in order]
@@ -122,7 +123,7 @@ def _mesh_groups(axes_text: str, devices_text: str | None, used_text: str) -> Gr
         devices = iota_of(_numbers(dims), _numbers(order))
     else:
         devices = list(_numbers(devices_text))
-    # Each axis as (before, used, after): only the used part varies within a group.
+    # Split each axis into (before, used, after). Only the used part varies within a group.
     parts = {name: (size, 1, 1) for name, size in sizes.items()}
     for part in filter(None, (p.strip() for p in used_text.split(","))):
         name, before, used = _matched(_USED_AXIS, part)

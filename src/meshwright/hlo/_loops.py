@@ -1,7 +1,7 @@
-"""How often a `while` runs: as the compiler wrote it, else by following its counter.
+"""Find the trip count of a `while`: from the compiler's annotation, else by following its counter.
 
-XLA's GPU and CPU backends write `known_trip_count` beside most loops, its TPU backend beside none, and loop
-pipelining on GPUs drops it from the loop whose first round it peels off.
+XLA's GPU and CPU backends annotate most loops with `known_trip_count`, and its TPU backend none. Loop
+pipelining on GPUs drops the annotation from a loop whose first round it peels off.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from ._text import Computation, Instruction, Operand, Program
 
-# A loop that runs more often than this is left as unknown: following its counter would take too long.
+# Following the counter of a loop with this many rounds would take too long: its trip count stays unknown.
 MOST_ROUNDS = 100_000
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
@@ -29,15 +29,16 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq,
     "NE": operator.ne,
 }
-# (parameter's number, index in its tuple) to the value that stands there; None where it is not known.
+# (parameter number, index in its tuple) -> the integer at that place; None where it is unknown.
 _Reader = Callable[[int, tuple[int, ...]], int | None]
 
 
 def trips_of(program: Program, home: Computation, loop: Instruction) -> int | None:
-    """The trip count of `loop`, which stands in `home`; None where it depends on data.
+    """Return the trip count of `loop` in computation `home`; None where it is unknown.
 
-    Counted: the condition depends only on integers of the loop's state that start at constants and change
-    by integer arithmetic: what `jax.lax.scan` and `fori_loop` with fixed bounds make.
+    Counted: annotated loops, and loops whose condition depends only on integers of the loop state that start
+    at constants and change by integer arithmetic. `jax.lax.scan` and `fori_loop` with fixed bounds make such
+    loops. Not counted: loops that depend on data, and unannotated loops of `MOST_ROUNDS` rounds or more.
     """
     if loop.trip_count is not None:
         return loop.trip_count
@@ -64,7 +65,7 @@ def trips_of(program: Program, home: Computation, loop: Instruction) -> int | No
         following = {
             p: _value(program, body, Operand(name=body.root.name, index=(p,)), read) for p in [*state]
         }
-        # What the counter turned out to depend on only now has moved on too, unseen: better unknown.
+        # A state element that was first read just now is missing from `following`: give up.
         if len(state) != len(following):
             return None
         state.update(following)
@@ -72,7 +73,7 @@ def trips_of(program: Program, home: Computation, loop: Instruction) -> int | No
 
 
 def _value(program: Program, computation: Computation, operand: Operand, read: _Reader) -> int | None:
-    """The integer an operand holds, where constants and `read` determine it."""
+    """Return the integer that an operand holds, if constants and `read` determine it; else None."""
     instruction, index = computation.by_name[operand.name], operand.index
 
     def argument(number: int, inner: tuple[int, ...] = ()) -> int | None:

@@ -1,22 +1,18 @@
-"""Find the training phase and the model module that an instruction belongs to, from its `op_name`.
+"""Find the training phase and the model module of an instruction from the path in its `op_name`.
 
-Which part of a training step an instruction belongs to, by the path in its `op_name`.
+Phase: JAX names what it traces. `jit(step)/jvp()/...` is forward, `transpose(jvp())` backward, and
+`rematted_computation` recomputation. The caller sets the scope `optimizer`. XLA leaves some instructions
+unnamed (its own copies, rewritten dots); they take the phase of their neighbours. XLA's rematerialisation
+pass names its copies `NAME.remat`, `.remat2`, ... The first instruction of a NAME is not recomputation even
+with such a suffix, because the pass may have moved the only one.
 
-JAX names what it traces: `jit(step)/jvp()/...` is forward, `transpose(jvp())` backward,
-`rematted_computation` recomputation; a scope `optimizer` is the caller's own. XLA leaves some instructions
-unnamed (its own copies, rewritten dots): they take the phase of their neighbours. Copies that its
-rematerialisation pass makes are called `NAME.remat`, `.remat2`, ...: all but the first that is left of a
-name are recomputation, for the pass may also have moved the only one.
-
-Which part of the model an operation belongs to, and how much of it counts, by the path in its `op_name`.
-
-JAX puts the caller's scopes (`jax.named_scope`, Flax modules) into that path, between what it names itself:
-transformations (`jvp(layers)`), loops, calls and, last, the primitive. What is left of
+Module: JAX puts the caller's scopes (`jax.named_scope`, Flax modules) into the path, between names of its
+own: transformations (`jvp(layers)`), loops, calls and, last, the primitive. The module of
 "jit(step)/transpose(jvp(layers))/while/body/closed_call/mlp_block/up/dot_general" is "layers/mlp_block/up".
 
-Scopes of ours tell those who count what the program alone does not: `needed_A_of_B`, that A / B of the
-arithmetic is the model's; `busy_A_of_B`, that in so many of its runs a stage of a pipeline has a microbatch,
-while the others are its bubble; `taken_A_of_B`, that so many of the runs, over all stages, take this branch.
+Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
+of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
+other runs are its bubble. `taken_A_of_B`: A of B runs, over all stages, take this branch.
 """
 
 from __future__ import annotations
@@ -30,17 +26,20 @@ from ._text import Computation, Instruction, Program
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 _OPTIMIZER = re.compile(r"(^|[/(])optimizer([/)]|$)")
 _REPEAT = re.compile(r"\.remat\d*(\.\d+)?(?=\.|$)")
-# A value is used by its own phase and by later ones, and made from its own and earlier ones.
+# A value is used by its own phase and by later ones, and computed from values of its own and earlier ones.
 _ORDER = ("forward", "recompute", "backward", "optimizer")
 
 
 def has_path(instruction: Instruction) -> bool:
-    """Whether JAX named it: an argument's path and a name of XLA's own ("multiply.3") have no slash."""
+    """Return whether JAX named the instruction.
+
+    An argument's path and a name that XLA makes itself ("multiply.3") contain no slash.
+    """
     return "/" in instruction.op_name
 
 
 class Phases:
-    """Answers `of` for one program."""
+    """Find the phases of the instructions of one program."""
 
     def __init__(self, program: Program) -> None:
         names = {instruction.op_name for _, instruction in program.instructions()}
@@ -50,11 +49,11 @@ class Phases:
         self._users: dict[str, dict[str, list[Instruction]]] = {}
 
     def repeats(self, instruction: Instruction) -> bool:
-        """Whether XLA itself computes a value again here, because memory was short (its remat pass)."""
+        """Return whether XLA's rematerialisation pass computes a value again here to save memory."""
         return instruction.name in self._repeats
 
     def of(self, computation: Computation, instruction: Instruction) -> str:
-        """The phase by the instruction's own name, else by its neighbours' in its computation."""
+        """Return the phase from the instruction's own name, else from its neighbours in its computation."""
         if self.repeats(instruction):
             return "recompute"
         if has_path(instruction):
@@ -62,7 +61,7 @@ class Phases:
         return self._inherited(computation, instruction)
 
     def users_of(self, computation: Computation, instruction: Instruction) -> tuple[Instruction, ...]:
-        """The instructions of the same computation that use it."""
+        """Return the instructions of the same computation that use the instruction's result."""
         return tuple(self._users_in(computation).get(instruction.name, ()))
 
     def _named(self, op_name: str) -> str:
@@ -75,7 +74,10 @@ class Phases:
         return "optimizer" if _OPTIMIZER.search(op_name) else self._otherwise
 
     def _inherited(self, computation: Computation, instruction: Instruction) -> str:
-        """The earliest phase that uses the value; where only the optimizer does, the latest it comes from."""
+        """Return the earliest phase that uses the value.
+
+        If only the optimizer uses it, return the latest phase that it is computed from.
+        """
         users = self._reached(instruction, self._users_in(computation))
         for phase in _ORDER[:-1]:
             if phase in users:
@@ -90,7 +92,7 @@ class Phases:
         return "optimizer" if "optimizer" in users else self._otherwise
 
     def _reached(self, start: Instruction, edges: dict[str, list[Instruction]]) -> set[str]:
-        """Phases of the nearest named instructions along `edges`, through unnamed ones."""
+        """Return the phases of the nearest named instructions along `edges`, passing through unnamed ones."""
         found: set[str] = set()
         seen = {start.name}
         queue = deque(edges.get(start.name, []))
@@ -127,7 +129,7 @@ def _repeats(program: Program) -> set[str]:
     return found
 
 
-# What JAX names itself: never a part of a model.
+# Names that JAX adds itself, and the scope of Meshwright's accumulation loop: never part of a model.
 _OWN = frozenset((
     "while", "body", "cond", "scan", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation",
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
@@ -141,28 +143,28 @@ _EINSUM = re.compile(r"[a-z.]+,.*->.*$")
 
 
 def shares_of(scopes: str) -> dict[str, Fraction]:
-    """What the scopes of a path say of its work, by `needed`, `busy` and `taken`.
+    """Return the shares that the scopes of a path declare, by `needed`, `busy` and `taken`.
 
-    A scope may stand twice in the path, once from each side of a transform: it counts once.
+    A scope may appear twice in the path, once from each side of a transformation. It counts once.
     """
     return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
 
 
 def module_of(op_name: str) -> str:
-    """The caller's scopes joined by "/", "" where there are none (or XLA named it).
+    """Return the caller's scopes joined by "/", or "" where there are none or XLA named the instruction.
 
-    Where XLA merged several operations ("up/(a/add:b/mul)"), the scopes before the merged part.
+    Where XLA merged several operations ("up/(a/add:b/mul)"), return the scopes before the merged part.
     """
     if "/" not in op_name:
         return ""
     path = op_name.split("(", 1)[0] if op_name.startswith("(") else op_name
     scopes = [scope for part in _parts(path)[:-1] if (scope := _scope(part))]
-    # A scope stands twice where a transformation begins inside it: "jvp(loss)/transpose(loss)".
+    # A scope appears twice where a transformation begins inside it: "jvp(loss)/transpose(loss)".
     return "/".join(scope for place, scope in enumerate(scopes) if scopes[place - 1 : place] != [scope])
 
 
 def _parts(path: str) -> list[str]:
-    """Split at the slashes that stand in no parenthesis."""
+    """Split a path at the slashes outside parentheses."""
     parts, depth, start = list[str](), 0, 0
     for place, sign in enumerate(path):
         depth += (sign == "(") - (sign == ")")
@@ -173,7 +175,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _scope(part: str) -> str:
-    """The caller's own word in one part of a path, or "" where it is JAX's."""
+    """Return the caller's scope in one part of a path, or "" where the part is not the caller's."""
     while match := _TRANSFORM.match(part):
         part = match[1]
     own = (

@@ -1,14 +1,9 @@
-"""Parse the text of an optimised, scheduled XLA program into records, shapes included.
+"""Parse the text of an optimised, scheduled XLA program into records.
 
-Shapes as XLA prints them: arrays with their layout, and tuples of such.
-
-Imported by `hlo`, which re-exports `Array`, `Shape`, `leaves_of` and `parse_shape`.
-
-The text of an optimised, scheduled XLA program, read into records.
-
-`parse_program` takes what `xla_dump_to` leaves as `*after_optimizations.txt` (XLA of jaxlib 0.10 to
-0.12; cuda, cpu and tpu). Instructions stay in schedule order. Text that is not understood raises: a line
-left out would be work left out. The grammar is XLA's own printer
+`parse_program` reads the file `*after_optimizations.txt` that `xla_dump_to` makes XLA write (XLA of jaxlib
+0.10 to 0.12; cuda, cpu and tpu). Instructions stay in schedule order. `parse_shape` reads a shape: an array
+with its layout, or a tuple of shapes. Text that is not understood raises an error, because a skipped line
+would be uncounted work. The grammar is that of XLA's own printer
 (https://openxla.org/xla/hlo_dumps and xla/hlo/ir/hlo_instruction.cc), which has no specification.
 """
 
@@ -38,7 +33,7 @@ _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """The shape of one array: element type and dimensions, outermost first, on one device."""
+    """The shape of one array on one device: element type, and dimensions with the outermost first."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -47,12 +42,12 @@ class Array:
 
     @property
     def num_elements(self) -> int:
-        """Product of the dimensions; a scalar has one."""
+        """Product of the dimensions; 1 for a scalar."""
         return math.prod(self.dims)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the elements; padding by a tiled layout is not counted."""
+        """Bytes of the elements, without the padding of a tiled layout."""
         return -(-self.num_elements * DTYPE_BITS[self.dtype] // 8)
 
     def __str__(self) -> str:
@@ -63,14 +58,14 @@ Shape = Array | tuple["Shape", ...]
 
 
 def leaves_of(shape: Shape) -> tuple[Array, ...]:
-    """The arrays of a shape, tuples flattened."""
+    """Return the arrays of a shape, with tuples flattened."""
     if isinstance(shape, Array):
         return (shape,)
     return tuple(leaf for part in shape for leaf in leaves_of(part))
 
 
 def split_text(text: str) -> list[str]:
-    """The parts of `text` between commas that stand in no bracket and no string."""
+    """Split `text` at the commas outside brackets and strings."""
     parts: list[str] = []
     depth, start = 0, 0
     for token in TOKEN.finditer(text):
@@ -86,10 +81,10 @@ def split_text(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=100_000)
 def parse_shape(text: str) -> Shape:
-    """Read "bf16[2,4]{1,0:T(8,128)S(1)}" or a tuple of such.
+    """Parse a shape such as "bf16[2,4]{1,0:T(8,128)S(1)}", or a tuple of shapes.
 
     Raises:
-        ValueError: the text is no shape, or names an unknown element type.
+        ValueError: the text is not a shape, or names an unknown element type.
     """
     text = COMMENT.sub("", text).strip()
     if text.startswith("("):
@@ -103,7 +98,7 @@ def parse_shape(text: str) -> Shape:
     return Array(dtype=match[1], dims=dims, layout=layout, memory_space=int(space[1]) if space else 0)
 
 
-# Attributes whose value names computations. `select` and `scatter` belong to select-and-scatter.
+# Attributes that name computations. `select` and `scatter` belong to select-and-scatter.
 CALLING = frozenset((
     "calls", "body", "condition", "to_apply", "branch_computations", "true_computation",
     "false_computation", "called_computations", "select", "scatter", "comparator",
@@ -126,7 +121,7 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A use of another instruction's value; `index` picks inside its tuple (`%param#2` is (2,))."""
+    """A use of another instruction's value; `index` selects inside its tuple (`%param#2` is (2,))."""
 
     name: str
     index: tuple[int, ...] = ()
@@ -134,10 +129,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One instruction as scheduled. `attributes` holds each attribute's text as printed.
+    """One instruction of the schedule.
 
     `literal`: the text between the parentheses of a constant or parameter, which have no operands.
-    `called`: the names of the computations that each calling attribute holds.
+    `attributes`: each attribute's text as printed.
+    `called`: the names of the computations in each calling attribute.
     """
 
     name: str
@@ -152,26 +148,26 @@ class Instruction:
 
     @property
     def shapes(self) -> tuple[Array, ...]:
-        """The arrays of the result, tuples flattened."""
+        """Arrays of the result, with tuples flattened."""
         return leaves_of(self.shape)
 
     @property
     def array(self) -> Array:
-        """The result's shape where it is a single array."""
+        """Shape of a result that is a single array."""
         assert isinstance(self.shape, Array), f"%{self.name} ({self.opcode}) gives a tuple"
         return self.shape
 
     @property
     def all_called(self) -> tuple[str, ...]:
-        """Every computation this instruction names, in the order printed."""
+        """Names of all computations that the instruction calls, in the order printed."""
         return tuple(name for names in self.called.values() for name in names)
 
     @property
     def backend_config(self) -> dict[str, Any]:
-        """The backend's JSON; empty where there is none.
+        """Configuration that the backend attached as JSON; empty where none is attached.
 
         Raises:
-            ValueError: the text is not a JSON object (a foreign call's own dialect).
+            ValueError: the text is not a JSON object (a foreign call may use its own dialect).
         """
         text = self.attributes.get("backend_config", "{}")
         if text.startswith('"'):
@@ -183,24 +179,24 @@ class Instruction:
 
     @property
     def custom_call_target(self) -> str:
-        """The target of a custom call; "" for any other instruction."""
+        """Target of a custom call; "" for any other instruction."""
         return _unquoted(self.attributes.get("custom_call_target", '""')[1:-1])
 
     @property
     def trip_count(self) -> int | None:
-        """How often a `while` runs, where the compiler knows."""
+        """Trip count of a `while`, if the compiler knows it; else None."""
         count = self.backend_config.get("known_trip_count") if self.opcode == "while" else None
         return int(count["n"]) if count else None
 
     @property
     def parameter_number(self) -> int | None:
-        """The number of a parameter; None for any other instruction."""
+        """Number of a parameter; None for any other instruction."""
         return int(self.literal) if self.opcode == "parameter" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computation:
-    """Instructions in schedule order; `by_name` finds one."""
+    """Instructions in schedule order; `by_name` finds one by its name."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -209,12 +205,12 @@ class Computation:
 
     @property
     def parameters(self) -> tuple[Instruction, ...]:
-        """The parameters by their number."""
+        """Parameters in the order of their numbers."""
         found = [i for i in self.instructions if i.opcode == "parameter"]
         return tuple(sorted(found, key=lambda i: int(i.literal)))
 
     def operand_shape(self, operand: Operand) -> Shape:
-        """The shape of the value that `operand` uses."""
+        """Return the shape of the value that `operand` uses."""
         shape = self.by_name[operand.name].shape
         for index in operand.index:
             assert not isinstance(shape, Array), f"{operand} indexes an array"
@@ -222,7 +218,7 @@ class Computation:
         return shape
 
     def operand_shapes(self, instruction: Instruction) -> tuple[Shape, ...]:
-        """The shapes of an instruction's operands."""
+        """Return the shapes of an instruction's operands."""
         return tuple(self.operand_shape(operand) for operand in instruction.operands)
 
 
@@ -240,16 +236,16 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A whole module: computations by name, and the tables that lead to source lines."""
+    """A whole module: its computations by name, and the tables that lead to source lines."""
 
     name: str
     header: str  # the HloModule line: aliases, layouts, num_partitions
     computations: dict[str, Computation]
     entry: Computation
-    frames: dict[int, tuple[Frame, int]] = field(repr=False)  # frame, and its parent's id (0: none)
+    frames: dict[int, tuple[Frame, int]] = field(repr=False)  # the frame and its parent's id (0: none)
 
     def stack(self, instruction: Instruction) -> tuple[Frame, ...]:
-        """The Python frames an instruction comes from, innermost first; empty where unknown."""
+        """Return the Python frames that an instruction comes from, innermost first; empty where unknown."""
         metadata = instruction.attributes.get("metadata", "")
         if source := _SOURCE.search(metadata):
             return (Frame(file=_unquoted(source[1]), function="", line=int(source[2] or 0)),)
@@ -262,22 +258,22 @@ class Program:
         return tuple(found)
 
     def source_line(self, instruction: Instruction) -> str:
-        """ "model.py:25", the innermost frame, or "" where the compiler does not know."""
+        """Return the innermost frame ("model.py:25"), or "" where the compiler does not know it."""
         frames = self.stack(instruction)
         return str(frames[0]) if frames else ""
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
-        """Every instruction once, with the computation it stands in."""
+        """Yield every instruction once, with the computation that contains it."""
         for computation in self.computations.values():
             for instruction in computation.instructions:
                 yield computation, instruction
 
 
 def parse_program(text: str) -> Program:
-    """Read a module.
+    """Parse the text of a module.
 
     Raises:
-        ValueError: a line is not understood, or the module is not scheduled; the line is named.
+        ValueError: a line is not understood, or the module is not scheduled. The message names the line.
     """
     lines = iter(enumerate(text.splitlines(), 1))
     header = next((line for _, line in lines if line.strip()), "")
@@ -349,7 +345,7 @@ def _instruction(line: str) -> Instruction:
     inside = line[opcode.end() : closing - 1]
     plain = opcode[1] in ("constant", "parameter")
     attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
-    if "device_ids" in attributes:  # one value, with a comma in it: mesh[..], device_ids=(..) {..}
+    if "device_ids" in attributes:  # the comma belongs to one value: mesh[..], device_ids=(..) {..}
         attributes["replica_groups"] += f", device_ids={attributes.pop('device_ids')}"
     metadata = attributes.get("metadata", "")
     op_name = _OP_NAME.search(metadata)
@@ -367,7 +363,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _closing(text: str, at: int) -> int:
-    """The index just past the parenthesis that closes the one at `at`; strings are stepped over."""
+    """Return the index just past the parenthesis that closes the one at `at`, skipping strings."""
     depth = 0
     for token in TOKEN.finditer(text, at):
         if token[0] in "([{":
@@ -409,7 +405,7 @@ def _operands(text: str) -> tuple[Operand, ...]:
 
 
 def _unquoted(text: str) -> str:
-    """C escapes undone: XLA prints `state['w']` as `state[\\'w\\']`."""
+    """Undo C escapes: XLA prints `state['w']` as `state[\\'w\\']`."""
     if "\\" not in text:
         return text
     plain = {"n": "\n", "t": "\t", "r": "\r"}
@@ -429,6 +425,6 @@ def _frames(tables: dict[str, dict[int, str]]) -> dict[int, tuple[Frame, int]]:
             function=_unquoted(tables["FunctionNames"][location["function_name_id"]].strip('"')),
             line=location["line"],
         )
-        # XLA prints a parent's id one too high, so that 1 means none (xla/hlo/ir/hlo_module.cc).
+        # XLA prints a parent's id one too high, so 1 means no parent (xla/hlo/ir/hlo_module.cc).
         frames[identifier] = (frame, max(0, fields.get("parent_frame_id", 0) - 1))
     return frames

@@ -1,7 +1,8 @@
-"""What a compiled program costs on each device: arithmetic, memory, traffic.
+"""Account for what a compiled program costs on each device: arithmetic, memory, traffic.
 
-Imports: `compiler` (its record only), `hardware`, `errors`. No jax, no clock.
-Used by: `predict`, which walks the same `hlo.Program`, `reconcile`, `report`, `api`.
+Imports: `compiler` (its record and texts), `hlo`, `hardware`, `formats`, `units`, `errors`. No jax, no clock.
+Used by: `predict`, which walks the same `hlo.Program`, `reconciliation`, `planning`, `results`, `training`
+(the allowance), `report`, `api`.
 """
 
 from ._flops import executions_of as executions_of

@@ -1,21 +1,18 @@
-"""Read the compiler's buffer assignment, and attribute each buffer to its role in a training step.
+"""Read the compiler's buffer assignment, and attribute each value in memory to its role in a training step.
 
-The compiler's buffer assignment and live ranges, read from the texts of a `Compiled` folder.
+XLA places every value of a program in an allocation (`*buffer-assignment.txt`). It also lists the
+instructions of the flattened schedule during which the value lives (`*live-range.txt`). The texts are those
+of a `Compiled` folder (forms of jaxlib 0.10 to 0.12). Text that is not understood raises an error. A role is,
+for example, parameter, gradient, or activation saved for the backward pass.
 
-XLA places every value of a program in an allocation (`*buffer-assignment.txt`) and says during which
-instructions of the flattened schedule it lives (`*live-range.txt`). Forms of jaxlib 0.10 to 0.12.
-Text that is not understood raises.
-
-What a value in memory is to a training step: a parameter, a gradient, an activation kept for later.
-
-Each answer carries the rule that gave it, and how sure that rule is:
-* `structural`: the compiler's own facts: an argument's path, or data movement alone from one.
-* `named`: the path that JAX gave to the operation which makes the value (`jvp`, `transpose(jvp)`,
+Each answer names the rule that produced it, and how certain that rule is:
+* `structural`: the compiler's own facts: the path of an argument, or data that is only moved from one.
+* `named`: the path that JAX gave to the operation that computes the value (`jvp`, `transpose(jvp)`,
   `rematted_computation`, the scopes `loss` and `optimizer`).
-* `shape`: the shape of a parameter, sharded or not, in the backward pass; an activation of that shape would
-  be taken for a gradient.
+* `shape`: a value of the backward pass with the shape of a parameter, sharded or not. An activation of that
+  shape would be mistaken for a gradient.
 * `inherited`: the compiler named nothing, so the phase is that of the neighbours.
-* `fallback`: nothing of the above.
+* `fallback`: none of the above.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ _RANGE = re.compile(r" {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """One value in its place; `index` is its place in the instruction's tuple: "{2}", or "{}"."""
+    """One value in its allocation; `index` is its element in the instruction's tuple: "{2}", or "{}"."""
 
     name: str
     index: str
@@ -58,13 +55,13 @@ class Value:
 
     @property
     def is_tuple_table(self) -> bool:
-        """Whether this is a tuple's table of pointers."""
+        """True if the value is a tuple's table of pointers."""
         return self.shape.startswith("(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One block of memory. `color` names the memory: 0 is the device's main one."""
+    """One block of memory; `color` names the memory, and 0 is the device's main memory."""
 
     num_bytes: int
     kind: str  # parameter | constant | thread-local | temporary | output
@@ -82,7 +79,7 @@ class LiveRange:
 
 
 def parse_assignment(text: str) -> tuple[Allocation, ...]:
-    """Read a buffer assignment.
+    """Parse the text of a buffer assignment.
 
     Raises:
         ValueError: a line is not understood.
@@ -105,7 +102,7 @@ def parse_assignment(text: str) -> tuple[Allocation, ...]:
 
 
 def parse_live_ranges(text: str) -> dict[tuple[str, str], LiveRange]:
-    """Read the live ranges by (instruction, index in its tuple).
+    """Parse the live ranges, by (instruction, index in its tuple).
 
     Raises:
         ValueError: a line of the section is not understood, or the section is missing.
@@ -158,7 +155,10 @@ _BY_PHASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose a value is, by which rule and how sure; `operation` and `source_line` are "" where unknown."""
+    """The role of a value, the rule that decided it, and the rule's certainty.
+
+    `operation` and `source_line` are "" where unknown.
+    """
 
     category: str
     rule: str
@@ -169,13 +169,14 @@ class Owner:
 
 
 class Owners:
-    """Answers `of` for one program.
+    """Find the owners of the values of one program.
 
     Args:
-        roles: of the program's arguments by their number: role and path.
-        arguments: what is known of them; their global shapes.
-        ranges: when each value lives.
-        scopes_are_ours: whether a scope `loss` is the loss alone, as in this package's own steps.
+        program: the optimised program.
+        roles: role and path of each argument of the program, by its number.
+        arguments: the arguments as they were requested, with their global shapes.
+        ranges: the live range of each value.
+        scopes_are_ours: whether a scope `loss` holds the loss alone, as in Meshwright's own steps.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Owners:
         self._has_backward = self._backward_starts <= last
 
     def of(self, value: Value) -> Owner:
-        """The owner of one value."""
+        """Return the owner of one value."""
         if value.name in self._numbers:
             role, path = self._roles[self._numbers[value.name]]
             return _owner(role, "an argument", "structural", operation=path)
@@ -234,22 +235,22 @@ class Owners:
         return _owner(_BY_PHASE[phase], f"phase {phase}", certainty, **facts)
 
     def filed_as(self, owner: Owner, category: str, rule: str) -> Owner:
-        """The same value under another category, for a reason that the allocation it lies in gives."""
+        """Return the owner with another category and rule, for a reason that the value's allocation shows."""
         return replace(owner, category=category, rule=rule, certainty="structural")
 
     def _is_kept(self, value: Value, trail: list[Place]) -> bool:
-        """Whether the backward pass uses a value of the forward pass: itself, or the stack it is put into."""
+        """Return whether the backward pass uses a forward value or the stack that it is put into."""
         stacked = any(instruction.opcode == "dynamic-update-slice" for _, instruction, _ in trail)
         lives_on = self._ranges[value.name, value.index].last >= self._backward_starts
         return lives_on or (stacked and self._has_backward)
 
     def _phase(self, places: list[Place]) -> str:
-        """The first phase along the trail that says something: a loop's own name often says nothing."""
+        """Return the last phase along the trail that is not `other`, because loops' names often show none."""
         found = [self._phases.of(home, instruction) for home, instruction, _ in places]
         return next((phase for phase in reversed(found) if phase != "other"), "other")
 
     def _serves_a_collective(self, home: Computation, instruction: Instruction) -> bool:
-        """Whether a collective makes the value, or alone uses it."""
+        """Return whether a collective makes the value, or is its only user."""
         users = self._phases.users_of(home, instruction)
         return any(
             i.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
@@ -266,7 +267,7 @@ class Owners:
         return _without_ones(shape.dims) in self._parameter_shapes
 
     def _first_backward(self, otherwise: int) -> int:
-        """When the first value of the backward pass is made; `otherwise` where there is none."""
+        """Return the instant at which the first backward value is made; `otherwise` if none is made."""
         starts = [
             when.first
             for (name, _), when in self._ranges.items()
@@ -291,7 +292,7 @@ def _owner(
 
 
 def _array(value: Value) -> Array | None:
-    """The value's shape; None for a tuple's table of pointers."""
+    """Return the shape of a value; None for a tuple's table of pointers."""
     leaves = leaves_of(parse_shape(value.shape))
     return leaves[0] if len(leaves) == 1 and not value.is_tuple_table else None
 
@@ -303,11 +304,11 @@ def _without_ones(dims: tuple[int, ...]) -> tuple[int, ...]:
 def _parameter_shapes(
     program: Program, roles: Mapping[int, tuple[str, str]], arguments: tuple[Argument, ...]
 ) -> set[tuple[int, ...]]:
-    """Dimensions, sorted and without ones, that a parameter's gradient may have on its way.
+    """Return the dimensions that a parameter's gradient may have during a step, sorted and without ones.
 
-    Each dimension whole or as sharded; the first, which may be the layers that a loop runs over, may lack.
-    Scalars and vectors of one number are left out. Where no argument is named a parameter (a foreign
-    program), every argument of floating numbers counts.
+    Each dimension is whole or sharded. The first may be missing, because it may be the layers that a loop
+    runs over. Arrays of a single number are left out. Where no argument is named a parameter (a foreign
+    program), every floating-point argument counts as one.
     """
     whole = {argument.path: argument.shape for argument in arguments}
     known = any(role == "parameters" for role, _ in roles.values())

@@ -1,19 +1,16 @@
 """Count the FLOPs that the optimised program executes, by phase, module and number format.
 
-Executed FLOPs by module where XLA merged like products, as those of queries, keys and values.
+Each instruction's FLOPs (see `_rules`) are multiplied by how often it runs. Counted: products, convolutions
+and attention; elementwise work in separate sums by class. A `while` whose trip count is unknown is counted
+once and listed as unpriced. A `conditional` costs as much as its most expensive branch, and is listed among
+the assumptions. A conditional of Meshwright's own may declare how often that branch is taken (`taken_A_of_B`,
+see `hlo._scopes`). Then that share counts, rounded down to whole FLOPs. Not counted: see `_rules`.
 
-XLA's dot merger joins products that share an operand into one, of the other operands concatenated, and keeps
-the name of one of them. The traced program has each product under its own module: what a module lacks beside
-it is taken from the merged products of its siblings, the modules in the same scope, in the same phase.
-Likewise, where a module's first run is dead and only what remat runs again is executed, that is its first
-run.
-
-FLOPs that the optimised program executes: each instruction's, times how often it runs.
-
-Counted and not counted: see `_rules`; beside them elementwise work by class, see `_elementwise`. A `while`
-runs as often as the compiler knows; one of unknown length is counted once and named among the unpriced. A
-`conditional` costs as much as its dearest branch, and is named among the assumptions; one of ours that says
-how often it is taken (`taken_A_of_B`, see `compiler._modules`) that share of it, rounded down to whole FLOPs.
+XLA's dot merger joins products that share an operand, such as those of queries, keys and values. The merged
+product takes the other operands concatenated, and keeps the name of one of them. The traced program has each
+product under its own module. FLOPs that a module lacks compared with the traced program are therefore taken
+from merged products of its siblings: the modules in the same scope, in the same phase. Likewise, where a
+module's first run is dead code and only its recomputation is executed, the recomputation counts as first run.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ Counts = Counter[tuple[str, str]]  # by phase and module
 
 
 class Merged:
-    """Finds the merged products of one program."""
+    """Find the merged products of one program."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -57,9 +54,9 @@ class Merged:
     def holds(self, computation: Computation, product: Instruction, module: str) -> bool:
         """Return whether an operand of a product is a concatenation that XLA made to merge products.
 
-        XLA gives it the product's own name or none; in jaxlib 0.12 also a name from the scope around the
-        product's module. A concatenation that the model writes itself (rotated halves of a head) ends in
-        "/concatenate", and is no merger.
+        XLA names it after the product or not at all; in jaxlib 0.12 also after the scope around the product's
+        module. In that scope, a concatenation that the model writes itself (rotated halves of a head) has a
+        name that ends in "/concatenate", and is not a merger.
         """
         for operand in product.operands[:2]:
             found = self._maker(computation, computation.by_name[operand.name])
@@ -71,7 +68,7 @@ class Merged:
         return False
 
     def _maker(self, home: Computation, value: Instruction) -> Instruction | None:
-        """The instruction that makes a value, through movement, and into and out of fusions."""
+        """Return the instruction that computes a value, looking through data movement and fusions."""
         seen: set[str] = set()
         while value.name not in seen:
             seen.add(value.name)
@@ -90,13 +87,14 @@ class Merged:
 
 
 def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Counts:
-    """Return executed FLOPs with the merged products shared among the modules that they belong to.
+    """Return executed FLOPs with the merged products divided among the modules that they belong to.
 
-    Each module of a scope needs what the traced program has of it less what it executes by itself; the
-    scope's merged products are shared in proportion. They stay where they are if no module lacks any.
+    A module needs its FLOPs in the traced program less those that it executes outside merged products. The
+    merged products of a scope are divided among its modules in proportion to these needs. They stay where
+    they are if no module needs any.
 
     Args:
-        counts: over all devices, by phase and module, merged products under the one name that they have.
+        counts: over all devices, by phase and module; each merged product under the one name that it has.
         merged: the part of `counts` in merged products.
         traced: the traced program's FLOPs, by phase and module.
     """
@@ -119,14 +117,15 @@ def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Coun
             share = int(Fraction(pool * need, sum(needs.values())))
             found[phase, module] += share
             left -= share
-        found[phase, names[0]] += left  # what rounding leaves
+        found[phase, names[0]] += left  # the remainder of rounding
     return Counter({key: flops for key, flops in found.items() if flops})
 
 
 def first_runs(counts: Counts, traced: ByPhaseAndModule) -> Counter[str]:
-    """Return by module what is executed under the name of a repetition and is the only run.
+    """Return by module the FLOPs that are executed under the name of recomputation and are the only run.
 
-    There the traced program has a first run that is not executed, and more is repeated than it repeats.
+    In such a module the traced program has a first run that is not executed, and the executed program
+    recomputes more than the traced program.
     """
     found: Counter[str] = Counter()
     for module, flops in traced.get("forward", {}).items():
@@ -146,12 +145,13 @@ _VIEWS = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "whi
 
 @dataclass(slots=True)
 class ExecutedFlops:
-    """Sums over one device's program; `unpriced` counts how often each entry runs.
+    """Sums over one device's program.
 
-    `by_phase_and_module`: `merged` is the part of it in merged products, under one of their names.
-    `first_by_module`: work that is not recomputed, less the bubble's. `bubble`: of the sums, what a stage of
-    a pipeline does without a microbatch, in fractions because only the sum over its loops is whole.
-    `elementwise`: operations by class, none of them in the other sums. `assumptions`: conditionals.
+    `merged`: the part of `by_phase_and_module` in merged products, each under one of its modules' names.
+    `first_by_module`: work that is not recomputation, without the bubble's. `bubble`: the part of the sums
+    that a pipeline stage computes without a microbatch; a fraction, because only the sum over its loops is
+    whole. `elementwise`: operations by class, which are in no other sum. `unpriced`: how often each entry
+    runs. `assumptions`: how often each conditional runs.
     """
 
     by_phase: Counter[str] = field(default_factory=Counter[str])
@@ -167,14 +167,14 @@ class ExecutedFlops:
 
     @property
     def total(self) -> int:
-        """All FLOPs counted."""
+        """FLOPs of all phases."""
         return self.by_phase.total()
 
 
 def executions_of(program: Program) -> Executions:
-    """Return the executions of a program; of a conditional, the branch with most multiply-adds is chosen.
+    """Return the executions of a program, with the branch of most multiply-adds for each conditional.
 
-    Among branches with equally many, the one whose instructions write most bytes is.
+    Among equal branches, choose the one whose instructions write the most bytes.
     """
     return Executions(program, _weight)
 
@@ -186,7 +186,7 @@ def _weight(program: Program, computation: Computation, instruction: Instruction
 
 
 def executed_flops(executions: Executions) -> ExecutedFlops:
-    """Return the FLOPs of one device in one step."""
+    """Return the FLOPs that one device executes in one step."""
     count = _Count(executions)
     for execution in executions:
         count.add(execution)
@@ -196,9 +196,9 @@ def executed_flops(executions: Executions) -> ExecutedFlops:
 def instruction_work(
     program: Program, computation: Computation, instruction: Instruction
 ) -> tuple[Work, ...]:
-    """Return the multiply-adds of one run of a scheduled instruction, those inside its fusion included.
+    """Return the multiply-adds of one run of a scheduled instruction, including those inside its fusion.
 
-    Loops and branches are not entered: whoever walks the schedule walks their bodies.
+    Loops and branches are not entered: the caller, which walks the schedule, walks their bodies itself.
     """
     found = work_of(computation, instruction)
     inner: list[Work] = [found] if found else []
@@ -214,7 +214,7 @@ _Place = tuple[Computation, Instruction]
 
 
 class _Count:
-    """Adds executions up."""
+    """Sum up executions."""
 
     def __init__(self, executions: Executions) -> None:
         self.total = ExecutedFlops()
@@ -237,7 +237,7 @@ class _Count:
             self._conditional(instruction, times)
 
     def _multiply_adds(self, work: Work, execution: Execution) -> None:
-        """Add the work of one instruction, under the name that a reader would look for."""
+        """Add the work of one instruction under the module where a reader would look for it."""
         total, place = self.total, self._named(execution)
         phase, module = self._phases.of(*place), module_of(place[1].op_name)
         shares = shares_of(place[1].op_name)
@@ -258,9 +258,9 @@ class _Count:
             total.first_by_module[module] = before + (flops - again) * busy
 
     def _named(self, execution: Execution) -> _Place:
-        """Return the instruction whose path names an execution: a fusion names its nameless inside.
+        """Return the instruction whose path names an execution, and its computation.
 
-        A fusion that repeats work for the backward pass names all of its inside.
+        A fusion names the unnamed instructions inside it. A fusion that recomputes names all of them.
         """
         caller = execution.caller
         if caller is not None and caller.instruction.opcode in ("fusion", "async-start"):
@@ -270,7 +270,7 @@ class _Count:
         return execution.computation, execution.instruction
 
     def _conditional(self, instruction: Instruction, times: int) -> None:
-        """Say which branch is counted, and name what has no rule in the others."""
+        """Record which branch is counted, and list the unpriced work of the other branches."""
         chosen, branches = self._executions.branch(instruction), self._executions.branches(instruction)
         lacking = [self._unpriced_in(branch, times) for branch in branches]
         most: Counter[str] = Counter()

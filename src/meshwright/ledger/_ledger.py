@@ -1,4 +1,4 @@
-"""The one function of the package: a `Compiled` folder and its fleet to a `Ledger`."""
+"""Build the `Ledger` of a compiled program from its `Compiled` folder and its fleet."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ from ._traffic import traffic_of
 
 
 def executions_in(folder: Path) -> Executions:
-    """Return the executions of the program that a `Compiled` folder holds.
+    """Return the executions of the program in a `Compiled` folder.
 
     Raises:
-        ValueError: text of the compiler that this version does not understand; the line is named.
+        ValueError: this version does not understand the compiler's text. The message names the line.
     """
     return executions_of(parse_program(read_text(folder, "program.hlo.txt")))
 
 
 def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:
-    """Return what one step of the compiled program costs on `fleet`.
+    """Return the cost of one step of the compiled program on `fleet`.
 
     Args:
-        executions: those of the folder's program, where the caller has parsed it already.
+        folder: the `Compiled` folder with the compiler's texts.
+        compiled: the record in that folder.
+        fleet: the devices that the program runs on.
+        executions: the executions of the folder's program, if the caller has parsed it already.
 
     Raises:
-        ValueError: text of the compiler that this version does not understand; the line is named.
+        ValueError: this version does not understand the compiler's text. The message names the line.
     """
     if executions is None:
         executions = executions_in(folder)
@@ -66,7 +69,7 @@ def _counted(entries: Counter[str]) -> tuple[str, ...]:
 
 
 def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
-    """One device's counts times the devices: every device runs the same program."""
+    """Multiply one device's counts by the number of devices, as every device runs the same program."""
     devices, traced = compiled.num_devices, compiled.traced_flops
     parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
     counts, merged = (
@@ -100,11 +103,12 @@ def _flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
 
 
 def _waste(model: dict[str, int], executed: Mapping[str, int]) -> dict[str, int]:
-    """Return what is executed beyond the model, by the scope around a module's own, most first.
+    """Return the FLOPs executed beyond the model by the scope around each module, most first.
 
-    Not by the module itself: where the compiler merges like products (queries and keys, say) it keeps the
-    name of one of them. Nothing is known of a program compiled before its modules were counted. Convolutions
-    count less than the model where they pad, which hides as much waste in the same scope.
+    The module itself is not used: where the compiler merges products (such as those of queries and keys), it
+    keeps the name of one of them. The result is empty for a program that was compiled before modules were
+    counted. Convolutions with padding execute fewer FLOPs than the model counts, which hides as much waste in
+    the same scope.
     """
     if not model:
         return {}

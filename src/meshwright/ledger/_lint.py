@@ -1,11 +1,11 @@
-"""What in a sharded program costs more than it need, each finding with its line and a mend.
+"""Find what costs more than it needs to in a sharded program, each finding with its source line and a fix.
 
-Looked for: a large argument that every device holds whole though an axis could split it; a saved
-activation that is the same on several devices though the batch could be divided among them; work that several
-devices do alike; a gather whose result is cut up again; gradients reduced in every microbatch; matmuls in
-float32 among those in a narrower format; an argument meant for host memory that the compiler keeps on the
-device; an axis that would fit in a host and leaves it. Small ones are left out: below 1 % of the device's
-memory, of the step's FLOPs or of its traffic.
+Looked for: large arguments that every device holds whole although an axis could split them; saved activations
+that are identical on several devices although the batch could be divided among them; work that several
+devices duplicate; arguments meant for host memory that the compiler keeps on the device; gathers whose result
+is sliced again; gradients reduced in every microbatch; float32 matmuls among those in a narrower format; axes
+that would fit in a host but leave it. Except for host memory, findings below 1 % of the device's memory, of
+the step's FLOPs or of its traffic are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALL_SHARE = 0.01
 NARROW = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2")
 SPLITTING_AXES = ("fsdp", "tensor", "expert", "stage")
 KEPT = ("saved_activations", "logits_and_loss")
-_Placed = tuple[Computation, Instruction, int]  # and how often it runs
+_Placed = tuple[Computation, Instruction, int]  # the number is how often it runs
 
 
 def findings_of(
@@ -37,7 +37,7 @@ def findings_of(
     flops: FlopLedger,
     traffic: tuple[Collective, ...],
 ) -> tuple[Finding, ...]:
-    """Everything that was found, the dearest kind first."""
+    """Return all findings by kind, the kinds that tend to cost most first."""
     program = executions.program
     placed = [(each.computation, each.instruction, each.times) for each in executions]
     return (
@@ -67,11 +67,11 @@ def _replicated_arguments(compiled: Compiled, memory: MemoryLedger) -> Iterator[
 
 
 def _replicated_activations(program: Program, compiled: Compiled, memory: MemoryLedger) -> Iterator[Finding]:
-    """What is kept for the backward pass and is the same on all devices along an axis of the batch.
+    """Yield findings on activations saved for the backward pass that are identical along a batch axis.
 
-    An axis of the batch is one over which an argument of the batch is split, or one along which the whole
-    forward pass is the same. Along others (tensor, where whole activations between blocks are meant) nothing
-    is found. Only what is alive at the peak is looked at.
+    A batch axis is one that splits an argument of the batch, or one along which the whole forward pass is
+    identical. Other axes are not examined: along `tensor`, for example, whole activations between blocks are
+    intended. Only values alive at the peak are examined.
     """
     least = SMALL_SHARE * (memory.usable_bytes or memory.reserved_bytes)
     kept = [b for b in memory.buffers if b.category in KEPT]
@@ -83,13 +83,13 @@ def _replicated_activations(program: Program, compiled: Compiled, memory: Memory
         same = alike.along(*_place(buffer.name)) or ()
         gathered = tuple(name for name in same if name in alike.batch_axes)
         idle = tuple(name for name in same if name not in (*alike.batch_axes, *alike.forward_axes))
-        if gathered or idle:  # where the batch is not split at all, every line would say the same
+        if gathered or idle:  # an idle axis affects every line, so its buffers make one finding
             found.setdefault((gathered or idle, buffer.source_line if gathered else ""), []).append(buffer)
     for (axes, line), buffers in sorted(found.items(), key=lambda item: -_bytes(item[1])):
         if _bytes(buffers) <= least:
             continue
         split = all(name in alike.batch_axes for name in axes)
-        others = sum(2 * b.num_bytes >= buffers[0].num_bytes for b in buffers) - 1  # scalars are not named
+        others = sum(2 * b.num_bytes >= buffers[0].num_bytes for b in buffers) - 1  # small ones are left out
         more = f" and {others} more" if others else ""
         over = " and ".join(axes)
         yield Finding(
@@ -108,7 +108,7 @@ def _bytes(buffers: list[Buffer]) -> int:
 
 
 def _place(name: str) -> tuple[str, tuple[int, ...]]:
-    """Of a buffer's name ("while.5{3}") the instruction's, and the place in its tuple."""
+    """Split a buffer's name ("while.5{3}") into the instruction's name and the index in its tuple."""
     instruction, _, index = name.partition("{")
     return instruction, tuple(int(n) for n in index.rstrip("}").split(",") if n)
 
@@ -186,7 +186,7 @@ def _float32_matmuls(
 ) -> Iterator[Finding]:
     narrow = sum(count for name, count in flops.by_format.items() if name in NARROW)
     if narrow < flops.executed / 2:
-        return  # float32 is what was meant
+        return  # float32 is intended
     found: dict[tuple[str, str], int] = {}
     for computation, instruction, times in placed:
         work = work_of(computation, instruction)
@@ -207,7 +207,7 @@ def _float32_matmuls(
 def _axes_that_leave_the_host(
     compiled: Compiled, fleet: Fleet, traffic: tuple[Collective, ...]
 ) -> Iterator[Finding]:
-    """Find axes with room in a domain that send more between domains than another axis sends at all."""
+    """Yield findings on axes that fit in a domain but send more between domains than another axis at all."""
     total = sum(c.wire_bytes for c in traffic)
     for name, size in compiled.mesh_axes:
         between = sum(c.wire_bytes for c in traffic if c.axes == (name,) and c.link == "between")
@@ -234,14 +234,14 @@ def _axes(message: Message) -> str:
 
 
 def _done(computation: Computation, start: Instruction) -> Instruction:
-    """What holds the result: the instruction itself where it is not only a start."""
+    """Return the instruction that holds the result: the `-done` of a start, else the instruction itself."""
     if not start.opcode.endswith("-start"):
         return start
     return next(u for u in _users(computation, start) if u.opcode.endswith("-done"))
 
 
 def _users(computation: Computation, instruction: Instruction) -> list[Instruction]:
-    """Who uses a value, through views of it."""
+    """Return the instructions that use a value, directly or through views of it."""
     found: list[Instruction] = []
     for user in computation.instructions:
         if any(operand.name == instruction.name for operand in user.operands):

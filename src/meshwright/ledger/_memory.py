@@ -1,16 +1,13 @@
 """Account for the memory of one device: what is reserved, what lives at the peak, and what the device allows.
 
-What a device gives a process, and what of it no compiler counts.
-
-Bytes of one device: what the program reserves, what lives at its peak, and whose each byte is.
-
-Reserved is the sum of the compiler's allocations in device memory, thread-local scratch left out: arguments
-(donated ones once, with the outputs written over them), other outputs, constants, temporaries.
-The peak is everything but the temporaries, plus the most that lives in those at one instant; a tuple's
+Reserved: the sum of the compiler's allocations in device memory, without thread-local scratch. These are
+arguments (donated ones once, with the outputs written over them), other outputs, constants and temporaries.
+Peak: everything but the temporaries, plus the most that lives in the temporaries at one instant. A tuple's
 table of pointers in a temporary is left out, as XLA leaves it out of `peak_memory_in_bytes`.
-At that instant every allocation is cut into the values that live in it, each filed by `Owners`; what is left
-is fragmentation (of a temporary), idle (of a donated argument or an output): the parts add up to reserved.
-Not counted here: see `allowance`; and fragmentation inside the runtime's own allocator.
+At that instant every allocation is divided among the values that live in it, each attributed by `Owners`. The
+rest is fragmentation (of a temporary), idle (in a donated argument), or filed as outputs or constants. All
+parts sum to reserved.
+Not counted: what `allowance` lists; fragmentation inside the runtime's own allocator.
 """
 
 from __future__ import annotations
@@ -32,23 +29,23 @@ GIBIBYTE, MEBIBYTE = 2**30, 2**20
 
 
 def usable_bytes(fleet: Fleet) -> int | None:
-    """What the chip's runtime gives a process; None for a simulated CPU, or where it is not known."""
+    """Return the bytes that the chip's runtime allows a process; None for a simulated CPU or if unknown."""
     return None if fleet.chip.platform == "cpu" else fleet.chip.memory_bytes
 
 
 def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str, int]:
-    """Bytes of one device that no compiler counts, item by item; priors until a calibration replaces them.
+    """Return the bytes of one device that no compiler counts, item by item, as prior estimates.
 
-    * CUDA context and loaded kernels: 0.55 GiB (0.47 to 0.92 seen; Stas Bekman's ML Engineering, PyTorch's
-      CUDA notes).
+    * CUDA context and loaded kernels: 0.55 GiB (0.47 to 0.92 observed; Stas Bekman's ML Engineering,
+      PyTorch's CUDA notes).
     * cuBLAS workspace: 32 MiB from Hopper on, 8.125 MiB before (PyTorch, ATen/cuda/CublasHandlePool.cpp).
     * NCCL, one communicator for every mesh axis of more than one device: 392 MB inside a fast domain
       (342 to 392 MB measured for 2 to 8 GPUs on NVLink, NVIDIA aiconfigurator), and 512 MiB of shared
       network buffer once where an axis leaves the domain (nccl#2363).
 
     Not counted: cuDNN's handles, for which no figure was found; fragmentation of the runtime's allocator.
-    TPU: nothing, for the runtime's share is already taken from the memory it reports. CPU: nothing, for
-    a simulated device has no memory of its own. Others: nothing is known.
+    TPU: empty, because the memory that the runtime reports already excludes its own share. CPU: empty,
+    because a simulated device has no memory of its own. Others: empty, because nothing is known.
     """
     chip = fleet.chip
     if chip.platform != "cuda":
@@ -71,18 +68,18 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
 
 
 STATE = ("parameters", "optimizer_state", "model_state", "keys", "step")
-BATCHES_AHEAD = 2  # the one that the devices are given, and the one that is made meanwhile
+BATCHES_AHEAD = 2  # one in use on the devices, and one being made
 
 
 def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
-    """Bytes of one host's memory that a run of this step needs beside its program, item by item.
+    """Return the bytes of one host's memory that a run needs in addition to its program, item by item.
 
-    * A checkpoint: a copy of what the host's devices hold of the state, while it is written. Where devices
-      hold the same replica one copy would do: this is the most it takes.
-    * Batches: two of those that the host's devices take, one in use and one being made.
+    * A checkpoint: a copy of the state that the host's devices hold, while it is written. Where devices hold
+      the same replica, one copy would be enough, so this is an upper bound.
+    * Batches: two for the host's devices, one in use and one being made.
 
-    Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. Nothing for a
-    foreign program, whose arguments' roles are not known.
+    Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. The result is
+    empty for a foreign program, because the roles of its arguments are unknown.
     """
     devices = min(fleet.chips_per_host, fleet.num_devices)
     state = sum(a.device_bytes for a in arguments if a.role in STATE and not a.host)
@@ -93,7 +90,7 @@ def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
 
 
 HOST_COLORS = {"cuda": 5, "tpu": 4}
-VECTOR_MEMORY = 1  # the color of a TPU's VMEM, on the chip: XLA prints S(1) in the shapes that lie there
+VECTOR_MEMORY = 1  # the color of a TPU's VMEM, on the chip: XLA prints S(1) in shapes placed there
 NUM_INSTANTS = 200
 _IDLE = {
     "temporary": "fragmentation",
@@ -117,17 +114,18 @@ def memory_of(
 ) -> MemoryLedger:
     """Return the memory ledger from the compiler's texts.
 
-    The peak is the sweep's own. Where the compiler for NVIDIA reports another, its figure is given and the
-    difference is named in `notes`. Its CPU figure leaves temporaries out, so there the sweep's stands. Its
-    TPU figure counts in what lives on the chip; the sweep's stands, and `notes` say so.
+    The peak is computed here by a sweep over the live ranges. If the compiler for NVIDIA reports another
+    figure, that figure is used, and `notes` record the difference. The compiler's CPU figure leaves
+    temporaries out and is not used. Its TPU figure includes values on the chip and is not used either;
+    `notes` say so.
 
     Raises:
-        ValueError: text that is not understood, or a value without a live range.
+        ValueError: a text is not understood, or a value has no live range.
     """
     allocations = [a for a in parse_assignment(assignment) if a.kind != "thread-local"]
     ranges = _with_constants(parse_live_ranges(live_ranges), allocations)
     host_color = HOST_COLORS.get(compiled.platform)
-    # A TPU's other colors are on-chip memories; a GPU's (NCCL's buffers) are all its main memory.
+    # A TPU's other colors are on-chip memories. A GPU's other colors (NCCL's buffers) are in main memory.
     held = [a for a in allocations if (a.color == 0 if compiled.platform == "tpu" else a.color != host_color)]
     host = [a for a in allocations if host_color is not None and a.color == host_color]
     temporaries = [a for a in held if a.kind == "temporary"]
@@ -135,7 +133,7 @@ def memory_of(
     instant = max(totals, key=lambda i: (totals[i], -i), default=0)
     rest = sum(a.num_bytes for a in held if a.kind != "temporary")
     peak = totals.get(instant, 0) + rest
-    # XLA's figure holds the arguments that live in host memory, though not the host temporaries.
+    # XLA's figure includes arguments in host memory, but not the temporaries there.
     on_host = sum(a.num_bytes for a in host if a.kind == "parameter")
     reported = compiled.reported_bytes.get("peak_memory", 0) - on_host
     on_chip = [a for a in allocations if compiled.platform == "tpu" and a.color == VECTOR_MEMORY]
@@ -166,7 +164,7 @@ def memory_of(
 
 
 def _of_on_chip(reported: int, swept: int) -> str:
-    """Return how the peak that the compiler for TPUs reports differs from what is reserved."""
+    """Describe how the peak that the compiler for TPUs reports differs from what is reserved."""
     words = (
         f"the compiler's peak of {format_bytes(reported)} counts in what lives in the chip's own memory "
         "(VMEM), of which nothing is reserved here"
@@ -177,7 +175,10 @@ def _of_on_chip(reported: int, swept: int) -> str:
 
 
 def _roles(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple[str, str]]:
-    """By parameter number: the argument's role and its path. XLA drops unused arguments: match by path."""
+    """Return each argument's role and path by parameter number.
+
+    XLA drops unused arguments, so arguments are matched by path.
+    """
     roles = {argument.path: argument.role for argument in known}
     found: dict[int, tuple[str, str]] = {}
     for parameter in program.entry.parameters:
@@ -199,9 +200,9 @@ def _by_moment(
 
 
 def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
-    """Bytes of the temporaries that live, at each instant at which a value is made.
+    """Return the live bytes of the temporaries at each instant at which a value is made.
 
-    Values may share bytes (a loop's state and its body's parameter), so bytes are united, not added.
+    Values may share bytes (a loop's state and its body's parameter); shared bytes count once.
     """
     totals: Counter[int] = Counter()
     instants = sorted({_range(v, ranges).first for a in temporaries for v in a.values})
@@ -219,7 +220,10 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
 def _with_constants(
     ranges: dict[tuple[str, str], LiveRange], allocations: list[Allocation]
 ) -> dict[tuple[str, str], LiveRange]:
-    """XLA gives the constants of a sort's or reduction's computation a place and no live range: they stay."""
+    """Return the live ranges with every constant included.
+
+    XLA lists no live range for the constants of a sort's or reduction's computation. They live throughout.
+    """
     whole = LiveRange(first=0, last=max((when.last for when in ranges.values()), default=0))
     constants = [v for a in allocations if a.kind == "constant" for v in a.values]
     return {**{(value.name, value.index): whole for value in constants}, **ranges}
@@ -232,7 +236,7 @@ def _range(value: Value, ranges: _Ranges) -> LiveRange:
 
 
 def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value]:
-    """Values alive at `instant` in the order of their place, tables of pointers left out."""
+    """Return the values alive at `instant` by offset, without tables of pointers."""
     alive: list[Value] = []
     for value in values:
         when = _range(value, ranges)
@@ -242,7 +246,7 @@ def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value
 
 
 def _pieces(alive: list[Value]) -> Iterator[_Piece]:
-    """Each byte once: what lies in bytes of a value before it is left out."""
+    """Yield the bytes of each value that no value before it covers, so that each byte counts once."""
     end = 0
     for value in alive:
         stop = value.offset_bytes + value.num_bytes
@@ -252,7 +256,7 @@ def _pieces(alive: list[Value]) -> Iterator[_Piece]:
 
 
 class _Filing:
-    """Files the bytes of a program's allocations under their owners."""
+    """Attribute the bytes of a program's allocations to their owners."""
 
     def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
         self.roles = _roles(program, compiled.arguments)
@@ -264,7 +268,7 @@ class _Filing:
         self._known: dict[tuple[str, str], Owner] = {}
 
     def at(self, instant: int) -> tuple[dict[str, int], tuple[Buffer, ...]]:
-        """Bytes by category at an instant, and the buffers alive, both largest first."""
+        """Return the bytes by category at an instant, and the buffers alive then, both largest first."""
         totals: Counter[str] = Counter()
         buffers: list[Buffer] = []
         for allocation in self._held:
@@ -278,7 +282,7 @@ class _Filing:
         return {name: size for name, size in totals.most_common() if size}, tuple(buffers)
 
     def timeline(self, live_bytes: Mapping[int, int], peak: int) -> Timeline:
-        """Bytes by category through the step, at most at `NUM_INSTANTS` instants, the peak among them."""
+        """Return the bytes by category through the step, at up to `NUM_INSTANTS` instants and at the peak."""
         every = sorted(live_bytes)
         stride = max(1, -(-len(every) // NUM_INSTANTS))
         chosen = sorted({*every[::stride], peak}) if every else []
@@ -314,7 +318,7 @@ class _Filing:
         return self._known[key]
 
     def _is_the_new_one(self, value: Value, allocation: Allocation) -> bool:
-        """Whether a value in a donated argument's place is what the step returns there."""
+        """Return whether a value in a donated argument's place is the output that the step returns there."""
         last = _range(value, self._ranges).last
         return value.num_bytes == allocation.num_bytes and last == self._last_instant
 

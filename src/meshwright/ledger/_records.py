@@ -1,4 +1,4 @@
-"""What a compiled program costs: the records. All figures are exact integers read off the program."""
+"""Hold the records of what a compiled program costs; all figures are exact integers read off the program."""
 
 from __future__ import annotations
 
@@ -25,24 +25,26 @@ UNUSED = "unused"
 class FlopLedger:
     """FLOPs of one whole step over all devices; a multiply-add is two.
 
-    `model`: the traced program without dead code and recomputation, causal attention by the needed half,
-    convolutions with their taps on padding.
+    `model`: the traced program without dead code and recomputation. Causal attention counts by the needed
+    half, and convolutions with their taps on padding.
     `executed`: matmuls, attention and convolutions (without taps on padding) of the optimised program times
     trip counts, summed over devices. `recomputed`: the part of `executed` that a rematerialised region runs
     for a second time.
     `by_phase`: `executed` by forward | backward | recompute | optimizer | other.
-    `by_format`: `executed` by operand format (bf16, fp32, ...). `by_module`: `executed` by the model's own
-    scopes ("layers/mlp_block/up"; "" where there is none), merged products shared among theirs.
-    `model_by_module`: `model` likewise.
-    `waste_by_module`: executed and not recomputed beyond `model` and bubble, by the scope around a module:
-    work that several devices do alike, or on padding, or masked blocks of causal attention computed all the
-    same. `bubble`: the part of `executed` that stages of a pipeline do without a microbatch, recomputation
-    included.
+    `by_format`: `executed` by operand format (bf16, fp32, ...).
+    `by_module`: `executed` by the model's own scopes ("layers/mlp_block/up"; "" outside any scope). Merged
+    products are divided among the modules that they belong to.
+    `model_by_module`: `model` by the same scopes.
+    `waste_by_module`: work executed beyond `model`, without recomputation and bubble, by the scope around a
+    module. Such work is duplicated on several devices, is done on padding, or computes masked blocks of
+    causal attention.
+    `bubble`: the part of `executed` that pipeline stages compute without a microbatch, including
+    recomputation.
     `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known.
-    `elementwise_by_class`: operations of the optimised program that are no multiply-adds of a product, times
-    trip counts, summed over devices, in none of the other counts: arithmetic | transcendental | comparison |
-    reduction | conversion | integer, one for each element (`_elementwise` has the rules). Sorts and
-    Fourier transforms are listed as unpriced.
+    `elementwise_by_class`: operations of the optimised program that are not multiply-adds of a product, times
+    trip counts, summed over devices; in none of the other counts. Classes: arithmetic | transcendental |
+    comparison | reduction | conversion | integer. Each operation counts one for each element (`_rules` has
+    the rules). Sorts and Fourier transforms are listed as unpriced.
     """
 
     model: int
@@ -62,9 +64,9 @@ class FlopLedger:
 class Buffer:
     """One value alive at the peak instant on one device.
 
-    `num_bytes`: those that no other value before it in the same place holds too. `rule`: why it is filed
-    under its category, `certainty`: how sure that is (structural | named | shape | inherited | fallback).
-    Instants count instructions in the order of the schedule, loops once; both ends are included.
+    `num_bytes`: the bytes that no earlier value in the same place also holds. `rule`: the reason for its
+    category. `certainty`: how certain that is (structural | named | shape | inherited | fallback).
+    Instants count instructions in schedule order, loops once; both ends are included.
     """
 
     name: str  # the instruction that makes it
@@ -72,7 +74,7 @@ class Buffer:
     shape: str  # as XLA prints it: "bf16[32,2,4096,4096]"
     format: str  # "bf16"
     category: str
-    moment: str  # of optimizer state: "mu", "nu", "trace"
+    moment: str  # for optimizer state: "mu", "nu", "trace"
     rule: str
     certainty: str
     phase: str
@@ -87,11 +89,11 @@ class Buffer:
 class Timeline:
     """Bytes alive on one device through a step, by category, at each of `instants`.
 
-    An instant is a place in the schedule, not a time; a loop's body is passed once.
+    An instant is a position in the schedule, not a time. A loop's body is passed once.
     """
 
     instants: tuple[int, ...]
-    last_instant: int  # of the step
+    last_instant: int  # the step's last
     peak_instant: int
     by_category: dict[str, tuple[int, ...]]
 
@@ -100,15 +102,19 @@ class Timeline:
 class MemoryLedger:
     """Bytes of one device.
 
-    `reserved_bytes`: what the program takes from the allocator; `by_category` sums to it: whose the bytes
-    are at the peak instant, and what of the allocations is idle then. `argument_bytes`: of the reserved,
-    what the program is given (a step: its state and batch). `peak_bytes`: the most that lives at
-    one instant, by the compiler (None where it does not say). `buffers`: alive at the peak, largest first.
-    `allowance`: what no compiler counts (context, libraries, NCCL), item by item, with sources in its
-    function's docs. `usable_bytes`: what the chip's runtime gives.
-    Fits: reserved + allowance <= usable. `host_bytes`: of the program, in host memory. `host_needs`: what a
-    host of the fleet needs beside the program, item by item: see `host_needs` in `_allowance`.
-    `on_chip_bytes`: of a TPU, allocations in the chip's own vector memory; in none of the other figures.
+    `reserved_bytes`: what the program takes from the allocator.
+    `by_category`: the reserved bytes by the category of their owner at the peak instant, including what is
+    idle in the allocations then; it sums to `reserved_bytes`.
+    `argument_bytes`: the part of the reserved bytes that holds arguments (for a step: its state and batch).
+    `peak_bytes`: the most that lives at one instant.
+    `buffers`: the values alive at the peak, largest first.
+    `allowance`: what no compiler counts (context, libraries, NCCL), item by item; its sources are in the
+    docstring of `_memory.allowance`.
+    `usable_bytes`: what the chip's runtime allows a process. Fits: reserved + allowance <= usable.
+    `host_bytes`: the program's bytes in host memory.
+    `host_needs`: what a host of the fleet needs in addition to the program, item by item: see
+    `_memory.host_needs`.
+    `on_chip_bytes`: on a TPU, allocations in the chip's own vector memory; in none of the other figures.
     `notes`: how the compiler's own figures differ.
     """
 
@@ -128,7 +134,7 @@ class MemoryLedger:
 
     @property
     def by_certainty(self) -> dict[str, int]:
-        """Bytes of `buffers` by how sure their filing is."""
+        """Bytes of `buffers` by the certainty of their category."""
         found: dict[str, int] = {}
         for buffer in self.buffers:
             found[buffer.certainty] = found.get(buffer.certainty, 0) + buffer.num_bytes
@@ -136,10 +142,10 @@ class MemoryLedger:
 
     @property
     def by_category_and_format(self) -> dict[str, dict[str, int]]:
-        """Of each category in `by_category`, bytes by number format, most first; they sum to it.
+        """Bytes of each category by number format, most first; they sum to `by_category`.
 
-        Formats have the project's names ("bf16", "fp8-e4m3"); one that the project does not know has the
-        compiler's. `UNUSED` are bytes of an allocation in which no value lives at the peak.
+        Formats have the project's names ("bf16", "fp8-e4m3"); a format that the project does not know keeps
+        the compiler's name. `UNUSED`: bytes of an allocation in which no value lives at the peak.
         """
         found = {category: Counter[str]() for category in self.by_category}
         for buffer in self.buffers:
@@ -151,7 +157,7 @@ class MemoryLedger:
 
     @property
     def by_format(self) -> dict[str, int]:
-        """The reserved bytes by number format, most first, over all categories."""
+        """Reserved bytes by number format over all categories, most first."""
         found = Counter[str]()
         for formats in self.by_category_and_format.values():
             found.update(formats)
@@ -164,7 +170,7 @@ class MemoryLedger:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where the chip's usable bytes are not known (a simulated CPU)."""
+        """True if the program fits; None where the chip's usable bytes are unknown (a simulated CPU)."""
         if self.usable_bytes is None:
             return None
         return self.reserved_bytes + self.allowance_bytes <= self.usable_bytes
@@ -181,15 +187,16 @@ def _format_name(dtype: str) -> str:
 class Collective:
     """All collectives of one kind over the same mesh axes, per device and step.
 
-    `link`: which class carries it: "inside" the fast domain (a host, a rack, a TPU slice) or "between" such;
-    `link_name`: as the catalog calls that link, "" where it does not know it.
-    `dimensions`: of a TPU slice's torus, those along which the members of a group lie ("x", "y", "z"; "core"
-    between the two of one chip); empty where the devices' coordinates are not known, and on other chips. A
-    group along several may use them at once, so bytes are not shared out among them. Where `link` is
-    "between", the network between slices carries it too.
-    `payload_bytes`: the result's bytes. `wire_bytes`: what one device sends: (N-1)/N of the full
-    array for all-gather and reduce-scatter, 2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of
-    it for collective-permute. `overlapped_count`: how many of `count` may run beside computation.
+    `link`: the class of link that carries it: "inside" a fast domain (a host, a rack, a TPU slice), or
+    "between" domains. `link_name`: the catalog's name of that link, "" where it has none.
+    `dimensions`: the dimensions of a TPU slice's torus along which members of a group differ ("x", "y", "z";
+    "core" between the two cores of a chip); empty where the devices' coordinates are unknown, and on other
+    chips. A group along several dimensions may use them at once, so bytes are not divided among them. Where
+    `link` is "between", the network between slices carries it too.
+    `payload_bytes`: the result's bytes.
+    `wire_bytes`: what one device sends: (N-1)/N of the full array for all-gather and reduce-scatter,
+    2(N-1)/N for all-reduce, (N-1)/N for all-to-all, all of it for collective-permute.
+    `overlapped_count`: how many of `count` may run at the same time as computation.
     """
 
     kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute
@@ -207,7 +214,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something in a sharded program that costs more than it need."""
+    """Something in a sharded program that costs more than it needs to."""
 
     kind: str
     what: str  # with the values
@@ -217,10 +224,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Memory, FLOPs and traffic of one compiled step, what has no rule, and what could be mended.
+    """Memory, FLOPs and traffic of one compiled step.
 
-    `assumptions`: which branch of a conditional is counted, and which figures change because the compiler
-    lacks an option that was asked for.
+    `unpriced`: work that has no rule. `findings`: what could be fixed. `assumptions`: which branch of a
+    conditional is counted, and which figures change because the compiler lacks an option that was requested.
     """
 
     memory: MemoryLedger
@@ -231,7 +238,7 @@ class Ledger:
     assumptions: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types, with what is derived: the `ledger` part of what `weigh --json` prints."""
+        """Return the fields and derived figures as JSON types: the `ledger` part of `weigh --json`."""
         fields = dataclasses.asdict(self)
         memory = self.memory
         derived = {
@@ -245,10 +252,10 @@ class Ledger:
 
     @staticmethod
     def from_json(text: str) -> Ledger:
-        """The ledger that `to_dict` was taken of.
+        """Read the ledger from the JSON text of `to_dict`.
 
         Raises:
-            InputError: the text is no ledger, or one of another schema.
+            InputError: the text is not a ledger, or has another schema.
         """
         try:
             fields = json.loads(text)

@@ -1,10 +1,11 @@
-"""Along which mesh axes the devices may hold different values: what is left is the same on all of them.
+"""Find the mesh axes along which all devices hold the same value.
 
-Every value of the program gets the set of axes along which devices may differ, from the arguments' shardings
-on: an operation's result may differ where any of its operands may, a gather or a reduction over an axis makes
-it the same along that axis, a scatter, an exchange or the device's own number makes it differ. Loops are
-followed until nothing changes. An axis that is missing is therefore certain; one that is there may be false.
-Each value also knows whether it depends on the batch, for masks and positions are alike by nature.
+Every value of the program gets the set of axes along which devices may differ, starting from the shardings of
+the arguments. The result of an operation may differ wherever one of its operands may. A gather or a reduction
+over an axis makes the result identical along it. A scatter, an exchange or the device's own number makes it
+differ. Loops are followed until the sets no longer change. If an axis is missing from a value's set, the
+value is certain to be identical along it. If the axis is in the set, the value may still be identical.
+Each value also records whether it depends on the batch, because masks and positions are identical by nature.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from meshwright.compiler import Compiled
 from ..hlo import Array, Axes, Computation, Instruction, Operand, Program, Shape, iota_of
 from ._traffic import KINDS, KINDS_WITHOUT_RULE, message_of
 
-# A set of axes as bits in the mesh's order; the bit above them: depends on the batch.
+# A set of axes as bits in the mesh's order. The next higher bit says that the value depends on the batch.
 Value = int | tuple["Value", ...]
 _DEVICES = re.compile(r"\{devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?(.*)\}$")
 _ANYTHING = frozenset(("partition-id", "replica-id", "rng", "infeed", "recv", "recv-done"))
 
 
 class Alike:
-    """Answers for one program.
+    """Find the values of one program that are identical along mesh axes.
 
-    `batch_axes`: axes along which an argument of the batch is split. `forward_axes`: axes along which
-    anything that the forward pass makes of the batch may differ.
+    `batch_axes`: axes that split an argument of the batch. `forward_axes`: axes along which any value that
+    the forward pass computes from the batch may differ.
     """
 
     def __init__(self, program: Program, compiled: Compiled) -> None:
@@ -53,9 +54,9 @@ class Alike:
         self.forward_axes = self._axes(self._forward)
 
     def along(self, name: str, index: tuple[int, ...]) -> tuple[str, ...] | None:
-        """The axes of more than one device along which all hold the same value, which depends on the batch.
+        """Return the axes of more than one device along which all devices hold the same value.
 
-        None for a value that does not depend on the batch, or is not known.
+        Return None for a value that is unknown or does not depend on the batch.
         """
         value = self._found.get(name)
         for place in index:
@@ -75,7 +76,7 @@ class Alike:
 
     def _argument(self, parameter: Instruction, of_the_batch: bool) -> int:
         printed = parameter.attributes.get("sharding", "")
-        # XLA of jaxlib 0.12 prints no sharding in the optimised program: there the request's own is taken.
+        # XLA of jaxlib 0.12 prints no sharding in the optimised program, so the requested one is used there.
         split = axes_of_sharding(printed, self._mesh_axes) if printed else self._split.get(parameter.op_name)
         mask = self._everywhere if split is None else self._mask(split)
         return mask | (self._batch if of_the_batch else 0)
@@ -129,7 +130,7 @@ class Alike:
     def _completed(
         self, computation: Computation, done: Instruction, started: Instruction, values: dict[str, Value]
     ) -> Value:
-        """What was started (perhaps carried on by updates) and is there now."""
+        """Return the value that a `-done` completes; `-update` instructions may come before it."""
         while started.opcode.endswith("-update"):
             started = computation.by_name[started.operands[0].name]
         operands = [_picked(values, operand) for operand in started.operands]
@@ -151,7 +152,7 @@ class Alike:
         return _filled(shape, _union(masks))
 
     def _after(self, kind: str, axes: tuple[str, ...] | None, group_size: int, mask: int) -> int:
-        if axes is None:  # groups that are no block of the mesh mix whatever differs
+        if axes is None:  # groups that are not a block of the mesh may make any axis differ
             return mask | self._everywhere
         if kind not in ("all-gather", "all-reduce"):
             return mask | self._mask(axes)
@@ -178,7 +179,7 @@ class Alike:
 
 @functools.lru_cache(maxsize=10_000)
 def axes_of_sharding(text: str, mesh_axes: Axes) -> tuple[str, ...] | None:
-    """The mesh axes that a sharding as XLA prints it divides an array over; None where that is not known."""
+    """Return the mesh axes over which a sharding, as XLA prints it, splits an array; None where unknown."""
     if text == "{replicated}":
         return ()
     match = _DEVICES.match(text)
@@ -205,7 +206,11 @@ def axes_of_sharding(text: str, mesh_axes: Axes) -> tuple[str, ...] | None:
 
 
 def _batch_arguments(program: Program, compiled: Compiled) -> set[int]:
-    """By number: our own steps say so; of a foreign one, what the step does not give back changed."""
+    """Return the numbers of the arguments that form the batch.
+
+    Meshwright's own steps record them. In a foreign program they are the arguments for which the program
+    returns no array of the same type and shape.
+    """
     roles = {argument.path: argument.role for argument in compiled.arguments}
     if compiled.num_parameters is not None:
         return {int(p.literal) for p in program.entry.parameters if roles.get(p.op_name) == "batch"}

@@ -1,24 +1,21 @@
 """Count the arithmetic of one HLO instruction: products, elementwise work, and users' custom calls.
 
-Rules of users for custom calls of their own: what a kernel that XLA cannot look into does.
+All counts are for one run on one device, from the instruction's shapes and attributes alone.
 
-FLOPs of one instruction on one device, executed once, from its shapes and attributes alone.
+Products (`work_of`). Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's
+GPU backend puts in their place, cuDNN attention, and products that XLA's simplifier made from a dot. A
+multiply-add is two FLOPs, and eight for complex numbers (four products, four sums). Not counted: a
+convolution's taps on padding, as in XLA's own cost analysis; model FLOPs count them.
 
-Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's GPU backend
-replaces them by, cuDNN attention, and products that XLA's simplifier made of a dot. A multiply-add is two,
-of complex numbers eight (four products, four sums). A convolution's taps on padding are left out, as in
-XLA's own cost analysis; model FLOPs count them.
-Not counted here: elementwise work and reductions (see `_elementwise`). What could do arithmetic and has no
-rule is named by `unpriced_work`; sorts and Fourier transforms are.
+Elementwise work (`elementwise_of`), by class. Counted: as in XLA's own cost analysis
+(xla/service/hlo_cost_analysis.cc), one operation for each element of the result, a division like an addition.
+A reduction counts each operation of its computation once for each element that disappears. Unlike in XLA,
+`arithmetic` holds only floating-point operations. Integer and logical operations (addresses, masks, random
+bits) have a class of their own, because they are not FLOPs. Not counted: work inside a library call (the
+softmax of a fused attention, a product's epilogue), the sums of a collective, random-bit generators.
 
-Operations of one instruction that are no multiply-adds of a product: elementwise work, by class.
-
-Counted as XLA's own cost analysis does (xla/service/hlo_cost_analysis.cc): one for each element of the
-result, a division like an addition. A reduction counts what it combines: for each element that disappears,
-each operation of its computation. Beside XLA's rule: `arithmetic` is of floating numbers alone, and integer
-and logical operations (addresses, masks, random bits) have a class of their own, for they are no FLOPs.
-Not counted: what a library call does inside (the softmax of a fused attention, a product's epilogue), the
-sums of a collective, random bits. Sorts and Fourier transforms have no rule: `unpriced_work` names them.
+Users add rules for custom calls, into which XLA cannot look, with `register_call`. `unpriced_work` names
+what could do arithmetic and has no rule, sorts and Fourier transforms included.
 """
 
 from __future__ import annotations
@@ -39,8 +36,9 @@ Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Multiply-adds of one kind in one instruction; `format` is that of the first operand.
+    """Multiply-adds of one kind in one instruction.
 
+    `format`: the number format of the first operand; fp8-e5m2 for a product of fp8-e4m3 and fp8-e5m2.
     `recompute_flops`: the part of `flops` that repeats work of the forward pass.
     """
 
@@ -52,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A custom call as the compiled program has it, on one device; tuples are flattened."""
+    """A custom call of the compiled program, on one device; tuples are flattened."""
 
     target: str
     operands: tuple[Shape, ...]
@@ -65,17 +63,17 @@ _RULES: dict[str, Rule] = {}
 
 
 def register_call(target: str, rule: Rule) -> None:
-    """Count the custom calls whose target begins with `target` by a rule of your own, from now on.
+    """Count the custom calls whose target begins with `target` by your own rule from now on.
 
-    It goes before the rules that are built in. The ledger's executed FLOPs are counted by it, and time
-    predicted from them; the traced program's model FLOPs still list the call as unpriced.
+    Your rule takes precedence over the built-in rules. The ledger's executed FLOPs, and the time predicted
+    from them, use it. The traced program's model FLOPs still list the call as unpriced.
 
     Args:
         target: the beginning of `custom_call_target`, as the ledger's `unpriced` names it.
-        rule: from the call's shapes to its `Work` on one device.
+        rule: a function that takes the `Call` and returns its `Work` on one device.
 
     Raises:
-        InputError: the target is empty, or `rule` is no function.
+        InputError: the target is empty, or `rule` is not a function.
     """
     if not target:
         raise InputError("a rule for a custom call without a name", hint="name the beginning of its target")
@@ -87,7 +85,7 @@ def register_call(target: str, rule: Rule) -> None:
 
 
 def registered(target: str) -> Rule | None:
-    """The user's rule for a target: that of the longest beginning."""
+    """Return the user's rule whose registered beginning of `target` is longest; None if none matches."""
     found = [beginning for beginning in _RULES if target.startswith(beginning)]
     return _RULES[max(found, key=len)] if found else None
 
@@ -97,7 +95,7 @@ FORMATS = {
     "f8e4m3fnuz": "fp8-e4m3", "f8e5m2": "fp8-e5m2", "f8e5m2fnuz": "fp8-e5m2", "f4e2m1fn": "fp4",
     "s8": "int8", "u8": "int8", "s4": "int4", "u4": "int4",
 }  # fmt: skip
-# Custom calls that move, mark or draw random bits: no multiply-adds in them.
+# Custom calls without a matrix product: they move or mark data, draw random bits, or normalise.
 WITHOUT_MATMULS = frozenset((
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "AllocateBuffer",
     "MoveToHost", "MoveToDevice", "PinToDevice", "PinToDeviceSram", "annotate_device_placement",
@@ -109,11 +107,11 @@ OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft", "sort",
 
 
 def work_of(computation: Computation, instruction: Instruction) -> Work | None:
-    """The multiply-adds of `instruction` itself (not of what it calls); None where it has none.
+    """Return the multiply-adds of `instruction` itself, without what it calls; None where it has none.
 
-    Sources: the dot's and convolution's definitions at https://openxla.org/xla/operation_semantics;
-    attention: two matmuls forward, five backward of which one repeats the scores (Dao et al. 2022,
-    arXiv 2205.14135), each counted by half where the mask is causal.
+    Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
+    attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats
+    the scores. Each counts by half where the mask is causal.
     """
     rule = _OPCODE_RULES.get(instruction.opcode)
     if instruction.opcode == "custom-call":
@@ -125,7 +123,7 @@ def work_of(computation: Computation, instruction: Instruction) -> Work | None:
 
 
 def unpriced_work(computation: Computation, instruction: Instruction) -> str | None:
-    """How a report names an instruction that could do multiply-adds and has no rule; else None."""
+    """Describe an instruction that could do multiply-adds and has no rule; return None for any other."""
     if instruction.opcode == "custom-call":
         name = instruction.custom_call_target
         known = name in WITHOUT_MATMULS or registered(name) is not None
@@ -151,7 +149,7 @@ def _call(computation: Computation, instruction: Instruction) -> Call:
 
 
 def format_of(dtype: str) -> str:
-    """The number format of an element type, by the project's names ("bf16", "fp8-e4m3")."""
+    """Return the project's name ("bf16", "fp8-e4m3") for the number format of an element type."""
     return FORMATS.get(dtype, dtype)
 
 
@@ -164,13 +162,16 @@ def _dims(text: str) -> tuple[int, ...]:
 
 
 def _product_format(computation: Computation, instruction: Instruction) -> str:
-    """The left operand's; of E4M3 with E5M2 the gradient's, for the compiler may swap the sides."""
+    """Return the left operand's format, or E5M2 for a product of E4M3 and E5M2.
+
+    E5M2 is the gradient's format. The compiler may swap the sides, so the gradient may be on either.
+    """
     left, right = (format_of(_array(computation, instruction, n).dtype) for n in (0, 1))
     return right if (left, right) == ("fp8-e4m3", "fp8-e5m2") else left
 
 
 def _multiply_add(array: Array) -> int:
-    """Return the real FLOPs of one multiply-add of an array's numbers; both operands have its type."""
+    """Return the real FLOPs of one multiply-add of an array's numbers; both operands have that type."""
     return 8 if array.dtype.startswith("c") else 2
 
 
@@ -183,7 +184,7 @@ def _dot(computation: Computation, instruction: Instruction) -> Work:
 
 
 def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
-    """Each row meets the matrix of its own group only, so the groups do not multiply the work."""
+    """Count a ragged dot: each row meets only its own group's matrix, so groups do not multiply the work."""
     left, right = (_array(computation, instruction, n) for n in (0, 1))
     spent: set[int] = set()
     for attribute in ("rhs_contracting_dims", "rhs_batch_dims", "rhs_group_dims"):
@@ -194,11 +195,14 @@ def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
 
 
 def _multiply(computation: Computation, instruction: Instruction) -> Work | None:
-    """XLA writes a dot with a dimension of one as a product, then perhaps a sum: a multiply-add each."""
+    """Count an elementwise product that XLA made from a dot with a dimension of one.
+
+    A sum may follow it. Each element of the product counts as one multiply-add.
+    """
     if not isinstance(shape := instruction.shape, Array) or shape.dtype[0] in "su":
         return None  # an integer product is the partitioner's arithmetic on offsets
     names = [instruction.op_name]
-    if not has_path(instruction):  # on TPUs only the sum over the products keeps it
+    if not has_path(instruction):  # on TPUs only the sum over the products keeps the path
         names = [
             user.op_name
             for user in computation.instructions
@@ -241,7 +245,10 @@ def _convolution(computation: Computation, instruction: Instruction) -> Work:
 
 
 def _cudnn_convolution(computation: Computation, instruction: Instruction) -> Work:
-    """The three cuDNN calls keep the forward convolution's window and labels; the roles change."""
+    """Count one of cuDNN's three convolution calls.
+
+    All three keep the forward convolution's window and labels. Only the roles of the arrays change.
+    """
     first, second = (_array(computation, instruction, n) for n in (0, 1))
     result, target = instruction.shapes[0], instruction.custom_call_target
     if target.startswith("__cudnn$convBackwardFilter"):
@@ -255,9 +262,10 @@ def _cudnn_convolution(computation: Computation, instruction: Instruction) -> Wo
 
 
 def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array, result: Array) -> int:
-    """A multiply-add x batch x input x output features x pairs of positions that meet a real element.
+    """Return multiply-add x batch x input features x output features x pairs that meet a real element.
 
-    As XLA's HloCostAnalysis::HandleConvolution counts; a TPU's matmul is the case without a window.
+    A pair is an output position and a window position. XLA's HloCostAnalysis::HandleConvolution counts the
+    same. A TPU's matmul is the case without a window.
     """
     labels = re.match(r"([^_]+)_([^-]+)->(.+)$", instruction.attributes["dim_labels"])
     assert labels, f"%{instruction.name}: dim_labels {instruction.attributes['dim_labels']!r}"
@@ -282,7 +290,7 @@ def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array,
 
 
 def _window(text: str) -> dict[str, list[int]]:
-    """Each field of a window by spatial dimension; of "pad=1_2x0_0" the low side (1, 0)."""
+    """Parse each field of a window by spatial dimension; "pad=1_2x0_0" keeps only its low side (1, 0)."""
     fields = re.findall(r"(\w+)=(\S+)", text.strip("{}"))
     return {key: [int(part.split("_")[0]) for part in value.split("x")] for key, value in fields}
 
@@ -295,12 +303,12 @@ def _of(window: dict[str, list[int]], key: str, number: int, otherwise: int) -> 
 def _meeting_pairs(
     *, size: int, window: int, outputs: int, stride: int, low: int, base_dilation: int, window_dilation: int
 ) -> int:
-    """How many (output, window) positions along one dimension meet an element, no hole or padding."""
+    """Count the (output, window) positions of one dimension that meet an element, not a hole or padding."""
     last = (size - 1) * base_dilation
     pairs = 0
     for tap in range(window):
         offset = tap * window_dilation - low
-        first = max(0, -(offset // stride))  # the least output with output x stride + offset >= 0
+        first = max(0, -(offset // stride))  # the smallest output with output x stride + offset >= 0
         final = min(outputs - 1, (last - offset) // stride)
         if base_dilation == 1:
             pairs += max(0, final - first + 1)
@@ -339,15 +347,15 @@ ARITHMETIC = frozenset((
     "shift-right-arithmetic", "shift-right-logical", "popcnt", "count-leading-zeros", "complex", "real",
     "imag",
 ))  # fmt: skip
-_FLOATING = ("f", "b", "c")  # f32, bf16, c64; not pred, s32, u8
+_FLOATING = ("f", "b", "c")  # first letters of f32, bf16, c64; not of pred, s32, u8
 
 
 def elementwise_of(
     program: Program, computation: Computation, instruction: Instruction
 ) -> tuple[str, int] | None:
-    """The class and count of an instruction run once on one device; None where it does no such work.
+    """Return the class and number of operations of one run on one device; None where it has none.
 
-    What `work_of` counts as a product is left to it: whoever calls asks there first.
+    Call this only if `work_of` returns None, because `work_of` counts elementwise products made from a dot.
     """
     opcode = instruction.opcode
     if opcode in _COMBINING:
@@ -370,11 +378,11 @@ def elementwise_of(
 
 
 def _combined(program: Program, computation: Computation, instruction: Instruction) -> int:
-    """Operations with which a reduction, a window or a scatter combines elements."""
+    """Count the operations with which a reduction, a window or a scatter combines elements."""
     shapes = [leaves_of(shape)[0] for shape in computation.operand_shapes(instruction)]
     result, opcode = instruction.shapes[0], instruction.opcode
     if opcode == "reduce":
-        # A sum over the products of a dot is counted with them: a multiply-add is two.
+        # The sum over a dot's products is counted with them already: a multiply-add is two FLOPs.
         if instruction.op_name.endswith("dot_general"):
             return 0
         return max(0, shapes[0].num_elements - result.num_elements) * _operations(
@@ -391,12 +399,12 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
 
 
 def _updates(shapes: list[Array]) -> int:
-    """Of a scatter's operands (targets, indices, updates): the elements of one update."""
+    """Return the elements of one update of a scatter, whose operands are targets, indices, updates."""
     return shapes[-1].num_elements
 
 
 def _operations(program: Program, instruction: Instruction, role: str) -> int:
-    """How many operations a combining computation does: one for a sum, several for an argmax."""
+    """Count the operations of a combining computation: one for a sum, several for an argmax."""
     found = 0
     for name in instruction.called[role]:
         inner = program.computations[name]

@@ -1,10 +1,10 @@
-"""Bytes that one device's program exchanges in a step, by collective and mesh axes.
+"""Count the bytes that one device's program exchanges in a step, by collective and mesh axes.
 
-Counted: all-gather, reduce-scatter, all-reduce, all-to-all and collective-permute, synchronous, started and
-awaited, or inside an async computation or a fusion, as often as `Executions` has it.
-Wire bytes are those of a ring or any other scheme that sends no byte twice (`Collective`'s docstring).
-Not counted, but named as unpriced: point-to-point sends, broadcasts, ragged exchanges, and groups that are
-no block of the mesh. Dropped: groups of one device, which send nothing.
+Counted: all-gather, reduce-scatter, all-reduce, all-to-all and collective-permute, as often as `Executions`
+lists them. They may be synchronous, asynchronous, or inside an async computation or a fusion. Wire bytes are
+those of a ring, or of any other scheme that sends no byte twice (see `Collective`).
+Not counted, but listed as unpriced: point-to-point sends, broadcasts, ragged exchanges, and groups that are
+not a block of the mesh. Dropped: groups of one device, which send nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ._records import Collective
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 KINDS_WITHOUT_RULE = ("send", "collective-broadcast", "ragged-all-to-all")
-# What takes no time on the device's compute stream, so that a collective cannot hide behind it.
+# Instructions that take no time on the device's compute stream, so that no collective can hide behind them.
 IDLE = frozenset((
     "bitcast", "get-tuple-element", "tuple", "parameter", "constant", "partition-id", "replica-id",
     "after-all", "opt-barrier", "async-start", "async-update", "async-done", "copy-start", "copy-done",
@@ -44,7 +44,7 @@ IDLE = frozenset((
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One collective run once, on one device. `axes` is None where its groups are no block of the mesh."""
+    """One run of a collective on one device; `axes` is None if its groups are not a block of the mesh."""
 
     kind: str
     axes: tuple[str, ...] | None
@@ -55,7 +55,7 @@ class Message:
 
 
 def message_of(computation: Computation, instruction: Instruction, mesh_axes: Axes) -> Message | None:
-    """The collective that `instruction` is or starts; None where it is none, or sends nothing.
+    """Return the collective that `instruction` is or starts; None if it is neither or sends nothing.
 
     Raises:
         ValueError: its replica groups have no known form.
@@ -68,7 +68,7 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
         num_devices *= size
     if kind == "collective-permute":
         text = instruction.attributes["source_target_pairs"]
-        if text == "{}":  # no pair: XLA leaves such ones, which send nothing
+        if text == "{}":  # XLA leaves permutes without pairs in the program; they send nothing
             return None
         pairs = parse_groups(text, num_devices)
         axes = axes_of_pairs(pairs, mesh_axes)
@@ -100,7 +100,7 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
 
 
 def is_overlapped(computation: Computation, start: Instruction) -> bool:
-    """Whether something is computed between a started collective and the instruction that awaits it."""
+    """Return whether something is computed between the start of a collective and its `-done`."""
     if not start.opcode.endswith("-start"):
         return False
     if start.backend_config.get("collective_backend_config", {}).get("is_sync", False):
@@ -117,12 +117,12 @@ def is_overlapped(computation: Computation, start: Instruction) -> bool:
 def traffic_of(
     executions: Executions, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
 ) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
-    """Return the collectives of one step on `fleet`, most wire bytes first, and what has no rule.
+    """Return the collectives of one step on `fleet`, most wire bytes first, and the unpriced exchanges.
 
-    `coordinates`: of each device in its TPU slice, in the mesh's order; none where they are not known.
+    `coordinates`: those of each device in its TPU slice, in the mesh's order; empty where unknown.
 
     Raises:
-        ValueError: replica groups of an unknown form.
+        ValueError: replica groups have no known form.
     """
     count = _Count(executions.program, mesh_axes, fleet, coordinates)
     for execution in executions:
@@ -134,9 +134,9 @@ def traffic_of(
 
 
 def split_channels(program: Program) -> frozenset[str]:
-    """Return the channels of collectives that are started, carried on and ended in several fusions.
+    """Return the channels of collectives that are started, continued and ended in several fusions.
 
-    XLA's TPU backend does so, to compute beside them. Each of the fusions holds the collective's instruction.
+    XLA's TPU backend splits them so that the fusions also compute. Each fusion holds the collective.
     """
     fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
     channels = Counter(
@@ -155,14 +155,14 @@ def _done(computation: Computation, start: Instruction) -> Instruction:
 
 
 def _results(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
-    """The result's arrays: a start's tuple also holds its operands, what awaits it does not."""
+    """Return the result's arrays; those of a start are read from its `-done`, which holds no operands."""
     if instruction.opcode.endswith("-start"):
         return leaves_of(_done(computation, instruction).shape)
     return instruction.shapes
 
 
 class _Count:
-    """Adds the messages of executions up."""
+    """Sum up the messages of executions."""
 
     def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates) -> None:
         self.by_key: dict[tuple[str, tuple[str, ...], int, bool, str, tuple[str, ...]], Collective] = {}
@@ -230,7 +230,7 @@ class _Count:
         self.by_key[key] = new
 
     def _link(self, message: Message) -> tuple[str, str]:
-        """The class of the slowest link that a message crosses, and its name in the catalog."""
+        """Return the class of the slowest link that a message crosses, and its name in the catalog."""
         chip, per_domain = self._fleet.chip, self._fleet.chips_per_domain
         if leaves_the_domain(message.groups, self._fleet.num_devices, per_domain):
             return "between", chip.between.name if chip.between else ""
@@ -238,7 +238,7 @@ class _Count:
 
 
 def _computes_beside(caller: Execution) -> bool:
-    """Return whether an asynchronous computation runs while something else is computed."""
+    """Return whether something else is computed while an asynchronous computation runs."""
     return caller.instruction.opcode == "async-start" and is_overlapped(
         caller.computation, caller.instruction
     )

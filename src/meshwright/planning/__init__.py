@@ -1,6 +1,7 @@
 """Suggest changes that make a step smaller, and compare its memory with the rule of thumb.
 
-Imports: `config`, `hardware`, `ledger`, `units`. No jax. Used by: `results`, `report` and `api`.
+Imports: `compiler`, `config`, `errors`, `hardware`, `ledger`, `units`. No jax. Used by: `results`, `report`
+and `api`.
 """
 
 from ._rule_of_thumb import HandRow as HandRow

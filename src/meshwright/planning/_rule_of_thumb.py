@@ -1,11 +1,9 @@
-"""Compare the rule-of-thumb memory of a training step with the compiled program's.
+"""Compare the rule-of-thumb memory of a training step with the compiled program's, and explain differences.
 
-The sum that people make by hand, 4 x (parameters + activations + gradients + optimizer state), beside what
-the compiler allocates, with the reason for each difference.
-
-The rule is that of Stanford's CS336, lecture 2: everything in float32, one activation for each output of a
-layer (batch x width x layers), as many gradients as parameters. Not counted by it: the batch, logits and
-loss, gathered copies, what layers keep beside their outputs, communication buffers.
+The rule, or hand sum, is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
+CS336, lecture 2. Counted: everything in float32, one activation for each output of a layer (batch x width x
+layers), and as many gradients as parameters. Not counted: the batch, logits and loss, gathered copies, what
+layers keep in addition to their outputs, communication buffers.
 """
 
 from __future__ import annotations
@@ -40,13 +38,13 @@ from meshwright.units import format_bytes
 BYTES = 4
 NONE_ALIVE = "none is alive at the peak"
 COUNTED = ("parameters", "optimizer_state", "gradients", "saved_activations")
-# Outputs of LeNet's layers for one image, but for the last: two convolutions and the hidden layer.
+# Outputs of LeNet's layers for one image, without the last: two convolutions and the hidden layer.
 LENET_ACTIVATIONS = 20 * 26 * 26 + 50 * 9 * 9 + 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandRow:
-    """One quantity: bytes by hand, on the whole fleet and on one device, and what is compiled there."""
+    """One quantity: hand-computed bytes on the fleet and on one device, and compiled bytes on one device."""
 
     quantity: str
     whole_bytes: int
@@ -57,7 +55,7 @@ class HandRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandSum:
-    """Numbers of the whole fleet as the rule counts them; `rule` says how activations were counted."""
+    """The rule's counts of numbers over the whole fleet; `rule` says how activations were counted."""
 
     parameters: int
     activations: int
@@ -68,18 +66,18 @@ class HandSum:
 
     @property
     def total_bytes(self) -> int:
-        """4 x (parameters + activations + gradients + optimizer state)."""
+        """Bytes by the rule: 4 x (parameters + activations + gradients + optimizer state)."""
         return BYTES * (self.parameters + self.activations + self.gradients + self.optimizer_state)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON's types, with the total."""
+        """Return the fields as JSON types, with the total."""
         return {**dataclasses.asdict(self), "total_bytes": self.total_bytes}
 
 
 def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> HandSum:
-    """The hand sum of a run, and its rows beside the compiled program's bytes of one device.
+    """Return the hand sum of a run; its rows compare it with the compiled program's bytes of one device.
 
-    Every reason is read off the arguments' shards, the ledger's buffers and timeline, or the configuration.
+    Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
     parameters = config.model.num_parameters
     activations, rule = _activations(config)
@@ -120,8 +118,11 @@ def _activations(config: RunConfig) -> tuple[int, str]:
 
 
 def _resnet_outputs(image_size: int) -> int:
-    """Numbers that ResNet-18's convolutions make of one image: the stem's 64 channels at half the side; four
-    times the width in each stage, and once more through the 1 x 1 of all stages but the first."""
+    """Count the outputs of ResNet-18's convolutions for one image.
+
+    The stem has 64 channels at half the side. Each stage has four convolutions of its width, and every stage
+    but the first has a fifth, of size 1 x 1.
+    """
     side = (image_size + 1) // 2
     total = 64 * side**2
     for width in (64, 128, 256, 512):
@@ -131,8 +132,11 @@ def _resnet_outputs(image_size: int) -> int:
 
 
 def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
-    """Numbers of optimizer state: so many for each parameter; of optimizers that treat matrices in another
-    way, those that the step takes, for no rule of thumb gives them."""
+    """Count the numbers of optimizer state: for most optimizers, a fixed count for each parameter.
+
+    Adafactor and Muon treat matrices differently and have no rule of thumb. For them, count the state that
+    the step takes.
+    """
     match config.optimizer:
         case AdamOptimizer() | AdamWOptimizer():
             each = 2
@@ -149,7 +153,7 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
 
 
 class _Rows:
-    """The rows of one run."""
+    """Build the rows of one run."""
 
     def __init__(self, config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> None:
         self._config, self._memory = config, memory
@@ -157,7 +161,7 @@ class _Rows:
         self._arguments = compiled.arguments
 
     def held(self, role: str, count: int) -> HandRow:
-        """What lies in arguments for the whole step: parameters, moments."""
+        """Return the row of a role that arguments hold for the whole step: parameters or moments."""
         compiled = self._memory.by_category.get(role, 0)
         arrays = [a for a in self._arguments if a.role == role and a.shape]
         step_counts = sum(a.device_bytes for a in self._arguments if a.role == role and not a.shape)
@@ -176,7 +180,7 @@ class _Rows:
         wholes = {math.prod(a.shape) for a in arrays} - parts
         if whole := sum(_num_elements(buffer) in wholes for buffer in kept):
             words.append(f"{whole} as large as a whole parameter, of which a device holds a part")
-        # A set of them, split as the parameters are, in the narrowest format that they are made in.
+        # Compare with a full set, split as the parameters are, in the narrowest format of any gradient.
         narrowest = BYTES if self._config.precision == "fp32" else 2
         most = max(self._memory.timeline.by_category.get("gradients", (0,)))
         if not most:
@@ -205,12 +209,12 @@ class _Rows:
         return self._row("activations", BYTES * count, compiled, "; ".join(words))
 
     def _alive(self, category: str) -> tuple[list[Buffer], int]:
-        """The buffers of a category at the peak, largest first, and their bytes."""
+        """Return the buffers of a category at the peak, largest first, and the category's bytes."""
         kept = [b for b in self._memory.buffers if b.category == category and b.num_bytes]
         return kept, self._memory.by_category.get(category, 0)
 
     def rest(self) -> HandRow:
-        """What the rule leaves out, by its largest parts."""
+        """Return the row of everything that the rule leaves out, naming its largest parts."""
         others = {name: size for name, size in self._memory.by_category.items() if name not in COUNTED}
         largest = [
             f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in list(others.items())[:3]
@@ -232,7 +236,7 @@ class _Rows:
 
 
 def _where(arrays: Sequence[Argument], layout: Layout) -> str:
-    """On how many devices each number of the arrays lies; by share of their bytes where they differ."""
+    """Describe how many devices hold each number of the arrays, by share of bytes where arrays differ."""
     devices, bytes_by_ways = layout.num_devices, Counter[int]()
     if devices == 1:
         return "one device holds all of it"
@@ -252,7 +256,7 @@ def _where(arrays: Sequence[Argument], layout: Layout) -> str:
 
 
 def _arrays(buffers: Sequence[Buffer]) -> str:
-    """How many, the largest by its shape, and formats beside that one's."""
+    """Describe the number of buffers, the shape of the largest, and the other buffers' formats."""
     others = sorted({buffer.format for buffer in buffers} - {buffers[0].format})
     if len(buffers) == 1:
         return f"one array at the peak, {buffers[0].shape}"
@@ -261,6 +265,6 @@ def _arrays(buffers: Sequence[Buffer]) -> str:
 
 
 def _num_elements(buffer: Buffer) -> int:
-    """Elements of "f32[64,64]"."""
+    """Return the number of elements of a buffer's shape, such as "f32[64,64]"."""
     inside = buffer.shape.partition("[")[2].partition("]")[0]
     return math.prod(int(size) for size in inside.split(",") if size)

@@ -1,6 +1,6 @@
-"""What would make a program smaller: only knobs that this config has, only values that it accepts.
+"""Suggest changes that make a program smaller, using only settings and values that its configuration accepts.
 
-No saving is promised in bytes except the state's, whose division is exact; weighing again tells.
+A saving in bytes is promised only for the state, which divides exactly. Weighing again shows the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE = ("parameters", "optimizer_state", "model_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """One change to what was weighed, and what it does; what is None or empty stays as it was."""
+    """One change to what was weighed, and its effect; a field that is None or empty changes nothing."""
 
     effect: str
     fleet: str | None = None
@@ -28,7 +28,7 @@ class Suggestion:
 
     @property
     def arguments(self) -> str:
-        """The change as the command line takes it."""
+        """Command-line arguments of the change."""
         parts = [f"--on {self.fleet}"] if self.fleet else []
         parts += [f"--layout {self.layout}"] if self.layout else []
         return " ".join([*parts, *(f"--set {override}" for override in self.overrides)])
@@ -37,14 +37,14 @@ class Suggestion:
 def suggestions(
     config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
 ) -> tuple[Suggestion, ...]:
-    """Changes that make `memory` smaller, the most needed first. A foreign program has no knobs of ours."""
+    """Return changes that make `memory` smaller, the most needed first; none for a foreign program."""
     if config is None:
         return ()
     state = _state_suggestions(config, layout, fleet, memory)
     activations = _activation_suggestions(config, layout, fleet)
     state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
     room = (memory.usable_bytes or 0) - memory.allowance_bytes
-    # Where the state alone is too much, no change to the activations helps.
+    # If the state alone does not fit, no change to the activations helps.
     state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
     ordered = (state, activations) if state_first else (activations, state)
     return tuple(s for part in ordered for s in part)
@@ -53,7 +53,7 @@ def suggestions(
 def _state_suggestions(
     config: RunConfig, layout: Layout, fleet: Fleet, memory: MemoryLedger
 ) -> list[Suggestion]:
-    """Split parameters and moments further: over `data`'s devices, else over more devices."""
+    """Suggest splitting parameters and moments further: over `data`'s devices, else over more devices."""
     state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
     replicas = layout.size("data")
     if replicas > 1:
@@ -70,7 +70,10 @@ def _state_suggestions(
 def _larger_fleet(
     config: RunConfig, layout: Layout, fleet: Fleet, memory: MemoryLedger, state_bytes: int
 ) -> list[Suggestion]:
-    """The first doubling of the fleet on which the state takes at most half of what a device gives."""
+    """Suggest the fewest doublings of the fleet after which the state takes at most half of a device's room.
+
+    The room is the usable memory without the allowance.
+    """
     room = (memory.usable_bytes or 0) - memory.allowance_bytes
     if room <= 0 or state_bytes <= 0:
         return []
@@ -87,7 +90,7 @@ def _larger_fleet(
 
 
 def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
-    """A fleet of the same chip with `times` as many devices, where one exists."""
+    """Return a fleet of the same chip with `times` as many devices; None if none exists."""
     devices = fleet.num_devices * times
     if fleet.chip.slices is None:
         texts = [f"{devices}x{fleet.chip.name}"]
@@ -98,12 +101,12 @@ def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
         try:
             return Fleet.parse(text)
         except InputError:
-            return None  # no slice or host of that size: then there is nothing to suggest
+            return None  # no slice or host has that size, so there is nothing to suggest
     return None
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> list[Suggestion]:
-    """Hold fewer sequences at once, keep less for the backward pass, split each sequence's activations."""
+    """Suggest fewer sequences at once, fewer saved activations, and splitting each sequence's activations."""
     found: list[Suggestion] = []
     per_replica = config.batch.sequences // layout.num_replicas
     now = min(config.batch.microbatch_sequences or per_replica, per_replica)
@@ -123,7 +126,7 @@ def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> 
 
 
 def _more_tensor(config: RunConfig, layout: Layout, fleet: Fleet) -> Layout | None:
-    """Devices moved from fsdp to tensor, as many as work inside a fast domain; None where none do."""
+    """Return the layout that moves most devices from fsdp to tensor in a fast domain; None if none works."""
     for times in (8, 4, 2):
         fsdp, rest = divmod(layout.size("fsdp"), times)
         tensor = layout.size("tensor") * times
@@ -135,7 +138,10 @@ def _more_tensor(config: RunConfig, layout: Layout, fleet: Fleet) -> Layout | No
 
 
 def _with(layout: Layout, **sizes: int) -> Layout:
-    """The layout with these sizes, a size of 1 left out; an axis that it lacks goes where `AXES` has it."""
+    """Return the layout with these sizes and without axes of size 1.
+
+    A new axis takes its place in the order of `AXES`, or the last place if the layout has another order.
+    """
     merged = {**dict(layout.axes), **sizes}
     in_order = list(layout.names) == sorted(layout.names, key=AXES.index)
     names = sorted(merged, key=AXES.index) if in_order else list(merged)

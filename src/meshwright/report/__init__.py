@@ -1,6 +1,8 @@
-"""What people read: a weighing on the terminal, a run as one HTML file.
-Imports: `results` and what they hold, `training` (to write files), rich. No jax. Used by: `api`, which writes
-a run's report and hands the renderers to `results`, and `cli`, which prints.
+"""Render results for readers: a weighing on the terminal, a run as one HTML file.
+
+Imports: `results`, the packages of the records it shows, `planning`, `training` (to write files), rich. No
+jax. Used by: `api`, which writes a run's report and passes the renderers to `results`, and `cli`, which
+prints.
 """
 
 from ._html import write_report as write_report

@@ -1,6 +1,8 @@
-"""A run's folder as one HTML file that needs nothing else: verdict, time, loss, measurements, memory.
+"""Write a run's folder as one self-contained HTML file.
 
-Everything that comes from a file is escaped. No script, no link, no font from elsewhere.
+The page shows the verdict, the predicted time, loss, notices, measurements, reconciliation, memory, FLOPs,
+traffic, lint findings and the environment. All text from files is escaped. The page has no script, no link
+and no external font.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ from ._run_files import RunFiles, read_run
 from ._wording import comparison_rows, program_line
 
 NUM_BUFFERS = 12
-LEAST_SHARE = 0.002  # of the memory bar: what is thinner cannot be seen, and is summed
-LEAST_FILLED = 0.1  # of what a device gives: with less, the bar shows the program alone
+LEAST_SHARE = 0.002  # share of the memory bar: thinner segments are invisible, so they are summed
+LEAST_FILLED = 0.1  # share of usable memory: below it, the bar shows the program alone
 
 
 def write_report(folder: Path) -> Path:
-    """Write report.html into a run's folder from the files that are there, and return its path.
+    """Write report.html into a run's folder from the files it holds, and return its path.
 
-    Files that are missing or cut short are named in the page.
+    The page names files that are missing or truncated.
 
     Raises:
-        OSError: the page cannot be written; the one before stays as it was.
+        OSError: the page cannot be written; the previous page stays as it was.
     """
     path = folder / "report.html"
     write_whole(path, run_page(folder))
@@ -52,7 +54,7 @@ def run_page(folder: Path) -> str:
 
 
 def weighing_page(weighing: Mapping[str, Any]) -> str:
-    """Return one weighing, as `weigh --json` gives it, as an HTML page."""
+    """Return one weighing, in the form of `weigh --json`, as an HTML page."""
     return _page(
         RunFiles(
             name=weighing["config"],
@@ -133,7 +135,7 @@ def _notes(run: RunFiles) -> str:
 
 
 def _figures(run: RunFiles) -> str:
-    """The few numbers that are looked for first: the time of a step before all others."""
+    """Return cards with the few most important numbers, the time of a step first."""
     found: list[tuple[str, str]] = []
     measured = run.measurement
     if measured is not None and measured.step_seconds is not None:
@@ -187,7 +189,7 @@ def _compared(reconciliation: Reconciliation) -> str:
 
 
 def _memory(run: RunFiles) -> str:
-    """The bar, then every category and allowance with its bytes."""
+    """Return the memory section: a bar, then every category and allowance with its bytes."""
     if run.weighing is None:
         return ""
     memory = run.weighing["ledger"]["memory"]
@@ -207,7 +209,10 @@ def _memory(run: RunFiles) -> str:
 
 
 def _memory_bar(memory: dict[str, Any]) -> str:
-    """A stretch for each category against what the device gives; for a small program the program alone."""
+    """Return a bar of the memory categories, scaled to usable memory.
+
+    The bar of a small program is scaled to the program alone.
+    """
     colours = _memory_colours(memory)
     total = memory["reserved_bytes"] + memory["allowance_bytes"]
     usable = memory["usable_bytes"]
@@ -229,12 +234,12 @@ def _memory_bar(memory: dict[str, Any]) -> str:
 
 
 def _memory_colours(memory: dict[str, Any]) -> dict[str, str]:
-    """The colours that the bar and the timeline share."""
+    """Return the colours that the bar and the timeline share."""
     return colours_of([*memory["by_category"], *memory["timeline"]["by_category"]])
 
 
 def _hand_sum(run: RunFiles) -> str:
-    """The sum by hand beside what is compiled; runs weighed by an earlier version have none."""
+    """Return the hand-computed sum next to the compiled sizes; "" for weighings by an earlier version."""
     found = (run.weighing or {}).get("hand_sum")
     if not found:
         return ""
@@ -254,7 +259,7 @@ def _hand_sum(run: RunFiles) -> str:
 
 
 def _formats(memory: dict[str, Any]) -> str:
-    """Which category is in which number format; runs weighed by an earlier version do not say."""
+    """Return bytes by category and number format; "" for weighings by an earlier version."""
     columns = list(memory.get("by_format", ()))
     if not columns:
         return ""
@@ -268,7 +273,7 @@ def _formats(memory: dict[str, Any]) -> str:
 
 
 def _timeline(run: RunFiles) -> str:
-    """Memory through the step, which stands with the step's time."""
+    """Return the plot of memory through the step, which the page shows with the step's time."""
     from ._html_parts import timeline_svg
 
     if run.weighing is None:
@@ -283,7 +288,7 @@ def _timeline(run: RunFiles) -> str:
 
 
 def _buffers(buffers: list[dict[str, Any]]) -> str:
-    """The largest, with who makes them and by which rule they are filed."""
+    """Return the largest buffers, each with the module that makes it and the rule that classifies it."""
     if not buffers:
         return ""
     rows = [

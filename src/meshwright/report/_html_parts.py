@@ -1,13 +1,9 @@
-"""Build the parts of a page: tables, bars, and pictures with axes as inline SVG.
+"""Build the elements of a page: tables, bars, and plots with axes as inline SVG.
 
-The pieces that pages are made of, and the colours of everything that a picture shows.
-
-Text is escaped here, and nowhere else. A category has the same colour in every picture and on every page.
-
-Pictures with axes as inline SVG: loss and metrics by step, memory through a step.
-
-Each is drawn twice, for a wide page and for a narrow one, and the style sheet shows one of the two: text in a
-picture that is only made smaller cannot be read. matplotlib loads when a picture is drawn.
+The functions here escape the text that they are given. A category has the same colour in every picture and on
+every page. Each plot is drawn twice, for a wide and for a narrow page, and the style sheet shows one of the
+two: text in a scaled-down plot would be unreadable. matplotlib is imported when a plot is drawn. Used by:
+`_html`, `_html_sections`, `_results`, `_sweep`.
 """
 
 from __future__ import annotations
@@ -69,25 +65,28 @@ COLOURS = {
     "held out": "#e08e45",
     "not finished": "#b3261e",
 }
-# For names that only a program of the user's own has: the arguments of its step.
+# For names that only a foreign program has: the arguments of its step.
 SPARE = ("#00695c", "#ef6c00", "#5d4037", "#ad1457", "#283593", "#9e9d24", "#0097a7", "#f48fb1")
 _FILE = re.compile(r"[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?")
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name, no two alike; of those unknown the first few, as many as are spare."""
+    """Return `COLOURS` extended by a spare colour for each unknown name.
+
+    No two names share a colour. Unknown names beyond the number of spare colours get none.
+    """
     unknown = dict.fromkeys(name for name in names if name not in COLOURS)
     return {**COLOURS, **dict(zip(unknown, SPARE, strict=False))}
 
 
 def text(words: str) -> str:
-    """Return escaped text in which file names stay whole and paths may break after a slash."""
+    """Return escaped text in which file names do not break and paths may break after a slash."""
     found = re.sub(r"(?<=[\w\]])/(?=[\w\[])", "/<wbr>", escape(words))
     return _FILE.sub(lambda name: f"<span class=file>{name[0]}</span>", found)
 
 
 def page(title: str, *sections: str) -> str:
-    """Return a whole page of sections that are HTML already; the title is text."""
+    """Return a whole HTML page. `title` is text; `sections` are HTML."""
     style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -98,7 +97,7 @@ def page(title: str, *sections: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return parts of the page below their title."""
+    """Return HTML parts of the page below their title."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{''.join(parts)}</section>\n"
 
 
@@ -108,11 +107,11 @@ def paragraph(words: str, kind: str = "") -> str:
     return f"<p{attribute}>{text(words)}</p>\n"
 
 
-MANY_COLUMNS = 5  # from here on a narrow screen shows each row as a card
+MANY_COLUMNS = 5  # with this many or more, a narrow screen shows each row as a card
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    """Return a table of escaped text; columns in `numbers` are aligned right."""
+    """Return a table of escaped text; the columns with indices in `numbers` are right-aligned."""
     many = len(head) >= MANY_COLUMNS
 
     def cell(tag: str, place: int, words: str) -> str:
@@ -138,7 +137,10 @@ def bar(
     label: str,
     mark: float | None = None,
 ) -> str:
-    """Return one bar: a stretch for each part, as its share of `whole`; `mark` is a line across it."""
+    """Return one bar with a segment for each part.
+
+    A segment's width is its share of `whole`. `mark` is the position of a line across the bar.
+    """
     stretches = "".join(
         f'<i title="{escape(name.replace("_", " "))}" '
         f'style="width:{100 * size / whole:.3f}%;background:{colours[name]}"></i>'
@@ -153,7 +155,10 @@ def legend(
     lines: Iterable[tuple[str, str]] = (),
     shapes: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """Return the words beside each colour of a picture; `lines` are drawn as dashes, `shapes` are letters."""
+    """Return the legend of a picture: a colour and words for each item.
+
+    `lines` are shown as dashes. `shapes` are characters in place of colours.
+    """
     squares = "".join(f'<li><b style="background:{c}"></b>{text(words)}</li>' for c, words in items)
     dashes = "".join(f'<li><b class=dash style="color:{c}"></b>{text(words)}</li>' for c, words in lines)
     letters = "".join(f"<li>{text(f'{shape} {words}')}</li>" for shape, words in shapes)
@@ -161,7 +166,7 @@ def legend(
 
 
 MOST_POINTS = 2000
-MOST_LAYERS = 10  # of the timeline: thinner ones are summed
+MOST_LAYERS = 10  # of the timeline: smaller ones are summed
 WIDE, NARROW = 8.6, 4.4  # inches
 
 
@@ -170,7 +175,10 @@ def loss_svg(
     held_out: tuple[Sequence[int], Sequence[float]],
     unigram_entropy_nats: float | None,
 ) -> str:
-    """Loss in nats by step, in training and on the held-out text; entropy of single tokens as a line."""
+    """Return a plot of training and held-out loss in nats by step.
+
+    The entropy of single tokens is a horizontal line.
+    """
 
     def draw(axes: Any) -> None:
         _curves(axes, training, held_out, "loss, nats")
@@ -188,7 +196,7 @@ def metric_svg(
     training: tuple[Sequence[int], Sequence[float]],
     held_out: tuple[Sequence[int], Sequence[float]],
 ) -> str:
-    """Another metric by step, in training and on the held-out data."""
+    """Return a plot of another metric by step, in training and on the held-out data."""
 
     def draw(axes: Any) -> None:
         _curves(axes, training, held_out, name)
@@ -217,7 +225,7 @@ def _curves(
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Every n-th point, and the last, so that a long run's page stays small."""
+    """Return every n-th point and the last one, so that the page of a long run stays small."""
     stride = max(1, math.ceil(len(steps) / MOST_POINTS))
     last = [] if not steps or (len(steps) - 1) % stride == 0 else [-1]
     return (
@@ -232,7 +240,10 @@ def timeline_svg(
     peak_instant: int,
     colours: Mapping[str, str],
 ) -> str:
-    """Bytes alive through a step, stacked by category; an instant is a place in the schedule."""
+    """Return a plot of the bytes alive through a step, stacked by category.
+
+    An instant is the position of an instruction in the schedule.
+    """
     largest = sorted((name for name in by_category if name in colours), key=lambda n: -max(by_category[n]))
     shown = [name for name in by_category if name in largest[:MOST_LAYERS]]
     layers = {name: by_category[name] for name in shown}
@@ -253,7 +264,7 @@ def timeline_svg(
 
 
 def _byte_axis(axes: Any) -> None:
-    """Put at most six ticks at 1, 2 or 5 times a power of two prefix, so that labels are short."""
+    """Set ticks at multiples of 1, 2 or 5 times a power of ten of a binary unit, at most six above zero."""
     _, most = axes.get_ylim()
     unit = 1024 ** max(0, math.floor(math.log(max(most / 3, 1), 1024)))
     step = next(
@@ -266,9 +277,9 @@ def _byte_axis(axes: Any) -> None:
 
 
 def svg_of(draw: Callable[[Any], None], height: float, label: str) -> str:
-    """Return what `draw` puts on a matplotlib axes as two `<svg>` elements, `wide` and `narrow`.
+    """Return the plot that `draw` makes on matplotlib axes as two `<svg>` elements, `wide` and `narrow`.
 
-    They refer to nothing outside them. `height`: inches.
+    The elements reference nothing outside them. `height` is in inches.
     """
     return _svg(draw, WIDE, height, label, "wide") + _svg(draw, NARROW, height, label, "narrow")
 
@@ -278,8 +289,8 @@ def _svg(draw: Callable[[Any], None], width: float, height: float, label: str, k
     from matplotlib.figure import Figure
 
     settings: dict[Any, Any] = {
-        "svg.fonttype": "none",  # text stays text: small, sharp, searchable
-        "svg.hashsalt": f"{label} {kind}",  # the same run gives the same bytes
+        "svg.fonttype": "none",  # keeps text as text: small, sharp, searchable
+        "svg.hashsalt": f"{label} {kind}",  # makes the bytes of the same run reproducible
         "font.family": "sans-serif",
         "font.size": 9.5,
         "text.color": INK,
@@ -297,9 +308,9 @@ def _svg(draw: Callable[[Any], None], width: float, height: float, label: str, k
         figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)  # an element of HTML needs none
-    text = re.sub(r"(\.\d\d)\d+", r"\1", text)  # hundredths of a point: finer cannot be seen
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # the pictures of one page would share these names
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)  # inline SVG needs no namespaces
+    text = re.sub(r"(\.\d\d)\d+", r"\1", text)  # keep hundredths of a point: finer detail is invisible
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # the ids would repeat among the plots of one page
     text = re.sub(
         r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         rf'<svg class="{kind}" viewBox="\1" role="img" aria-label="{escape(label)}">',

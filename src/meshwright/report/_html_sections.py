@@ -1,10 +1,7 @@
-"""Build the sections of a page: predicted time, FLOPs and traffic, and how the run went.
+"""Build the sections of a page: predicted time, FLOPs, traffic, lint findings, and a run's history.
 
-The predicted time of a step on a page: the interval, where it goes, what would make it faster.
-
-What a page says of a program's arithmetic and messages, from a weighing as `weigh --json` gives it.
-
-How a run went, as parts of its page: what happened, what its time was spent on, other metrics.
+A weighing has the form of `weigh --json`. Weighings by earlier versions lack some entries, and the page
+leaves those out. A run's history is its notices, its seconds by phase, and its metrics. Used by: `_html`.
 """
 
 from __future__ import annotations
@@ -34,13 +31,15 @@ from ._wording import (
 
 NUM_SLICES = 8
 TITLE = "Predicted time of one step"
-LEAST_SHARE = 0.002  # of the bar: what is thinner cannot be seen, and is summed
+LEAST_SHARE = 0.002  # share of the bar: thinner segments are invisible, so they are summed
 
 
 def time_section(weighing: dict[str, Any] | None, timeline: str = "") -> str:
-    """Return the section, "" where nothing was weighed; `weighing` as `weigh --json` gives it.
+    """Return the section of the predicted time; "" if nothing was weighed.
 
-    `timeline`: of the step's memory, which stands below the picture of its time.
+    Args:
+        weighing: in the form of `weigh --json`.
+        timeline: HTML of the memory timeline, placed below the bar of the step's time.
     """
     if weighing is None:
         return ""
@@ -77,7 +76,7 @@ def time_section(weighing: dict[str, Any] | None, timeline: str = "") -> str:
 
 
 def time_figures(weighing: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the numbers that are looked for first, each with its words: step, rate, whole run, cost."""
+    """Return the key numbers with their labels: step time, rate, MFU, whole run, cost."""
     if weighing is None or weighing["prediction"] is None:
         return []
     prediction = weighing["prediction"]
@@ -96,7 +95,7 @@ def time_figures(weighing: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _run_total(weighing: dict[str, Any]) -> RunTotal | None:
-    """The whole run; None where it is not known, or an earlier version weighed it."""
+    """Return the totals of the whole run; None if unknown, or if an earlier version weighed it."""
     found = weighing.get("run_total")
     if found is None:
         return None
@@ -118,7 +117,7 @@ def _run_paragraphs(weighing: dict[str, Any]) -> list[str]:
 
 
 def _time_bar(prediction: dict[str, Any], seconds: Interval) -> str:
-    """The step as one bar by class of work, and below it the interval, on the same scale."""
+    """Return the step's time as one bar by class of work, with the interval below on the same scale."""
     found: dict[str, float] = {}
     for part in prediction["slices"]:
         name = part["name"].partition("[")[0]
@@ -138,7 +137,7 @@ def _time_bar(prediction: dict[str, Any], seconds: Interval) -> str:
         for name, s in shown.items()
     ]
     drawn = bar(shown, whole, colours, "time of one step by class of work")
-    if seconds.low is None or seconds.high is None:  # half a range drawn would look like a whole one
+    if seconds.low is None or seconds.high is None:  # an interval without one end would look complete
         return f"<figure>{drawn}{legend(items)}</figure>\n"
     low, width = 100 * seconds.low / whole, 100 * (seconds.high - seconds.low) / whole
     interval = f'<div class=range><i style="left:{low:.3f}%;width:{width:.3f}%"></i></div>\n'
@@ -146,7 +145,7 @@ def _time_bar(prediction: dict[str, Any], seconds: Interval) -> str:
 
 
 def _kinds(prediction: dict[str, Any]) -> str:
-    """Compute, exposed communication and idle; a run weighed by an earlier version does not say."""
+    """Return shares of compute, exposed communication and idle; "" for weighings by an earlier version."""
     found: dict[str, float] = {}
     for part in prediction["slices"]:
         if "kind" not in part:
@@ -156,7 +155,10 @@ def _kinds(prediction: dict[str, Any]) -> str:
 
 
 def _helps(prediction: dict[str, Any]) -> str:
-    """Changes, then bounds. Those of an earlier version are left out: they were not walked whole."""
+    """Return the table of changes, then bounds, that would make the step faster.
+
+    Entries by an earlier version are left out: they did not come from a walk over the whole schedule.
+    """
     helps = [each for each in prediction.get("what_helps", ()) if "change" in each]
     if not helps:
         return ""
@@ -169,7 +171,7 @@ def _helps(prediction: dict[str, Any]) -> str:
 
 
 def flops_section(weighing: dict[str, Any] | None) -> str:
-    """FLOPs by phase as a picture, the counts, how they are counted, and what is in none of them."""
+    """Return the section of FLOPs: a bar by phase, the counts, their convention, and work they leave out."""
     if weighing is None:
         return ""
     ledger = weighing["ledger"]
@@ -192,7 +194,7 @@ def flops_section(weighing: dict[str, Any] | None) -> str:
 
 
 def _phase_bar(by_phase: dict[str, int]) -> str:
-    """The executed FLOPs as one bar by phase."""
+    """Return the executed FLOPs as one bar by phase."""
     whole = sum(by_phase.values())
     if not whole:
         return ""
@@ -229,7 +231,7 @@ def _notes(title: str, lines: list[str]) -> list[str]:
 
 
 def traffic_section(weighing: dict[str, Any] | None) -> str:
-    """Every collective with its link."""
+    """Return the section of traffic: every collective with its link."""
     if weighing is None or not weighing["ledger"]["traffic"]:
         return ""
     rows = [
@@ -249,7 +251,7 @@ def traffic_section(weighing: dict[str, Any] | None) -> str:
 
 
 def findings_section(weighing: dict[str, Any] | None) -> str:
-    """What the lint found, each with its line and how to mend it."""
+    """Return the lint findings, each with its source line and its fix."""
     if weighing is None or not weighing["ledger"]["findings"]:
         return ""
     rows = [(found["what"], found["source_line"], found["mend"]) for found in weighing["ledger"]["findings"]]
@@ -261,7 +263,7 @@ HELD_OUT = "held_out_"
 
 
 def happened_section(notices: Sequence[dict[str, Any]]) -> str:
-    """Resumed, bad steps, spikes, checkpoints that failed: newest last."""
+    """Return a run's notices, newest last: resumptions, bad steps, spikes, failed checkpoints."""
     if not notices:
         return ""
     rows = [(str(each["step"]), str(each.get("kind", "")), str(each.get("message", ""))) for each in notices]
@@ -272,7 +274,7 @@ def happened_section(notices: Sequence[dict[str, Any]]) -> str:
 
 
 def seconds_section(measured: Measurement | None) -> str:
-    """Seconds by phase and their shares; they add up to the time of the process."""
+    """Return the seconds and shares by phase, which sum to the time of the process."""
     if measured is None:
         return ""
     whole = sum(measured.seconds_by_phase.values())
@@ -287,7 +289,7 @@ def seconds_section(measured: Measurement | None) -> str:
 
 
 def metrics_figures(run: RunFiles) -> Iterator[str]:
-    """A curve for each metric beside the loss that the model tells of the held-out data, "accuracy"."""
+    """Yield a plot for each held-out metric that the model reports besides the loss, such as "accuracy"."""
     from ._html_parts import metric_svg
 
     names = {

@@ -1,4 +1,7 @@
-"""Choose the terminal text and the page of a result. `api` hands both functions to `results`."""
+"""Choose the terminal text and the page of a result.
+
+`api` passes `text_of` and `page_of` to `results`.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from ._screen import screen_text
 from ._sweep import sweep_page, sweep_text
 from ._texts import changes_text, run_text
 
-WIDTH = 100  # columns of the text that `str` gives
+WIDTH = 100  # columns of the text that `str` returns
 MORE = "All of it as a page: to_html(FILE). The schedule: to_perfetto(FILE). What would help: mw.explain."
 
 
 def text_of(result: Any) -> str:
-    """Return a result as the terminal's text, without colours, in lines of 100 columns."""
+    """Return the terminal text of a result, without colours, in lines of at most 100 columns."""
     written = io.StringIO()
     Console(file=written, width=WIDTH, color_system=None, highlight=False).print(_renderable(result))
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())

@@ -1,4 +1,4 @@
-"""Reads a run's folder as far as it goes: a file that is missing or cut short is noted, not fatal."""
+"""Read a run's folder as far as possible: a missing or truncated file is noted, not fatal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFiles:
-    """What a run's folder holds; None or empty is what it lacks, and `notes` says why."""
+    """The contents of a run's folder.
+
+    A missing file is None or empty, and `notes` says why.
+    """
 
     name: str
     config: dict[str, Any] | None
@@ -28,14 +31,14 @@ class RunFiles:
     notes: tuple[str, ...]
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, in order of the steps; of a step written twice, the last."""
+        """Return steps and values of one metric in order of the steps; a repeated step has its last value."""
         found = {line["step"]: float(line[key]) for line in self.metrics if line.get(key) is not None}
         steps = sorted(found)
         return steps, [found[step] for step in steps]
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Everything readable in a run's folder."""
+    """Return all readable contents of a run's folder."""
     notes: list[str] = []
     return RunFiles(
         name=folder.name,
@@ -51,7 +54,7 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
-    """The file parsed, or None and a note."""
+    """Return the parsed file, or None after adding a note."""
     try:
         return parse(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -64,7 +67,7 @@ def _read(path: Path, parse: Callable[[str], T], notes: list[str]) -> T | None:
 
 
 def _notices(folder: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
-    """A run in which nothing happened has none."""
+    """Return the notices; a run without events has no such file."""
     path = folder / "notices.jsonl"
     if not path.exists():
         return ()
@@ -72,7 +75,7 @@ def _notices(folder: Path, notes: list[str]) -> tuple[dict[str, Any], ...]:
 
 
 def _lines(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
-    """One object a line; a run that was killed leaves its last line half written."""
+    """Return one object for each line, and note broken lines: a killed run leaves its last line cut off."""
     found: list[dict[str, Any]] = []
     broken: list[int] = []
     for number, line in enumerate(text.splitlines(), start=1):

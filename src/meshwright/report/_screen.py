@@ -1,6 +1,6 @@
-"""A weighing on one screen: verdict, time of a step, the whole run, memory, and the three things that matter.
+"""Show a weighing on one screen: verdict, time of a step and of the run, memory, and the three main limits.
 
-Nothing is computed here but sums, shares and differences of what the records state.
+It computes only sums, shares and differences of recorded values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ._terminal_parts import add_row, heading, indented, memory_bar, spaced
 from ._wording import cost_words, interval_words, kind_of_slice, run_words
 
 MOST_MATTERS = 3
-LEAST_SHARE = 0.02  # of the step: less does not limit it
+LEAST_SHARE = 0.02  # share of the step: smaller losses do not limit it
 MORE = "All of it: --verbose. Pictures: --html FILE. What would help: --explain."
 WASTE = "work done twice"  # the lint's kind for FLOPs beyond the model's
-# Classes of the step's time that are not products, in words.
+# Classes of the step's time other than products, in words.
 LOSSES = {
     "memory-bound": "kernels bound by memory, not by arithmetic",
     "idle": "gaps between kernels",
@@ -36,7 +36,7 @@ LOSSES = {
 
 
 def screen_text(weighing: Weighing, more: str = MORE) -> RenderableType:
-    """Return the account of a weighing that fits one screen, for rich's consoles of 80 columns or more.
+    """Return a weighing's account that fits one screen, for rich's consoles of 80 columns or more.
 
     Args:
         more: the last line, which says how to see the rest.
@@ -57,7 +57,7 @@ def screen_text(weighing: Weighing, more: str = MORE) -> RenderableType:
 
 
 def head_lines(weighing: Weighing) -> Iterator[Text]:
-    """Yield what was weighed, whether it fits, how long a step takes, and what the whole run comes to."""
+    """Yield the title, the verdict, the time of a step, and the time and cost of the whole run."""
     yield _title(weighing)
     if weighing.compiled.source == SIMULATED:
         yield Text("SIMULATED ON CPU: all figures are of the CPU compiler's program", style="bold yellow")
@@ -88,7 +88,7 @@ def _title(weighing: Weighing) -> Text:
 
 
 def active_parameters(weighing: Weighing) -> int | None:
-    """Return how many parameters one token uses; None where it uses all, or the model is not known."""
+    """Return the number of parameters that one token uses; None if it uses all, or the model is unknown."""
     model = None if weighing.config is None else weighing.config.model
     if not isinstance(model, TransformerModel) or model.num_experts is None:
         return None
@@ -96,7 +96,7 @@ def active_parameters(weighing: Weighing) -> int | None:
 
 
 def verdict(memory: MemoryLedger, fleet: Fleet) -> str:
-    """Return one line: whether it fits, with the head-room or the lack."""
+    """Return one line that says whether the program fits, with the spare or the missing memory."""
     if memory.usable_bytes is None:
         if fleet.chip.platform == "cpu":
             return "NO VERDICT: a simulated CPU device has no memory of its own"
@@ -111,7 +111,7 @@ def verdict(memory: MemoryLedger, fleet: Fleet) -> str:
 
 
 def step_line(weighing: Weighing) -> Text:
-    """Return the predicted time of one step with its interval, rate and MFU, or why there is none."""
+    """Return the predicted time of one step with its interval, rate and MFU, or why it is missing."""
     prediction = weighing.prediction
     if prediction is None:
         return Text(f"STEP: none: {weighing.no_prediction}")
@@ -122,7 +122,7 @@ def step_line(weighing: Weighing) -> Text:
 
 
 def source_line(weighing: Weighing) -> Text:
-    """Return which compiler made the program, and how long it took."""
+    """Return the name of the compiler, with the compile time."""
     how = "from the cache" if weighing.cached else f"in {format_seconds(weighing.compiled.compile_seconds)}"
     target = weighing.fleet.chip.target
     is_rendered = weighing.compiled.source != SIMULATED and target is not None and target.rendered
@@ -140,10 +140,11 @@ def _matter_table(weighing: Weighing) -> RenderableType:
 
 
 def matters(weighing: Weighing) -> list[tuple[str, str]]:
-    """Return what limits a step, the most pressing first: what it concerns, and a sentence with the values.
+    """Return the limits of a step, the most pressing first.
 
-    The order: memory that lacks, work that no rule counts, what the lint found, losses of time from the
-    largest down to 2 % of the step, what the memory is used for, what the time is used for.
+    Each is a pair of its subject and a sentence with the values. The order: missing memory, work that no rule
+    counts, assumptions, lint findings, losses of time or FLOPs from the largest down to 2 %, the largest use
+    of memory, the largest use of time.
     """
     return [
         *_lacking(weighing),
@@ -169,7 +170,7 @@ def _lacking(weighing: Weighing) -> Iterator[tuple[str, str]]:
 
 
 def unpriced(weighing: Weighing) -> list[str]:
-    """Return each thing without a rule once: the prediction repeats the ledger's."""
+    """Return each operation without a rule once: the prediction repeats the ledger's."""
     predicted = () if weighing.prediction is None else weighing.prediction.unpriced
     return list(dict.fromkeys((*weighing.ledger.unpriced, *predicted)))
 
@@ -193,14 +194,14 @@ def _found(weighing: Weighing) -> Iterator[tuple[str, str]]:
 
 
 def _losses(weighing: Weighing) -> Iterator[tuple[str, str]]:
-    """Yield what a step spends on anything but its products, the largest share first."""
+    """Yield time and FLOPs that a step spends on anything but its products, the largest share first."""
     losses: list[tuple[float, str, str]] = []
     flops, prediction = weighing.ledger.flops, weighing.prediction
     if prediction is not None:
         for kind, seconds in _seconds_by_loss(prediction).items():
             share = seconds / prediction.step_seconds.expected
             losses.append((share, "time", f"{_of_step(seconds, share)}: {LOSSES[kind]}"))
-    told = any(finding.kind == WASTE for finding in weighing.ledger.findings)  # then it stands there already
+    told = any(finding.kind == WASTE for finding in weighing.ledger.findings)  # then that finding reports it
     wasted = 0 if told else sum(flops.waste_by_module.values())
     for count, words in (
         (flops.recomputed, "computed again in the backward pass (remat)"),
@@ -215,7 +216,7 @@ def _losses(weighing: Weighing) -> Iterator[tuple[str, str]]:
 
 
 def _seconds_by_loss(prediction: Prediction) -> Mapping[str, float]:
-    """Return the seconds that the step waits for, by the classes of `LOSSES`."""
+    """Return the exposed seconds of the step by the classes of `LOSSES`."""
     found = dict.fromkeys(LOSSES, 0.0)
     for each in prediction.slices:
         name = each.name if each.kind == "compute" else each.kind

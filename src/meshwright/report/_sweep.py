@@ -1,12 +1,7 @@
-"""Show the runs of a sweep on a terminal and as an HTML page.
+"""Show the runs of a sweep on a terminal and as one self-contained HTML page, best held-out loss first.
 
-What a sweep's runs came to, and how it reads on a terminal: best held-out loss first.
-
-A sweep's pictures as inline SVG: held-out loss against a key's values, training loss by step.
-
-A run has the same colour in all of them.
-
-A sweep as one HTML file that needs nothing else: table, loss against the values, loss by step.
+The page holds a table, plots of held-out loss against each key's values, and training loss by step. A run has
+the same colour in every plot. Used by: `api`, which writes the page, and `cli`.
 """
 
 from __future__ import annotations
@@ -31,12 +26,12 @@ COLUMNS = ("held-out loss", "training loss", "step", "tokens/s")
 
 
 def number_of(run: SweepRun) -> str:
-    """The number that its folder's name begins with."""
+    """Return the number at the start of the run's folder name."""
     return run.folder.name.partition("-")[0]
 
 
 def cells(run: SweepRun) -> tuple[str, str, str, str]:
-    """A run's figures as text, in the order of `COLUMNS`."""
+    """Return a run's figures as text, in the order of `COLUMNS`."""
     return (
         "-" if run.held_out_loss is None else f"{run.held_out_loss:.4f}",
         "-" if run.loss is None else f"{run.loss:.4f}",
@@ -46,7 +41,7 @@ def cells(run: SweepRun) -> tuple[str, str, str, str]:
 
 
 def sweep_title(sweep: Sweep) -> str:
-    """How many runs of what there were."""
+    """Return the numbers of finished, unfinished and unstarted runs, with the config and the fleet."""
     finished = sum(run.held_out_loss is not None for run in sweep.runs)
     title = f"{finished} finished run{'s' if finished != 1 else ''} of {sweep.name} on {sweep.fleet}"
     failed = len(sweep.runs) - finished
@@ -55,7 +50,7 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def sweep_text(sweep: Sweep) -> RenderableType:
-    """A row for each run, the best first; below them why runs failed."""
+    """Return a table with a row for each run, the best first, then the reasons of the failed runs."""
     short = [key.rpartition(".")[2] for key in sweep.keys]
     names = short if len(set(short)) == len(short) else list(sweep.keys)
     table = plain_table("run", *names, *COLUMNS, right=(*names, *COLUMNS))
@@ -75,21 +70,21 @@ def sweep_text(sweep: Sweep) -> RenderableType:
 
 CURVES = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c")  # the best run first
 SHAPES = {"o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc", "*": "\u2605"}
-REST = "."  # the shape of all further lines
-WIDE_RANGE = 10  # largest over smallest value: from here on the axis is logarithmic
+REST = "."  # the marker of all further lines
+WIDE_RANGE = 10  # least ratio of the largest to the smallest value for a logarithmic axis
 
 
 def colours_of_runs(sweep: Sweep) -> dict[Path, str]:
-    """Return each run's colour in every picture of the sweep; all but the best few are grey."""
+    """Return each run's colour in every plot of the sweep; all but the best few are grey."""
     places = enumerate(sweep.ranked)
     return {run.folder: CURVES[place] if place < len(CURVES) else FAINT for place, run in places}
 
 
 def values_svg(sweep: Sweep, key: str) -> str:
-    """Held-out loss by the value of `key`; a line joins runs that differ in it alone.
+    """Return a plot of held-out loss by the value of `key`.
 
-    A point has its run's colour, and the shape of its line. Runs that were not finished are crosses at the
-    top. Values that are no numbers stand side by side.
+    A line joins runs that differ only in `key`. A point has its run's colour and its line's marker.
+    Unfinished runs are crosses at the top. Values that are not numbers are placed at equal distances.
     """
     texts = list(dict.fromkeys(run.values[key] for run in sweep.runs))
     numbers = [_number(text) for text in texts]
@@ -135,7 +130,7 @@ def values_svg(sweep: Sweep, key: str) -> str:
 
 
 def curves_svg(sweep: Sweep, curves: Sequence[tuple[SweepRun, tuple[Sequence[int], Sequence[float]]]]) -> str:
-    """Training loss in nats by step of each run, the best ones in colour."""
+    """Return a plot of each run's training loss in nats by step, the best runs in colour."""
     colours = colours_of_runs(sweep)
 
     def draw(axes: Any) -> None:
@@ -154,7 +149,7 @@ def curves_svg(sweep: Sweep, curves: Sequence[tuple[SweepRun, tuple[Sequence[int
 
 
 def _number(text: str) -> float | None:
-    """A value as a number; None where it is none, or not finite."""
+    """Return a value as a number; None if it is not a finite number."""
     try:
         number = float(text.replace("_", ""))
     except ValueError:
@@ -170,7 +165,7 @@ def write_sweep(sweep: Sweep) -> Path:
 
 
 def sweep_page(sweep: Sweep) -> str:
-    """Return the sweep as one HTML page: its table, and pictures from its runs' folders."""
+    """Return the sweep as one HTML page: its table, and plots from its runs' folders."""
     title, best = f"Sweep of {sweep.name}", sweep.best
     head = f"<header>\n<h1>{escape(title)}</h1>\n{paragraph(sweep_title(sweep), 'facts')}"
     if best is not None:

@@ -1,6 +1,6 @@
-"""A weighing in full on a terminal: the head of the one screen, then memory, FLOPs, traffic, time.
+"""Show a weighing in full on a terminal: the head of the one screen, then memory, FLOPs, traffic, time.
 
-Nothing is computed here but sums, shares and differences of what the records state.
+It computes only sums, shares and differences of recorded values.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def weighing_text(weighing: Weighing) -> RenderableType:
 
 
 def _what_would_shrink_it(weighing: Weighing) -> list[RenderableType]:
-    """The largest contributors in a sentence, then a table of changes to the command line."""
+    """Return the largest categories in a sentence, then a table of command-line changes that save memory."""
     memory = weighing.ledger.memory
     largest = list(memory.by_category.items())[:2]
     words = " and ".join(f"{spaced(name)} ({format_bytes(size)})" for name, size in largest)
@@ -91,7 +91,7 @@ def _what_would_shrink_it(weighing: Weighing) -> list[RenderableType]:
 
 
 def _flop_parts(weighing: Weighing) -> list[RenderableType]:
-    """The counts, how they are counted, and the elementwise work that is in none of them."""
+    """Return the counts, their convention, and the elementwise work that they leave out."""
     flops = weighing.ledger.flops
     words = elementwise_words(flops.elementwise_by_class)
     beside = f" Elementwise operations: {words}." if words else ""
@@ -137,7 +137,7 @@ def _flop_table(weighing: Weighing) -> RenderableType:
 
 
 def _rule_differences(weighing: Weighing) -> list[tuple[str, int, str]]:
-    """What leads from the 6ND rule to the model's FLOPs, exactly: the steps add up."""
+    """Return the terms that lead exactly from the 6ND rule to the model's FLOPs: sign, count, reason."""
     flops, compiled = weighing.ledger.flops, weighing.compiled
     assert flops.rule_6nd is not None
     parameters, used, tokens = (
@@ -165,7 +165,10 @@ def _flop(count: float) -> str:
 
 
 def _traffic_table(traffic: tuple[Collective, ...]) -> RenderableType:
-    """One row for each kind, axes and link, in a loop or not; "may overlap" counts messages."""
+    """Return one row for each kind, axes and link, summed over messages inside and outside loops.
+
+    The column "may overlap" counts messages.
+    """
     if not traffic:
         return indented(Text("none: nothing is sent"))
     numbers = ("count", "payload", "wire", "may overlap")
@@ -216,7 +219,7 @@ def _prediction_parts(weighing: Weighing) -> list[RenderableType]:
 
 
 def _help_parts(prediction: Prediction) -> list[RenderableType]:
-    """What would make it faster, the largest first."""
+    """Return the changes, then bounds, that would make the step faster, the largest saving of each first."""
     if not prediction.what_helps:
         return []
     table = plain_table(*HELP_COLUMNS, right=HELP_COLUMNS[1:3])
@@ -236,7 +239,7 @@ def _or_zero(seconds: float) -> str:
 
 
 def _unpriced_parts(weighing: Weighing) -> list[RenderableType]:
-    """Return each thing without a rule, and each assumption of the counts."""
+    """Return each operation without a rule, and each assumption of the counts."""
     found = (
         ("Unpriced: no rule counts these", unpriced(weighing)),
         ("Taken for granted", weighing.ledger.assumptions),
@@ -249,7 +252,7 @@ def _unpriced_parts(weighing: Weighing) -> list[RenderableType]:
 
 
 def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
-    """What could be mended, each with its line and how."""
+    """Return the lint findings, each with its source line and its fix."""
     if not findings:
         return []
     lines = [
@@ -264,7 +267,7 @@ def _finding_parts(findings: tuple[Finding, ...]) -> list[RenderableType]:
 
 
 def hand_sum_table(found: HandSum) -> RenderableType:
-    """One row for each quantity: by hand on the whole fleet, on one device, and compiled."""
+    """Return one row for each quantity: hand-computed on the whole fleet, on one device, and compiled."""
     table = plain_table(
         "quantity", "by hand", "/ devices", "compiled", "why", right=("by hand", "/ devices", "compiled")
     )

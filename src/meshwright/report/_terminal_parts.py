@@ -1,8 +1,7 @@
 """Lay out terminal text, and show a device's memory in it.
 
-How a terminal's text is laid out: headings, indents, tables without lines.
-
-A device's memory on a terminal: categories with bars, number formats, and the largest buffers.
+The layout consists of headings, indents and tables without lines. Memory is shown as categories with bars, as
+number formats, and as the largest buffers.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from meshwright.units import format_bytes
 
 
 def heading(words: str) -> Text:
-    """What the following lines are about."""
+    """Return a heading in bold."""
     return Text(words, style="bold")
 
 
 def indented(part: RenderableType) -> Padding:
-    """Two columns to the right, below its heading."""
+    """Return `part` indented by two columns, to follow its heading."""
     return Padding(part, (0, 0, 0, 2))
 
 
 def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """Columns without lines around them; those named in `right` hold numbers."""
+    """Return a table without lines around its columns; those named in `right` hold numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -42,26 +41,26 @@ def plain_table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def add_row(table: Table, *cells: RenderableType, style: str = "") -> None:
-    """A row whose strings are taken as they are: rich would read "[tensor]" as markup."""
+    """Add a row whose strings are plain text: rich would read "[tensor]" as markup."""
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
 def spaced(name: str) -> str:
-    """A name as words: "saved activations"."""
+    """Return a name as words: "saved activations"."""
     return name.replace("_", " ")
 
 
 NUM_LARGEST = 5
 BAR_WIDTH = 32
-LEAST_SHARE = 0.0005  # what prints as 0.0 % is summed in one row
+LEAST_SHARE = 0.0005  # rows that would print as 0.0 % are summed in one
 
 
-MOST_ROWS = 6  # of the bar by category
+MOST_ROWS = 6  # rows of the bar by category
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of a bar that is `BAR_WIDTH` wide, from one share of it to another; at least half a cell."""
+    """A segment of a bar of `BAR_WIDTH` columns, from one share of it to another; at least half a cell."""
 
     begin: float
     end: float
@@ -80,14 +79,15 @@ class Span:
         yield Segment(text, Style.parse(self.style))
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Ask for the whole bar's width, so that all rows have the same scale."""
+        """Request the whole bar's width, so that all rows have the same scale."""
         return Measurement(BAR_WIDTH, BAR_WIDTH)
 
 
 def memory_bar(memory: MemoryLedger) -> RenderableType:
-    """Return one bar of a device's memory, each category a row that begins where the one above it ends.
+    """Return one bar of a device's memory in rows: each category begins where the previous one ends.
 
-    Its whole is what a device gives, or what is needed where that is more or the former is not known.
+    The full width is the usable memory. It is the needed memory if that is more, or if the usable memory is
+    unknown.
     """
     needed = memory.reserved_bytes + memory.allowance_bytes
     whole = max(memory.usable_bytes or 0, needed, 1)
@@ -119,7 +119,7 @@ def memory_bar(memory: MemoryLedger) -> RenderableType:
 
 
 def memory_table(memory: MemoryLedger) -> RenderableType:
-    """Categories with bars against what a device gives (against what is reserved where that is unknown)."""
+    """Return the categories with bars, scaled to usable memory, or to reserved memory if that is unknown."""
     whole = memory.usable_bytes or memory.reserved_bytes
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -162,7 +162,7 @@ def memory_table(memory: MemoryLedger) -> RenderableType:
 
 
 def _categories(memory: MemoryLedger) -> Iterator[tuple[str, int]]:
-    """Names and bytes: the categories, below the optimizer state its moments, and the sum of small ones."""
+    """Yield names and bytes: the categories, the moments below the optimizer state, the sum of small ones."""
     least = LEAST_SHARE * memory.reserved_bytes
     small: list[int] = []
     for name, num_bytes in memory.by_category.items():
@@ -179,7 +179,7 @@ def _categories(memory: MemoryLedger) -> Iterator[tuple[str, int]]:
 
 
 def format_table(memory: MemoryLedger) -> RenderableType:
-    """The reserved bytes by number format at the peak, with the categories that are in it, most first."""
+    """Return the reserved bytes at the peak by number format, each with its categories, largest first."""
     least = LEAST_SHARE * memory.reserved_bytes
     table = plain_table("format", "size", "whose", right=("size",))
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
@@ -203,7 +203,7 @@ def format_table(memory: MemoryLedger) -> RenderableType:
 
 
 def buffer_table(memory: MemoryLedger) -> RenderableType:
-    """The largest values alive at the peak: what they are, and which module and line makes them."""
+    """Return the largest values alive at the peak, each with the module and source line that make it."""
     if not memory.buffers:
         return indented(Text("none"))
     table = plain_table("size", "shape", "what", "made by", right=("size",))
@@ -216,5 +216,5 @@ def buffer_table(memory: MemoryLedger) -> RenderableType:
 
 
 def _last_steps(operation: str) -> str:
-    """The end of an op_name path, which is what tells; an argument's path is kept whole."""
+    """Return the informative end of an op_name path; an argument's path is kept whole."""
     return operation if "[" in operation else "/".join(operation.split("/")[-2:])

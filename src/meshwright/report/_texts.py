@@ -1,12 +1,8 @@
 """Show smaller results on a terminal: accounts, calibrations, changes and finished runs.
 
-The account of a PyTorch module as a person reads it on a terminal.
-
-What a probe measured, on a terminal.
-
-What each change to a step would save and cost, as a person reads it on a terminal.
-
-A finished run as a person reads it on a terminal: losses, a sample, predicted beside measured.
+An account is of a PyTorch module. A calibration holds the rates that a probe measured. Changes show the
+savings and costs of each change to a step. A run shows its losses, a sample, and predicted next to measured
+quantities.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from ._wording import comparison_rows, program_line
 
 
 def account_text(account: Account) -> RenderableType:
-    """The whole account, for rich's consoles of 80 columns or more."""
+    """Return the whole account of a PyTorch module, for rich's consoles of 80 columns or more."""
     title = Text.assemble((account.name, "bold"))
     title.append(f", {format_count(account.num_parameters)} parameters")
     parts: list[RenderableType] = [title, Text()]
@@ -41,7 +37,7 @@ def account_text(account: Account) -> RenderableType:
 
 
 def _section(words: str, table: Table) -> list[RenderableType]:
-    """Nothing where the table is empty."""
+    """Return a heading and a table; nothing if the table is empty."""
     header, rows, right = table
     if not rows:
         return []
@@ -52,7 +48,7 @@ def _section(words: str, table: Table) -> list[RenderableType]:
 
 
 def calibration_text(calibration: Calibration) -> RenderableType:
-    """The rates that predictions use, then what else was measured."""
+    """Return the measured rates that predictions use, then the other measured rates."""
     used = plain_table("rate", "measured", right=("measured",))
     for name, rate in calibration.matmul_flops_per_second.items():
         add_row(used, f"large product in {name}", format_rate(rate, "FLOP/s"))
@@ -87,7 +83,7 @@ def calibration_text(calibration: Calibration) -> RenderableType:
 
 
 def changes_text(changes: Sequence[Change]) -> RenderableType:
-    """One row for each change with its difference to the step; those that could not be compiled with why."""
+    """Return one row for each change with its effect on the step, then the changes that failed to compile."""
     if not changes:
         return Group(heading("What would help"), indented(Text("nothing that this config can change")))
     columns = ("reserved", "memory", "FLOPs", "step", "time")
@@ -130,7 +126,7 @@ SAMPLE_LINES = 12
 
 
 def run_text(measurement: Measurement, reconciliation: Reconciliation) -> RenderableType:
-    """The account of a run that is over, for rich's consoles of 80 columns or more."""
+    """Return the account of a finished run, for rich's consoles of 80 columns or more."""
     parts: list[RenderableType] = [_title(measurement), *_loss_lines(measurement), Text()]
     if measurement.sample:
         lines = _printable(f"{measurement.sample_prompt}{measurement.sample}").rstrip().split("\n")
@@ -157,7 +153,7 @@ def _title(measurement: Measurement) -> Text:
 
 
 def _loss_lines(measurement: Measurement) -> list[Text]:
-    """First and last loss, and the held-out one beside the entropy of single tokens."""
+    """Return the first and last losses, and the held-out loss compared with the entropy of single tokens."""
     lines: list[Text] = []
     for name, losses in (("training", measurement.losses), ("held-out", measurement.held_out_losses)):
         if losses:
@@ -182,7 +178,7 @@ def _loss_lines(measurement: Measurement) -> list[Text]:
 
 
 def _time_line(measurement: Measurement) -> str:
-    """Goodput, and what the rest of the time was spent on, most first."""
+    """Return the goodput, and the shares of all other phases, the largest first."""
     whole = sum(measurement.seconds_by_phase.values())
     others = sorted(measurement.seconds_by_phase.items(), key=lambda item: -item[1])
     shares = (f"{name} {100 * seconds / whole:.1f} %" for name, seconds in others if name != "step")
@@ -198,7 +194,7 @@ def _comparison(reconciliation: Reconciliation) -> RenderableType:
 
 
 def _how_measured(reconciliation: Reconciliation) -> RenderableType:
-    """How each quantity was measured, and why others were not."""
+    """Return how each quantity was measured, and why others were not."""
     table = plain_table("quantity", "measured by")
     for row in reconciliation.rows:
         add_row(table, row.quantity, row.how, style="dim")
@@ -208,7 +204,7 @@ def _how_measured(reconciliation: Reconciliation) -> RenderableType:
 
 
 def _printable(text: str) -> str:
-    """What an untrained model writes may hold control characters, which a terminal would obey."""
+    """Replace control characters, which an untrained model may write and a terminal would obey."""
     spaced = text.replace("\t", "    ")
     return "".join(
         letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in spaced

@@ -1,4 +1,7 @@
-"""What reads the same on the terminal and on the page: a reconciliation's rows, how FLOPs are counted."""
+"""Word the facts that read the same on the terminal and on the page.
+
+They are reconciliation rows, the convention of FLOPs, intervals, costs, shares and links.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ FLOP_CONVENTION = (
 
 
 def elementwise_words(by_class: dict[str, int]) -> str:
-    """ "arithmetic 1.2T, comparison 34B": operations by class, as they come."""
+    """Return operations by class, in the given order: "arithmetic 1.2T, comparison 34B"."""
     return ", ".join(f"{name} {format_count(count)}" for name, count in by_class.items())
 
 
@@ -30,7 +33,7 @@ HELP_NOTE = (
 
 
 def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
-    """Return a step's interval with the reasons why it is wide or lacks an end: "between 1.0 s and 1.4 s"."""
+    """Return a step's interval, "between 1.0 s and 1.4 s", and the reasons if it is wide or lacks an end."""
     if seconds.low is None:
         ends = "no interval"
     elif seconds.high is None:
@@ -41,24 +44,25 @@ def ends_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
 
 
 def interval_words(seconds: Interval, reasons: Sequence[str] = ()) -> str:
-    """Return "62.3 s (between 49.6 s and 74.5 s)"; every page and screen prints the step's time by this."""
+    """Return "62.3 s (between 49.6 s and 74.5 s)", the form of the step's time on every page and screen."""
     return f"{format_seconds(seconds.expected)} ({ends_words(seconds, reasons)})"
 
 
-LEAST_DEVICE_HOURS = 0.1  # with less, device-hours say nothing that the seconds do not
+LEAST_DEVICE_HOURS = 0.1  # below it, device-hours add nothing to the seconds
 
 
 def run_words(total: RunTotal) -> str:
-    """Return "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
+    """Return a line such as "15B tokens in 3,577 steps take 2.58 days (between 2.05 days and 3.09 days)"."""
     return (
         f"{format_count(total.tokens)} tokens in {total.steps:,} steps take {interval_words(total.seconds)}"
     )
 
 
 def cost_words(total: RunTotal) -> str:
-    """Return "891 (709 to 1.07K): 495 device-hours (394 to 592) at 1.80", in the currency of the price.
+    """Return a line such as "891 (709 to 1.07K): 495 device-hours (394 to 592) at 1.80".
 
-    Without a price there are the hours alone; "" where they are few.
+    Costs are in the currency of the price. Without a price the line has only the hours; it is "" if they are
+    few.
     """
     hours = total.device_hours
     if total.cost is None and hours.expected < LEAST_DEVICE_HOURS:
@@ -87,7 +91,7 @@ def _money(amount: float) -> str:
 
 
 def kind_of_slice(name: str) -> str:
-    """Return the class of work that a slice of the step is, in words: "matrix products"."""
+    """Return the class of work of a slice of the step, in words: "matrix products"."""
     words = {
         "matmul": "matrix products",
         "memory-bound": "kernels bound by memory",
@@ -97,7 +101,7 @@ def kind_of_slice(name: str) -> str:
 
 
 def bubble_words(ticks: Ticks) -> str:
-    """How many of a stage's passes have no microbatch, and what would make them fewer."""
+    """Return the number of a stage's passes that have no microbatch, with the counts that cause it."""
     idle = ticks.num_passes - ticks.num_microbatches
     few = ", fewer microbatches than stages" if ticks.num_microbatches < ticks.num_stages else ""
     return (
@@ -107,7 +111,10 @@ def bubble_words(ticks: Ticks) -> str:
 
 
 def kind_words(seconds_by_kind: Mapping[str, float]) -> str:
-    """ "compute 80.0 %, exposed communication 15.0 %, idle 5.0 % of the step"; they sum to all of it."""
+    """Return shares such as "compute 80.0 %, exposed communication 15.0 %, idle between kernels 5.0 %".
+
+    The shares sum to the whole step.
+    """
     whole = math.fsum(seconds_by_kind.values())
     names = {"communication": "exposed communication", "idle": "idle between kernels"}
     shares = (f"{names.get(kind, kind)} {100 * s / whole:.1f} %" for kind, s in seconds_by_kind.items())
@@ -117,7 +124,11 @@ def kind_words(seconds_by_kind: Mapping[str, float]) -> str:
 def help_rows(
     helps: Iterable[tuple[str, float, str, str]], step_seconds: float
 ) -> list[tuple[str, str, str, str]]:
-    """Return the cells of `HELP_COLUMNS`, from what, seconds saved, change ("" of a bound) and certainty."""
+    """Return the cells of `HELP_COLUMNS`.
+
+    Args:
+        helps: the subject, the seconds saved, the change ("" for a bound) and the certainty of each.
+    """
     return [
         (
             change or what,
@@ -130,17 +141,17 @@ def help_rows(
 
 
 def link_words(link: str, dimensions: Sequence[str]) -> str:
-    """The link that carries a message, and along which dimensions of a torus where that is known."""
+    """Return the link that carries a message, with the torus dimensions along which it goes if known."""
     return f"{link} {'+'.join(dimensions)}" if dimensions else link
 
 
 def comparison_rows(reconciliation: Reconciliation) -> list[tuple[str, str, str, str, str]]:
-    """Quantity, predicted with its interval, measured, error of the prediction, how it was measured."""
+    """Return rows of quantity, prediction with interval, measurement, error, and method of measurement."""
     return [row_cells(row) for row in reconciliation.rows]
 
 
 def row_cells(row: Row) -> tuple[str, str, str, str, str]:
-    """One row of `comparison_rows`."""
+    """Return one row of `comparison_rows`."""
     error = "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %"
     return row.quantity, _predicted(row), _amount(row.measured, row.unit), error, row.how
 
@@ -163,7 +174,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def program_line(reconciliation: Reconciliation) -> str:
-    """Whether what was predicted is of the program that ran."""
+    """Return a line that says whether the program that ran is the program that was weighed."""
     if reconciliation.same_program:
         return "The program that ran is the one that was weighed: their fingerprints are equal."
     return (

@@ -1,6 +1,6 @@
-"""From a layout to a mesh, and from named dimensions to the axes that split them.
-Imports: `config` (axis names), `compiler` (the words of errors), jax. Imported by: `models`, `step`,
-`training`, the compile worker.
+"""Build the mesh of a layout, map named dimensions to the axes that split them, explain sharding errors.
+
+Imports: `config` (axis names), `errors`, jax. Used by: `models`, `step`, `training`, the compile worker.
 """
 
 from ._errors import Surroundings as Surroundings

@@ -1,11 +1,9 @@
-"""Explain JAX's sharding errors in terms of the user's layout.
+"""Explain JAX's sharding errors in terms of the user's layout: the problem, the array, and what would work.
 
-JAX's errors about shardings, said of the user's layout: what is wrong, of which array, what would work.
-
-JAX tells them apart by their words alone, so words are what is recognised here (those of jax 0.10.2 and
-0.12.0); they stay at the end of the message. What is not recognised is left to the caller. Imports no jax.
-
-Translated sharding errors for a training loop of the user's own, in one process or several.
+JAX's errors differ only in their wording, so the wording is what is recognised here (that of jax 0.10.2 and
+0.12.0). JAX's own text stays at the end of the message. Errors that are not recognised are left to the
+caller. The compile worker uses `sharding_error`. Users wrap the steps of their own training loops, in one
+process or several, in `sharding_errors`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from ..errors import InputError, nearest_name
 
 Axes = Sequence[tuple[str, int]]
 Shape = tuple[int, ...]
-Found = tuple[str, str]  # what is wrong, and what to do
+Found = tuple[str, str]  # the problem, and the hint
 
 MAKE_GLOBAL = (
     "jax.make_array_from_process_local_data(sharding, rows), or "
@@ -38,9 +36,9 @@ _COLLECTIVES = "psum|pmean|pmax|pmin|psum_scatter|all_gather|all_to_all|ppermute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What is known where JAX refused: the layout's axes, the arguments' shapes by path, the processes.
+    """The context of a JAX error: the layout's axes, the arguments' shapes by path, the number of processes.
 
-    `num_processes` of a fleet that is not there is that of its hosts.
+    For a fleet that is not present, `num_processes` is the number of its hosts.
     """
 
     axes: Axes
@@ -49,11 +47,14 @@ class Surroundings:
 
     @property
     def layout(self) -> str:
-        """As `--layout` takes it."""
+        """Layout in the form that `--layout` takes."""
         return ",".join(f"{name}={size}" for name, size in self.axes)
 
     def named(self, shape: Shape) -> str:
-        """An array that JAX told by its shape alone: the only argument of that shape, or those it may be."""
+        """Name an array that JAX identifies by its shape alone.
+
+        Return the only argument of that shape, or else the shape and the arguments that may be meant.
+        """
         paths = [path for path, each in self.shapes.items() if each == shape]
         if len(paths) == 1:
             return f"{paths[0]} {shape}"
@@ -62,10 +63,12 @@ class Surroundings:
 
 
 def sharding_error(failed: BaseException, known: Surroundings, start: str = "") -> InputError | None:
-    """`failed`, if it is one of JAX's complaints about a sharding, in Meshwright's words.
+    """Return a translation of `failed` if it is one of JAX's sharding errors; else None.
 
     Args:
-        start: of the message: where it happened.
+        failed: the error that JAX raised.
+        known: the context of the error.
+        start: the beginning of the message, which says where the error happened.
     """
     text = str(failed)
     for recognise in (_divides, _map_divides, _dimensions, _map_dimensions, _twice, _unknown, _no_mesh):
@@ -84,7 +87,7 @@ def _error(start: str, found: Found, failed: BaseException) -> InputError:
 
 
 def indivisible(shape: Shape, spec: Sequence[Any], sizes: Mapping[str, int]) -> list[tuple[int, Axes]]:
-    """The dimensions of `shape` that do not divide by the axes `spec` gives them, with those axes."""
+    """Return the dimensions of `shape` that the axes in `spec` do not divide evenly, with those axes."""
     split = [[(axis, sizes[axis]) for axis in axes_of(entry)] for entry in spec]
     return [
         (dim, axes)
@@ -94,17 +97,17 @@ def indivisible(shape: Shape, spec: Sequence[Any], sizes: Mapping[str, int]) -> 
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """The axes of one entry of a PartitionSpec, which is None, a name or several."""
+    """Return the axes of one entry of a PartitionSpec, which is None, one name or several names."""
     if isinstance(entry, str):
         return (entry,)
     return tuple(entry) if isinstance(entry, tuple | list) else ()
 
 
 def does_not_divide(dim: int, size: int, axes: Axes, num_processes: int = 1) -> Found:
-    """What to say of dimension `dim` of `size` over `axes`, and the nearest sizes of both that work.
+    """Return the problem and the hint for dimension `dim` of `size`, which `axes` do not divide evenly.
 
-    If the rows of all processes together would divide, these may be the rows of one, and are told how to
-    become the global array.
+    The hint names the nearest sizes of the axes and of the dimension that work. If the rows of all processes
+    together would divide, these may be the rows of one process. The hint then says how to make them global.
     """
     ways = math.prod(each for _, each in axes)
     names = "*".join(name for name, _ in axes)
@@ -122,7 +125,7 @@ def does_not_divide(dim: int, size: int, axes: Axes, num_processes: int = 1) -> 
 
 
 def _divides(text: str, known: Surroundings) -> Found | None:
-    """Of `Sharding.shard_shape`: arguments and results of jit, device_put."""
+    """Recognise the error of `Sharding.shard_shape`: arguments and results of jit, and device_put."""
     found = re.search(
         r"array axis (\d+) is partitioned (\d+) times, but the dimension size is (\d+) "
         r"\(full shape: (\([^)]*\))",
@@ -138,7 +141,7 @@ def _divides(text: str, known: Surroundings) -> Found | None:
 
 
 def _map_divides(text: str, known: Surroundings) -> Found | None:
-    """Of `jax.shard_map`, which names its own arguments."""
+    """Recognise the same error of `jax.shard_map`, which names its own arguments."""
     found = re.search(
         r"the passed (\S+) of shape (\S+?),"
         r"(?: where args\[\d+\] is bound to .*? '(\w+)',)? corresponds to .*?"
@@ -150,7 +153,7 @@ def _map_divides(text: str, known: Surroundings) -> Found | None:
     names = re.findall(r"'(\w+)'", found[6])
     sizes = dict(known.axes)
     axes = [(name, sizes[name]) for name in names if name in sizes]
-    if math.prod(size for _, size in axes) != int(found[7]):  # another mesh
+    if math.prod(size for _, size in axes) != int(found[7]):  # the error is about another mesh
         axes = [("*".join(names), int(found[7]))]
     what, hint = does_not_divide(int(found[4]), int(found[5]), axes, known.num_processes)
     path = re.sub(r"^args\[\d+\]", found[3], found[1]) if found[3] else found[1]
@@ -158,7 +161,7 @@ def _map_divides(text: str, known: Surroundings) -> Found | None:
 
 
 def _dimensions(text: str, known: Surroundings) -> Found | None:
-    """A sharding of more dimensions than the array has."""
+    """Recognise a sharding with more dimensions than the array has."""
     found = re.search(r"values of rank at least (\d+), but was applied to a value of rank (\d+)", text)
     if found is None:
         return None
@@ -187,7 +190,7 @@ def _dims(number: int) -> str:
 
 
 def _map_dimensions(text: str, known: Surroundings) -> Found | None:
-    """The same of `jax.shard_map`."""
+    """Recognise the same error of `jax.shard_map`."""
     found = re.search(
         r"((?:in|out)_specs\S*) is (P\(.*?\)) which has length (\d+), but (?:the passed )?(.*?)"
         r"(?:,? where .*?,)?"
@@ -247,7 +250,10 @@ def _no_axis(axis: str, who: str, names: Iterable[str], known: Surroundings) -> 
 
 
 def _unknown_in_line(failed: BaseException, known: Surroundings) -> Found | None:
-    """Of errors without words: the axis that the failing line names, in a collective or in `mesh.shape`."""
+    """Recognise an error without a message by the failing line.
+
+    The line names an unknown axis in a collective or in `mesh.shape`.
+    """
     lines = [frame.line or "" for frame in traceback.extract_tb(failed.__traceback__)]
     sizes = dict(known.axes)
     if isinstance(failed, KeyError) and failed.args and isinstance(failed.args[0], str):
@@ -320,7 +326,7 @@ def _ids(text: str) -> str:
 
 
 def _host_local(text: str, known: Surroundings) -> Found | None:
-    """What JAX says in several processes only."""
+    """Recognise errors that JAX raises only in runs of several processes."""
     if found := re.search(
         r"non-trivial shardings for numpy inputs is not allowed.*Got arg type: (\S+)", text, re.S
     ):
@@ -347,14 +353,14 @@ def _spec(text: str) -> list[Any]:
 
 
 def _read(spec: str) -> list[Any]:
-    """The entries of a PartitionSpec as Python prints it; an entry that is no axis becomes None."""
+    """Return the entries of a printed PartitionSpec; an entry that is not an axis becomes None."""
     inner = re.sub(r",?\s*(?:un)?reduced=.*", "", spec.removeprefix("P(").removesuffix(")"))
     inner = re.sub(r"\bUNCONSTRAINED\b|PartitionSpec\.UNCONSTRAINED", "None", inner)
     return list(ast.literal_eval(f"[{inner}]"))
 
 
 def _text(spec: Sequence[Any]) -> str:
-    """Entries as they are written: P('data', None)."""
+    """Return the entries in the form that users write: P('data', None)."""
     return f"P({', '.join(repr(entry) for entry in spec)})"
 
 
@@ -369,21 +375,22 @@ def _mesh_text(text: str) -> str:
 
 @contextmanager
 def sharding_errors(mesh: Any, **arguments: Any) -> Iterator[None]:
-    """Around steps of your own: JAX's complaints about shardings, in the words that `weigh` has for them.
+    """Translate JAX's sharding errors in your own steps into the messages that `weigh` has for them.
 
-    They name the path, dimension, axes and sizes, and the nearest that works. In several processes they
-    tell the rows that one has read, passed as if they were the global batch, and what converts them. Other
-    errors pass as they are. JAX is silent where the rows of one process, as a `jax.Array`, divide as the
-    global batch would: each process' devices then take their share of its own.
+    A message names the path, dimension, axes and sizes, and the nearest sizes that work. In several
+    processes, messages also point out rows of one process that were passed as if they were the global batch,
+    and name the function that converts them. Other errors pass unchanged. JAX raises no error if the rows of
+    one process, as a `jax.Array`, divide as the global batch would. Each process's devices then take their
+    share of that process's own rows.
 
     Args:
         mesh: the `jax.sharding.Mesh` that the step runs on.
-        arguments: what the step is given, whole trees of arrays, by the names that errors shall use.
+        arguments: the inputs of the step, as whole trees of arrays, under the names that errors shall use.
 
     Raises:
-        InputError: in place of what JAX raised about a sharding, which is its cause.
+        InputError: in place of JAX's sharding error, which becomes its cause.
 
-    Source: the words of jax 0.10.2 and 0.12.0, by which alone such errors are told apart.
+    Source: the wording of jax 0.10.2 and 0.12.0; nothing else distinguishes such errors.
     """
     try:
         yield

@@ -1,12 +1,8 @@
 """Map named dimensions to the mesh axes that split them, and build the mesh of a layout.
 
-Which mesh axes split which named dimension.
-
-A parameter declares the names of its dimensions, an activation is pinned by the names of its
-dimensions, and these two tables say the rest. Every matmul output must be pinned: without it the
-partitioner gathers whole activations or weights and says nothing (docs/how-weighing-works.md).
-
-A layout laid over devices.
+A parameter declares the names of its dimensions, and an activation is pinned by the names of its dimensions.
+The tables below map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
+silently gathers whole activations or weights (docs/how-weighing-works.md).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "embed": ("fsdp",),
     "experts": ("expert",),
-    "routes": (),  # of the router: one for each expert, on every device
+    "routes": (),  # the router's outputs, one for each expert, whole on every device
     "mlp": ("tensor",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -46,12 +42,13 @@ PARAMETER_RULES: Rules = {
     "height": (),
     "width": (),
 }
-# Parameters, moments and gradients of ZeRO-1: fsdp outside, so that a part of fsdp's parts is a replica's.
+# For parameters, moments and gradients under ZeRO-1. `fsdp` is outermost: each `fsdp` shard is divided
+# among the data replicas.
 ZERO1_RULES: Rules = {"embed": ("fsdp", "data")}
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
-    "sequence": ("context",),  # inside a block, where heads or hidden units are split too
-    "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals split by position
+    "sequence": ("context",),  # inside a block, where heads or hidden units are split as well
+    "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
     "embed": (),
     "mlp": ("tensor",),
     "heads": ("tensor",),
@@ -59,7 +56,7 @@ ACTIVATION_RULES: Rules = {
     "head_dim": (),
     "vocab": ("tensor",),
     "microbatch": (),
-    "replica_rows": (),  # of one replica, behind `batch` in groups of a replica each
+    "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
     "channels": (),
     "height": (),
     "width": (),
@@ -67,29 +64,29 @@ ACTIVATION_RULES: Rules = {
 
 
 def axis_size(mesh: AnyMesh, axis: str) -> int:
-    """Shards along an axis that are still to be made: 1 where the mesh has none, or it is manual."""
+    """Return how many shards an axis still splits into; 1 if the mesh lacks the axis or it is manual."""
     return 1 if axis in mesh.manual_axes else mesh.shape.get(axis, 1)
 
 
 def num_shards(mesh: AnyMesh) -> int:
-    """The product over all axes of `axis_size`."""
+    """Return the product of `axis_size` over all axes."""
     return math.prod(axis_size(mesh, axis) for axis in mesh.axis_names)
 
 
 def mesh_here(mesh: Mesh) -> AnyMesh:
-    """`mesh`, or inside a `shard_map` over some of its axes the mesh that knows they are manual."""
+    """Return `mesh`, or inside a `shard_map` over some of its axes the mesh that marks them as manual."""
     here = jax.sharding.get_abstract_mesh()
     return here if here.manual_axes else mesh
 
 
 def mean_over_manual(x: Array, mesh: AnyMesh) -> Array:
-    """The mean of `x` over the axes of the batch along which the code is one shard's already."""
+    """Return the mean of `x` over the batch's manual axes, along which the code already sees one shard."""
     axes = tuple(axis for axis in ACTIVATION_RULES["batch"] if axis in mesh.manual_axes)
     return jax.lax.pmean(x, axes) if axes else x
 
 
 def rows_here(num_rows: int, mesh: AnyMesh) -> Array:
-    """The numbers, in the whole batch, of the rows that code sees which sees `num_rows` of them."""
+    """Return the numbers, within the whole batch, of the `num_rows` rows that this code sees."""
     rows = jnp.arange(num_rows)
     for axis in ACTIVATION_RULES["batch"][::-1]:
         if axis in mesh.manual_axes:
@@ -98,11 +95,15 @@ def rows_here(num_rows: int, mesh: AnyMesh) -> Array:
 
 
 def on_each_device(local: Callable[..., Any], mesh: AnyMesh, inputs: Any, outputs: Any) -> Callable[..., Any]:
-    """`local`, run on each device's shards (`jax.shard_map` over all axes that are not manual yet).
+    """Return a function that runs `local` on each device's shards.
+
+    It is `jax.shard_map` over all axes that are not manual yet; `local` itself if nothing is left to split.
 
     Args:
+        local: the function of one device's shards.
+        mesh: the mesh, with its manual axes.
         inputs: PartitionSpecs of the arguments.
-        outputs: of the results.
+        outputs: PartitionSpecs of the results.
     """
     if num_shards(mesh) == 1:
         return local
@@ -121,17 +122,17 @@ def _spec(dims: Sequence[str], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
 
 
 def parameter_spec(dims: Sequence[str], mesh: AnyMesh, zero1: bool = False) -> PartitionSpec:
-    """How a parameter with these dimension names lies on the mesh at rest, under ZeRO-1 if `zero1`."""
+    """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`."""
     return _spec(dims, mesh, {**PARAMETER_RULES, **ZERO1_RULES} if zero1 else PARAMETER_RULES)
 
 
 def activation_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:
-    """How an activation with these dimension names lies on the mesh."""
+    """Return the PartitionSpec of an activation with these dimension names."""
     return _spec(dims, mesh, ACTIVATION_RULES)
 
 
 def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:
-    """`x`, constrained to lie as its dimension names say. On one device, `x` itself."""
+    """Constrain `x` to the sharding that its dimension names imply; on one device, return `x` itself."""
     if num_shards(mesh) == 1:
         return x
     assert len(dims) == x.ndim, f"{x.shape} has {x.ndim} dimensions, names given: {dims}"
@@ -139,11 +140,11 @@ def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:
 
 
 def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zero1: bool = False) -> Array:
-    """A parameter made ready for use: cast to `dtype`, and gathered over `fsdp`.
+    """Return a parameter ready for use: cast to `dtype`, and gathered over `fsdp`.
 
-    The gradient goes back the same road: reduce-scattered over `fsdp` in `dtype`, then cast to the
-    parameter's format. (A plain sharding constraint would pin the gradient to the gathered layout,
-    an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
+    The gradient takes the reverse path: it is reduce-scattered over `fsdp` in `dtype`, then cast to the
+    parameter's format. (A plain sharding constraint would pin the gradient to the gathered layout, which
+    needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
     reduce-scattered over `data` too.
     """
     if num_shards(mesh) == 1:
@@ -159,7 +160,7 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
         return jax.lax.with_sharding_constraint(cast, in_use)
 
     def backward(_: None, gradient: Array) -> tuple[Array]:
-        if "vocab" not in dims:  # over `fsdp` first, which lies inside a host; a table's comes split up
+        if "vocab" not in dims:  # reduce over `fsdp` first, inside a host; a table's is split
             gradient = jax.lax.with_sharding_constraint(gradient, at_rest)
         return (jax.lax.with_sharding_constraint(gradient, left).astype(stored),)
 
@@ -172,22 +173,22 @@ def _split_by(mesh: AnyMesh, dim: str) -> tuple[str, ...]:
 
 
 def batch_axes(mesh: AnyMesh) -> tuple[str, ...]:
-    """The axes of more than one device that split the batch."""
+    """Return the axes of more than one device that split the batch."""
     return _split_by(mesh, "batch")
 
 
 def token_axes(mesh: AnyMesh) -> tuple[str, ...]:
-    """The axes of more than one device that split tokens inside a block: of the batch and of positions."""
+    """Return the axes of more than one device that split tokens inside a block: by row and by position."""
     return _split_by(mesh, "batch") + _split_by(mesh, "sequence")
 
 
 def look_up(table: Array, indices: Array, mesh: AnyMesh, zero1: bool = False) -> Array:
-    """Rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
+    """Return the rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
-    Over `tensor` each device looks up the rows it holds, and the sum is scattered by position: the
-    layout of residuals. Left to itself the partitioner gathers the whole table. The gradient is summed on
-    each device in float32, and only then cast: a frequent token's terms, thousands in a batch, would round
-    each other away in sixteen bits.
+    Over `tensor`, each device looks up the rows that it holds, and the sum is scattered by position, as
+    residuals are laid out. Without this, the partitioner gathers the whole table. Each device sums the
+    gradient in float32 and only then casts it: a frequent token has thousands of terms in a batch, and a sum
+    in sixteen bits would lose them to rounding.
     """
     whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
@@ -212,7 +213,7 @@ def _one(mesh: AnyMesh, axis: str) -> str | None:
 
 
 def _place(mesh: AnyMesh, indices: Array, num_rows: int) -> Array:
-    """Where in this device's rows; `num_rows` for what others hold."""
+    """Return the positions of `indices` among this device's rows; `num_rows` for rows of other devices."""
     first = jax.lax.axis_index("tensor") * num_rows if _one(mesh, "tensor") else 0
     place = indices - first
     return jnp.where((place >= 0) & (place < num_rows), place, num_rows)
@@ -224,7 +225,10 @@ def _found(mesh: AnyMesh, rows: Array, indices: Array) -> Array:
 
 
 def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, gradient: Array) -> Array:
-    """Of this device's rows and, over `fsdp`, columns: those of every token's gradient are sent to it."""
+    """Return the gradient of this device's rows and, over `fsdp`, columns of the table.
+
+    The device receives its columns of every token's gradient.
+    """
     if _one(mesh, "tensor"):
         gradient = jax.lax.all_gather(gradient, "tensor", axis=1, tiled=True)
     if _one(mesh, "fsdp"):
@@ -241,10 +245,10 @@ def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, g
 
 
 def mesh_of(axes: Sequence[tuple[str, int]], devices: Sequence[Any]) -> Mesh:
-    """The mesh of `axes` (name, size; outermost first) over `devices` in their order.
+    """Return the mesh of `axes` (name, size; outermost first) over `devices` in their order.
 
-    Axes are automatic: the compiler places what no rule pins. The product of the sizes must be the
-    number of devices; `Layout.resolve` has told the user before this is reached.
+    Axes are automatic: the compiler chooses the sharding of everything that no rule pins. The product of the
+    sizes must be the number of devices. `Layout.resolve` reports a mismatch to the user beforehand.
     """
     names = tuple(name for name, _ in axes)
     sizes = tuple(size for _, size in axes)
