@@ -6,7 +6,8 @@ compile cache. Exits with 1 where anything differs.
 
 Cases: `weigh --json` of every preset on a GPU fleet, of the small ones on a CPU fleet, and of bytes-nano in
 twelve layouts; the losses of twenty steps of bytes-nano in eight layouts. Not compared: compile seconds,
-whether a program was cached, and predictions for CPUs, which follow each cache's own calibration.
+whether a program was cached, source lines (ours move), and predictions for CPUs, which follow each cache's own
+calibration.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
     """Yield each field that differs, with both values."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
-            if key not in ("seconds", "cached") or not path.endswith("compile"):
+            if key != "source_line" and (key not in ("seconds", "cached") or not path.endswith("compile")):
                 yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for place, pair in enumerate(zip(before, after, strict=True)):
