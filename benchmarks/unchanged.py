@@ -6,7 +6,7 @@ compile cache. Exits with 1 where anything differs.
 
 Cases: `weigh --json` of every preset on a GPU fleet, of the small ones on a CPU fleet, and of bytes-nano in
 twelve layouts; the losses of twenty steps of bytes-nano in eight layouts. Not compared: compile seconds,
-whether a program was cached, source lines (ours move), and predictions for CPUs, which follow each cache's own
+whether a program was cached, source lines (ours move), and predictions for CPUs, which follow each cache's
 calibration.
 """
 
