@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from meshwright.reconcile import Reconciliation, Row
+from meshwright.reconciliation import Reconciliation, Row
 
 from meshwright.errors import InputError
 
