@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from meshwright.reconciliation import Reconciliation, Row
 
 from meshwright.errors import InputError
+from meshwright.reconciliation import Reconciliation, Row
 
 
 def row(predicted: float, measured: float, **interval: float) -> Row:
