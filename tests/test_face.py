@@ -129,8 +129,9 @@ def test_a_torch_module_is_weighed_by_the_same_verb():
     account = mw.weigh(module, args=(torch.zeros(2, 8),), optimizer=torch.optim.SGD)
     assert account.flops.forward == 2 * 2 * 8 * 4
     assert account == mw.account_torch(module, torch.zeros(2, 8), optimizer=torch.optim.SGD)
-    with pytest.raises(mw.InputError, match="takes no on"):
-        mw.weigh(module, args=(torch.zeros(2, 8),), on="8xH100")
+    for name, value in (("on", "8xH100"), ("simulate", True)):
+        with pytest.raises(mw.InputError, match=f"takes no {name}"):
+            mw.weigh(module, args=(torch.zeros(2, 8),), **{name: value})
 
 
 def test_the_tools_keep_their_old_names():

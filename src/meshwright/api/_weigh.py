@@ -119,7 +119,10 @@ def weigh(
             "tokens": tokens,
             "price_per_device_hour": price_per_device_hour,
         }
-        _refuse("a PyTorch module, accounted on one device,", {**for_configs, "overrides": overrides or None})
+        _refuse(
+            "a PyTorch module, accounted on one device,",
+            {**for_configs, "overrides": overrides or None, "simulate": simulate or None},
+        )
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
         )

@@ -20,8 +20,8 @@ Split = Literal["train", "held-out"]
 STREAMS: dict[Split, int] = {"train": 0, "held-out": 1}
 _FIXED = 2
 Rows = slice | np.ndarray
-"""Which rows of a batch are asked for: all of it, or their numbers, ascending. They are what they would be in
-the whole, whoever else makes the others."""
+"""The rows of a batch that are requested: a slice for all of them, or their numbers in ascending order. A
+row has the same content whether or not the other rows are requested with it."""
 ALL = slice(None)
 
 
