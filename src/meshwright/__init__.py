@@ -8,7 +8,9 @@ Names are imported on first use, so that `meshwright --help` loads nothing.
 True
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import names_on_first_use
 
 if TYPE_CHECKING:
     from . import tools as tools
@@ -40,35 +42,6 @@ if TYPE_CHECKING:
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
-_HOMES = {
-    "Change": "results",
-    "explain": "api._explain",
-    "sweep": "api._sweep",
-    "Run": "results",
-    "train": "api._train",
-    "Weighing": "results",
-    "load": "api._weigh",
-    "reconcile": "api._reconcile",
-    "weigh": "api._weigh",
-    "RunConfig": "config",
-    "account_torch": "torch_account",
-    "CompileError": "errors",
-    "InputError": "errors",
-    "MeshwrightError": "errors",
-    "Fleet": "hardware",
-    "Call": "ledger",
-    "Work": "ledger",
-    "register_call": "ledger",
-    "clock": "measure",
-    "footprint": "measure",
-    "live": "measure",
-    "matmul_mfu": "measure",
-    "memory": "measure",
-    "probe": "measure",
-    "Sweep": "results",
-    "SweepRun": "results",
-    "sharding_errors": "sharding",
-}
 __all__ = [
     "Call",
     "Change",
@@ -100,12 +73,4 @@ __all__ = [
     "weigh",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name != "tools":
-        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
-    import importlib
-
-    if name == "tools":
-        return importlib.import_module("meshwright.tools")
-    return getattr(importlib.import_module(f"meshwright.{_HOMES[name]}"), name)
+__getattr__ = names_on_first_use(__name__)

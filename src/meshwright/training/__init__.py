@@ -6,8 +6,9 @@ Nothing is printed: the caller receives events. Used by `api`, `cli` and `report
 Names are imported on first use, so that a run's folder can be checked before jax is loaded.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
 
 if TYPE_CHECKING:
     from ._devices import devices_of as devices_of
@@ -33,33 +34,4 @@ if TYPE_CHECKING:
     from ._sample import SampleOfRun as SampleOfRun
     from ._sample import sample_run as sample_run
 
-_HOMES = {
-    "devices_of": "_devices",
-    "local_fleet": "_devices",
-    "CheckpointSaved": "_events",
-    "Compiled": "_events",
-    "EpochDone": "_events",
-    "Evaluated": "_events",
-    "Event": "_events",
-    "Finished": "_events",
-    "FirstStepsDone": "_events",
-    "Noticed": "_events",
-    "Sampled": "_events",
-    "Started": "_events",
-    "StepDone": "_events",
-    "StepFlops": "_recorder",
-    "not_written": "_recorder",
-    "check_resumed_state": "_run",
-    "run_training": "_run",
-    "RunFolder": "_run_folder",
-    "config_of": "_run_folder",
-    "write_whole": "_run_folder",
-    "SampleOfRun": "_sample",
-    "sample_run": "_sample",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = names_on_first_use(__name__)
