@@ -16,6 +16,7 @@ from meshwright.measure import (
     calibration_of_chip,
     calibration_of_this_machine,
     cautions,
+    describe_host,
     doubt_calibration,
     probe,
 )
@@ -35,10 +36,9 @@ def probes(monkeypatch, tmp_path) -> list[Path]:
     """Where the cache is empty and the probe answers at once; one entry for each time it was asked."""
     asked: list[Path] = []
 
-    def answer(made: Path, **_: bool) -> list[str]:
-        asked.append(made)
-        made.write_text(MADE.to_json())
-        return []
+    def answer(path: Path, **_: bool) -> Calibration:
+        asked.append(path)
+        return MADE
 
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(_calibration, "_run_probe", answer)
@@ -70,11 +70,12 @@ def test_another_machine_or_compiler_is_measured_anew(probes, monkeypatch):
     assert len(probes) == 3
 
 
-def test_a_probe_that_fails_has_its_last_words(monkeypatch, tmp_path):
+@pytest.mark.parametrize("measure", [calibration_of_this_machine, probe])
+def test_a_probe_that_fails_shows_its_last_lines(monkeypatch, tmp_path, measure):
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_calibration, "PROBE", "meshwright.measure._no_such_probe")
     with pytest.raises(MeshwrightError, match=r"No module named .*_no_such_probe") as error:
-        calibration_of_this_machine()
+        measure()
     assert "-m meshwright.measure._no_such_probe" in error.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -181,13 +182,8 @@ def detailed(monkeypatch, tmp_path):
     """A detailed probe that answers at once, for the chip it is told."""
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
 
-    def answers(chip: str, words: tuple[str, ...] = ()):
-        def run(made: Path, *, detailed: bool = False) -> list[str]:
-            if not words:
-                made.write_text(dataclasses.replace(MADE, chip=chip).to_json())
-            return list(words)
-
-        monkeypatch.setattr(_calibration, "_run_probe", run)
+    def answers(chip: str):
+        monkeypatch.setattr(_calibration, "_run_probe", lambda *_, **__: dataclasses.replace(MADE, chip=chip))
 
     return answers
 
@@ -205,7 +201,20 @@ def test_a_probe_of_an_accelerator_is_kept_by_its_chip(detailed):
     assert calibration_of_chip("H100") is None
 
 
-def test_a_detailed_probe_that_fails_has_its_last_words(detailed):
-    detailed("CPU", ("no device", "at all"))
-    with pytest.raises(MeshwrightError, match="no device\n    at all"):
-        probe()
+def test_a_host_is_its_processor_cores_and_system():
+    assert (
+        describe_host()
+        == f"{_calibration.cpu_model()}, {_calibration.usable_cores()} cores, {os.uname().sysname}"
+    )
+    assert 1 <= _calibration.usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_the_processor_has_the_name_the_kernel_gives_it(tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus 9000 @ 1 Hz\n")
+    monkeypatch.setattr(_calibration, "CPUINFO", tmp_path / "cpuinfo")
+    assert _calibration.cpu_model() == "Abacus 9000 @ 1 Hz"
+
+
+def test_a_kernel_that_gives_no_name_leaves_the_architecture(tmp_path, monkeypatch):
+    monkeypatch.setattr(_calibration, "CPUINFO", tmp_path / "none")
+    assert _calibration.cpu_model()

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.measure import _live
+from meshwright.measure import Live, LiveArray, _memory
 
 SHAPE = (7, 13)  # no other test's
 held_by_the_module = None
@@ -142,10 +142,12 @@ def test_asking_keeps_no_local_of_a_caller_alive():
 def test_of_5000_arrays_python_is_searched_a_few_times_for_a_few(monkeypatch):
     kept = [jax.device_put(float(n)) for n in range(5000)]
     asked, search = [], gc.get_referrers
-    monkeypatch.setattr(_live.gc, "get_referrers", lambda *level: asked.append(len(level)) or search(*level))
+    monkeypatch.setattr(
+        _memory.gc, "get_referrers", lambda *level: asked.append(len(level)) or search(*level)
+    )
     found = mw.live()
-    assert len(asked) <= _live.DEPTH
-    assert max(asked) <= _live.MOST_OWNED
+    assert len(asked) <= _memory.DEPTH
+    assert max(asked) <= _memory.MOST_OWNED
     here = test_of_5000_arrays_python_is_searched_a_few_times_for_a_few.__name__
     alike = [group for group in found.arrays if group.owner == f"local kept of {here} (test_live.py)"]
     assert [(group.shape, group.count) for group in alike] == [((), 5000)]  # those beyond the first too
@@ -155,8 +157,8 @@ def test_of_5000_arrays_python_is_searched_a_few_times_for_a_few(monkeypatch):
 @pytest.mark.parametrize("container", [list, lambda arrays: dict(enumerate(arrays))])
 def test_what_lies_in_a_large_container_is_looked_up_once(monkeypatch, container):
     kept = container([jax.device_put(float(n)) for n in range(2000)])
-    listed, entries = [], _live._entries
-    monkeypatch.setattr(_live, "_entries", lambda holder: listed.append(holder is kept) or entries(holder))
+    listed, entries = [], _memory._entries
+    monkeypatch.setattr(_memory, "_entries", lambda holder: listed.append(holder is kept) or entries(holder))
     mw.live()
     assert sum(listed) == 1  # once for each array took 80 s where 20,000 were alive
     del kept
@@ -251,7 +253,7 @@ def test_a_deleted_array_is_not_alive():
 
 
 def test_the_search_starts_from_the_largest_and_says_of_which_it_did_not(monkeypatch):
-    monkeypatch.setattr(_live, "MOST_OWNED", 2)
+    monkeypatch.setattr(_memory, "MOST_OWNED", 2)
     gc.disable()
     try:
         for n in range(1, 5):
@@ -288,10 +290,10 @@ def test_it_reads_as_a_table():
     assert "of jax arrays are alive" in text.splitlines()[0]
     assert "fp32[7, 13]" in text
     del kept
-    group = _live.LiveArray(
+    group = LiveArray(
         shape=(2,), format="bf16", sharding="cpu:0", count=3, num_bytes=12, owner="model.weights"
     )
-    assert str(_live.Live(total_bytes=20, arrays=(group,))).splitlines() == [
+    assert str(Live(total_bytes=20, arrays=(group,))).splitlines() == [
         "20 B of jax arrays are alive",
         "  size  arrays  shape    sharding  owner",
         "  12 B       3  bf16[2]  cpu:0     model.weights",

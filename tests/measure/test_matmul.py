@@ -4,7 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.hardware import find_chip
-from meshwright.measure import _matmul
+from meshwright.measure import MatmulMFU, _timing
 from meshwright.reconciliation import Spread
 
 
@@ -35,7 +35,7 @@ def test_float64_is_timed_in_float64():
         (dict(formats=("fp31",)), "no product is timed in format 'fp31'"),
         (dict(size=0), "a product of size 0"),
         (dict(formats="fp32"), "formats = 'fp32' is one name"),
-        (dict(device="cpu"), "'cpu' is no device"),
+        (dict(device="cpu"), "'cpu' is not a device"),
     ],
 )
 def test_a_wrong_format_or_size_is_refused(arguments, words):
@@ -48,24 +48,24 @@ CPUINFO = "flags\t\t: fpu avx2 fma\ncpu MHz\t\t: 2000.000\n\nflags\t\t: fpu avx2
 
 def test_the_estimate_is_cores_times_clock_times_flops_a_cycle(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").write_text(CPUINFO)
-    monkeypatch.setattr(_matmul, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(_matmul, "usable_cores", lambda: 4)
+    monkeypatch.setattr(_timing, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(_timing, "usable_cores", lambda: 4)
     # avx2: two units of eight float32 lanes, a multiply-add each: 32 a cycle
-    assert _matmul._cpu_promise("fp32")[0] == 4 * 2.0e9 * 32
-    assert _matmul._cpu_promise("fp64")[0] == 4 * 2.0e9 * 16
+    assert _timing._cpu_promise("fp32")[0] == 4 * 2.0e9 * 32
+    assert _timing._cpu_promise("fp64")[0] == 4 * 2.0e9 * 16
 
 
 @pytest.mark.parametrize(("siblings", "usable", "cores"), [(2, 4, 4), (4, 4, 2), (4, 1, 1)])
 def test_two_threads_of_one_core_share_its_units(monkeypatch, tmp_path, siblings, usable, cores):
     (tmp_path / "cpuinfo").write_text(f"{CPUINFO}siblings\t: {siblings}\ncpu cores\t: 2\n")
-    monkeypatch.setattr(_matmul, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(_matmul, "usable_cores", lambda: usable)
-    assert _matmul._cpu_promise("fp32")[0] == cores * 2.0e9 * 32
+    monkeypatch.setattr(_timing, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(_timing, "usable_cores", lambda: usable)
+    assert _timing._cpu_promise("fp32")[0] == cores * 2.0e9 * 32
 
 
 @pytest.mark.parametrize(("estimated", "mfu_is_told"), [(True, True), (False, False)])
 def test_more_than_a_data_sheet_promises_is_no_utilisation(monkeypatch, estimated, mfu_is_told):
-    monkeypatch.setattr(_matmul, "_promise", lambda device, name: (1.0, "a sheet", estimated))
+    monkeypatch.setattr(_timing, "_promise", lambda device, name: (1.0, "a sheet", estimated))
     (found,) = mw.matmul_mfu(16, formats=("fp32",))
     assert found.achieved_flops_per_second > 1
     assert (found.mfu is not None) == mfu_is_told
@@ -77,10 +77,10 @@ def test_a_system_that_tells_nothing_has_no_estimate(monkeypatch, tmp_path, text
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(_matmul, "_CPUINFO", path)
-    assert _matmul._cpu_promise("fp32")[:2] == (
+    monkeypatch.setattr(_timing, "CPUINFO", path)
+    assert _timing._cpu_promise("fp32")[:2] == (
         None,
-        "this system does not tell its clock and instruction sets",
+        "this system does not report the processor's clock and instruction sets",
     )
 
 
@@ -94,14 +94,14 @@ class Unheard(Gpu):
 
 def test_a_catalogued_gpu_promises_its_dense_peak():
     peak = find_chip("H200").peak_flops_per_second["bf16"]
-    assert _matmul._promise(Gpu(), "bf16") == (peak, "catalog: H200, dense", False)
+    assert _timing._promise(Gpu(), "bf16") == (peak, "catalog: H200, dense", False)
 
 
 def test_what_the_catalog_does_not_know_has_no_promise():
-    promised, reason, estimated = _matmul._promise(Unheard(), "bf16")
+    promised, reason, estimated = _timing._promise(Unheard(), "bf16")
     assert (promised, estimated) == (None, False)
     assert "NVIDIA H300" in reason
-    assert _matmul._promise(Gpu(), "fp4-odd")[1] == "the catalog has no dense peak of H200 in fp4-odd"
+    assert _timing._promise(Gpu(), "fp4-odd")[1] == "the catalog has no dense peak of H200 in fp4-odd"
 
 
 def made(**changes):
@@ -117,7 +117,7 @@ def made(**changes):
         promise_is_estimate=True,
         mfu=0.5,
     )
-    return _matmul.MatmulMFU(**{**fields, **changes})
+    return MatmulMFU(**{**fields, **changes})
 
 
 def test_it_reads_as_a_sentence():
@@ -134,4 +134,4 @@ def test_eight_threads_multiply_at_once(at_once):
 
 
 def test_the_processors_own_file_is_read_where_there_is_one():
-    assert Path("/proc/cpuinfo") == _matmul._CPUINFO
+    assert Path("/proc/cpuinfo") == _timing.CPUINFO

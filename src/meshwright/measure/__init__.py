@@ -2,29 +2,30 @@
 
 Imports: `children`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
 record), `reconciliation` (the `Spread` record), `formats`, `units`, `errors`. jax and torch only inside
-functions; `_probe` and `_probe_kernels`, which run in a separate process, import jax directly.
+functions; `_probe`, which runs in a separate process, imports jax directly.
 Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` etc.
 """
 
+from ._arrays import ArrayFootprint as ArrayFootprint
+from ._arrays import Storage as Storage
 from ._calibration import calibration_of_chip as calibration_of_chip
 from ._calibration import calibration_of_this_machine as calibration_of_this_machine
 from ._calibration import cautions as cautions
 from ._calibration import describe_host as describe_host
 from ._calibration import doubt_calibration as doubt_calibration
 from ._calibration import probe as probe
-from ._footprint import ArrayFootprint as ArrayFootprint
 from ._footprint import Footprint as Footprint
 from ._footprint import footprint as footprint
-from ._live import Live as Live
-from ._live import LiveArray as LiveArray
-from ._live import live as live
-from ._matmul import MatmulMFU as MatmulMFU
-from ._matmul import matmul_mfu as matmul_mfu
 from ._memory import DeviceMemory as DeviceMemory
+from ._memory import Live as Live
+from ._memory import LiveArray as LiveArray
 from ._memory import Memory as Memory
 from ._memory import ResidentGrowth as ResidentGrowth
 from ._memory import bytes_on as bytes_on
+from ._memory import live as live
 from ._memory import memory as memory
+from ._timing import MatmulMFU as MatmulMFU
 from ._timing import StepClock as StepClock
 from ._timing import Timing as Timing
 from ._timing import clock as clock
+from ._timing import matmul_mfu as matmul_mfu

@@ -24,8 +24,13 @@ from ..compiler import cache_root, installed_versions, writing_cache
 from ..errors import InputError, MeshwrightError
 from ..hardware import Calibration
 
-LOOKED_SECONDS, PERCENT = 0.3, 100
-_CPUINFO = Path("/proc/cpuinfo")
+PROBE = "meshwright.measure._probe"
+TIME_LIMIT_SECONDS = 120
+LAST_LINES = 8
+OLD_DAYS = 30
+LOAD_SECONDS = 0.3  # for which the load of the machine is observed
+BUSY = 0.2  # share of cores that others use: rates come out 20 % too low, half the width of a CPU's interval
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
@@ -36,14 +41,14 @@ def usable_cores() -> int:
 
 
 def busy_share() -> float:
-    """Return the share of the machine's cores that are busy while this process waits for `LOOKED_SECONDS`."""
-    return psutil.cpu_percent(interval=LOOKED_SECONDS) / PERCENT
+    """Return the share of the machine's cores that are busy while this process waits for `LOAD_SECONDS`."""
+    return psutil.cpu_percent(interval=LOAD_SECONDS) / 100
 
 
 def cpu_model() -> str:
     """Return the processor's name if the system provides it, or else its architecture."""
-    if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -54,35 +59,33 @@ def describe_host() -> str:
     return f"{cpu_model()}, {usable_cores()} cores, {platform.system()}"
 
 
-PROBE = "meshwright.measure._probe"
-TIME_LIMIT_SECONDS = 120
-LAST_LINES = 8
-OLD_DAYS = 30
-BUSY = 0.2  # share of cores that others use: rates come out 20 % too low, half the width of a CPU's interval
-
-
 def calibration_of_this_machine() -> Calibration:
     """Return this host's measured rates; measure them now (a few seconds) if the cache has none.
 
     The cache key is the description of the host (processor, cores, system), the version of jaxlib and the
-    sources of the probe. Rates are measured again if their file cannot be read, if a run disagreed with them
+    source of the probe. Rates are measured again if their file cannot be read, if a run disagreed with them
     (`doubt_calibration`), or if the machine was busy when they were measured and is now less than half as
     busy.
 
     Raises:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
-    path = _path()
+    path = _path_of("CPU")
     kept = _kept(path)
     if kept is None:
-        return _measure(path)
+        return _measure_cpu(path)
     doubt = _doubt_of(path)
     load = kept.load or 0.0
     if not doubt and not (load > BUSY and busy_share() < load / 2):
         return kept
-    made = _measure(path, detailed=bool(kept.details), why=doubt)
-    _doubts(path).unlink(missing_ok=True)
-    return made
+    calibration = _measure_cpu(path, detailed=bool(kept.details), why=doubt)
+    _doubt_file(path).unlink(missing_ok=True)
+    return calibration
+
+
+def calibration_of_chip(name: str) -> Calibration | None:
+    """Return the rates that `probe` measured on such a chip; None if none are kept or readable."""
+    return _kept(cache_root() / f"calibration-{name}.json")
 
 
 def doubt_calibration(chip: str, reason: str) -> None:
@@ -92,55 +95,29 @@ def doubt_calibration(chip: str, reason: str) -> None:
     disagrees with the new rates too, the prediction is wrong. For an accelerator, `cautions` reports the
     doubt until `probe` measures again.
     """
-    path = _path() if chip == "CPU" else _path_of(chip)
+    path = _path_of(chip)
     kept = _kept(path)
     if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
         return
     with contextlib.suppress(OSError):  # a cache that cannot be written stays as it is
-        _doubts(path).write_text(reason)
+        _doubt_file(path).write_text(reason)
 
 
 def cautions(calibration: Calibration) -> tuple[str, ...]:
     """Return the doubts about rates: their age, another jaxlib, a busy machine, or a run that disagreed."""
-    found: list[str] = []
+    doubts: list[str] = []
     if (days := _age_days(calibration)) > OLD_DAYS:
-        found.append(f"the rates were measured {days} days ago: `meshwright probe` measures again")
+        doubts.append(f"the rates were measured {days} days ago: `meshwright probe` measures again")
     installed = installed_versions()["jaxlib"]
     if calibration.jaxlib not in ("", installed):
-        found.append(f"the rates were measured with jaxlib {calibration.jaxlib}, installed is {installed}")
+        doubts.append(f"the rates were measured with jaxlib {calibration.jaxlib}, installed is {installed}")
     if calibration.load is not None and calibration.load > BUSY:
-        found.append(f"others kept {100 * calibration.load:.0f} % of the cores busy while they were measured")
-    path = _path() if calibration.chip == "CPU" else _path_of(calibration.chip)
-    if doubt := _doubt_of(path):
-        found.append(f"{doubt}: `meshwright probe` measures again")
-    return tuple(found)
-
-
-def _age_days(calibration: Calibration) -> int:
-    try:
-        measured = date.fromisoformat(calibration.date)
-    except ValueError:
-        return 0  # a person wrote the date, in words
-    return (datetime.now(UTC).date() - measured).days
-
-
-def _kept(path: Path) -> Calibration | None:
-    try:
-        return Calibration.from_json(path.read_text())
-    except (OSError, InputError, UnicodeDecodeError):
-        return None
-
-
-def _doubts(path: Path) -> Path:
-    """Return the path of the file with the reason for measuring the rates at `path` again."""
-    return path.with_suffix(".doubt")
-
-
-def _doubt_of(path: Path) -> str:
-    try:
-        return _doubts(path).read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+        doubts.append(
+            f"others kept {100 * calibration.load:.0f} % of the cores busy while they were measured"
+        )
+    if doubt := _doubt_of(_path_of(calibration.chip)):
+        doubts.append(f"{doubt}: `meshwright probe` measures again")
+    return tuple(doubts)
 
 
 def probe() -> Calibration:
@@ -153,24 +130,66 @@ def probe() -> Calibration:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
     with working_folder("meshwright-probe-") as folder:
-        made = folder / "calibration.json"
-        words = _run_probe(made, detailed=True)
-        if not made.exists():
-            raise _failed(words)
-        calibration = Calibration.from_json(made.read_text())
-    path = _path() if calibration.chip == "CPU" else _path_of(calibration.chip)
+        calibration = _run_probe(folder / "calibration.json", detailed=True)
+    path = _path_of(calibration.chip)
     _keep(calibration, path)
-    _doubts(path).unlink(missing_ok=True)
+    _doubt_file(path).unlink(missing_ok=True)
     return calibration
 
 
-def calibration_of_chip(name: str) -> Calibration | None:
-    """Return the rates that `probe` measured on such a chip; None if none are kept or readable."""
-    return _kept(_path_of(name))
+def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibration:
+    """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
+    with contextlib.ExitStack() as stack:
+        with writing_cache():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(working_folder(".calibration-", path.parent))
+        calibration = _run_probe(folder / "calibration.json", detailed=detailed, cpu=True)
+        calibration = dataclasses.replace(calibration, measured_again=why)
+    _keep(calibration, path)
+    return calibration
+
+
+def _run_probe(path: Path, *, detailed: bool = False, cpu: bool = False) -> Calibration:
+    """Measure the CPU if `cpu`, else the attached device; the probe writes to `path`."""
+    command = own_python("-m", PROBE, str(path), *(["--detailed"] if detailed else []))
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"} if cpu else None
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
+        )
+        lines = (done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]
+    except subprocess.TimeoutExpired:
+        lines = [f"not done after {TIME_LIMIT_SECONDS} s"]
+    if not path.exists():
+        raise MeshwrightError(
+            "measuring this machine failed. The probe's last lines:\n    " + "\n    ".join(lines),
+            hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
+        )
+    return Calibration.from_json(path.read_text())
+
+
+def _age_days(calibration: Calibration) -> int:
+    try:
+        measured = date.fromisoformat(calibration.date)
+    except ValueError:
+        return 0  # a person wrote the date, in words
+    return (datetime.now(UTC).date() - measured).days
 
 
 def _path_of(chip: str) -> Path:
-    return cache_root() / f"calibration-{chip}.json"
+    if chip != "CPU":
+        return cache_root() / f"calibration-{chip}.json"
+    source = Path(__file__).with_name("_probe.py").read_bytes()
+    key = (describe_host().encode(), installed_versions()["jaxlib"].encode(), source)
+    digest = hashlib.sha256(b"\0".join(key)).hexdigest()
+    return cache_root() / f"calibration-{digest[:16]}.json"
+
+
+def _kept(path: Path) -> Calibration | None:
+    try:
+        return Calibration.from_json(path.read_text())
+    except (OSError, InputError, UnicodeDecodeError):
+        return None
 
 
 def _keep(calibration: Calibration, path: Path) -> None:
@@ -182,47 +201,13 @@ def _keep(calibration: Calibration, path: Path) -> None:
         Path(file.name).replace(path)
 
 
-def _failed(words: list[str]) -> MeshwrightError:
-    return MeshwrightError(
-        "measuring this machine failed. The probe's last words:\n    " + "\n    ".join(words),
-        hint=f"run it alone: {Path(sys.executable).name} -m {PROBE} calibration.json",
-    )
+def _doubt_file(path: Path) -> Path:
+    """Return the path of the file with the reason for measuring the rates at `path` again."""
+    return path.with_suffix(".doubt")
 
 
-def _path() -> Path:
-    sources = [Path(__file__).with_name(name).read_bytes() for name in ("_probe.py", "_probe_kernels.py")]
-    parts = (describe_host().encode(), installed_versions()["jaxlib"].encode(), *sources)
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    return cache_root() / f"calibration-{digest[:16]}.json"
-
-
-def _measure(path: Path, *, detailed: bool = False, why: str = "") -> Calibration:
-    """Measure the CPU and keep the rates; `why`: the run that caused a repeated measurement."""
-    with contextlib.ExitStack() as held:
-        with writing_cache():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            folder = held.enter_context(working_folder(".calibration-", path.parent))
-        made = folder / "calibration.json"
-        words = _run_probe(made, detailed=True, cpu=True) if detailed else _run_probe(made)
-        if not made.exists():
-            raise _failed(words)
-        calibration = dataclasses.replace(Calibration.from_json(made.read_text()), measured_again=why)
-    _keep(calibration, path)
-    return calibration
-
-
-def _run_probe(made: Path, *, detailed: bool = False, cpu: bool = False) -> list[str]:
-    """Run the probe to its end; return the last lines it wrote.
-
-    In detail it measures the attached device, or the CPU if `cpu` is true. Otherwise it measures the CPU.
-    """
-    command = own_python("-m", PROBE, str(made), *(["--detailed"] if detailed else []))
-    plain = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    environment = dict(os.environ) if detailed and not cpu else plain
+def _doubt_of(path: Path) -> str:
     try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return [f"not done after {TIME_LIMIT_SECONDS} s"]
-    return (done.stderr or done.stdout).strip().splitlines()[-LAST_LINES:]
+        return _doubt_file(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

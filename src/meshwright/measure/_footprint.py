@@ -10,39 +10,15 @@ import numbers
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InputError
 from ..units import aligned, format_bytes
-from ._storages import Facts, Storage, facts_of
+from ._arrays import ArrayFootprint, Storage, array_footprint
 
 MOST_ROWS = 60  # of a larger tree, `str` shows only the largest arrays
 PATH_COLUMNS, OTHER_PATH_COLUMNS = 37, 21  # of an array's path; of the path it shares storage with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayFootprint:
-    """One array of a tree.
-
-    `num_bytes`: elements x bytes per element, for the global shape. `storage_bytes`: bytes of the storages
-    that the array keeps alive, on all devices that this process sees. `strides` and `offset_elements` count
-    elements; None if the library does not expose them (jax). `shares_storage_with`: the path of the first
-    array in the tree that uses the same memory.
-    """
-
-    path: str
-    library: str  # jax | numpy | torch
-    shape: tuple[int, ...]
-    format: str
-    devices: tuple[str, ...]
-    num_bytes: int
-    storage_bytes: int
-    strides: tuple[int, ...] | None
-    offset_elements: int | None
-    contiguous: bool
-    is_view: bool
-    shares_storage_with: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +36,16 @@ class Footprint:
 
     def __str__(self) -> str:
         libraries = {array.library for array in self.arrays}
-        words = f"{format_bytes(self.total_bytes)} in {len(self.arrays)} array{'s' * (len(self.arrays) != 1)}"
-        if len(libraries) == 1:
-            words += f" of {self.arrays[0].library}"
-        lines = [f"{words} ({places})" if (places := _places(self.by_device)) else words]
+        mixed = len(libraries) > 1
+        title = f"{format_bytes(self.total_bytes)} in {len(self.arrays)} array{'s' * (len(self.arrays) != 1)}"
+        title += f" of {libraries.pop()}" if len(libraries) == 1 else ""
+        lines = [f"{title} ({places})" if (places := _places(self.by_device)) else title]
         largest = sorted(range(len(self.arrays)), key=lambda place: -self.arrays[place].storage_bytes)
         shown = [self.arrays[place] for place in sorted(largest[:MOST_ROWS])]
         rows = [
             (
                 _short(array.path, PATH_COLUMNS),
-                *([array.library] if len(libraries) > 1 else []),
+                *([array.library] if mixed else []),
                 f"{array.format}{list(array.shape)}",
                 format_bytes(array.num_bytes),
                 "" if array.strides is None else str(array.strides),
@@ -78,10 +54,17 @@ class Footprint:
             )
             for array in shown
         ]
-        header = ("array", *(["library"] if len(libraries) > 1 else []))
-        header = (*header, "shape", "size", "strides", "layout", "storage")
         if rows:
-            lines.append(aligned(header, rows, right={"size"}, indent="  "))
+            columns = (
+                "array",
+                *(["library"] if mixed else []),
+                "shape",
+                "size",
+                "strides",
+                "layout",
+                "storage",
+            )
+            lines.append(aligned(columns, rows, right={"size"}, indent="  "))
         if left := len(self.arrays) - len(shown):
             lines.append(f"  and {left} arrays that are no larger")
         if self.not_arrays:
@@ -93,18 +76,15 @@ class Footprint:
 
 def _places(by_device: dict[str, dict[str, int]]) -> str:
     """List bytes by device, equal ones together: "cpu:0: fp32 48 B, bf16 2 B; 8 devices, each: fp32 32 B"."""
-    alike: dict[str, list[str]] = {}
+    devices_by_text: dict[str, list[str]] = {}
     for device, formats in by_device.items():
-        words = ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
-        alike.setdefault(words, []).append(device)
-    return "; ".join(
-        (devices[0] if len(devices) == 1 else f"{_several(devices)}, each") + f": {words}"
-        for words, devices in alike.items()
-    )
-
-
-def _several(devices: list[str]) -> str:
-    return " and ".join(devices) if len(devices) == 2 else f"{len(devices)} devices"
+        text = ", ".join(f"{name} {format_bytes(size)}" for name, size in formats.items())
+        devices_by_text.setdefault(text, []).append(device)
+    places: list[str] = []
+    for text, devices in devices_by_text.items():
+        names = " and ".join(devices) if len(devices) <= 2 else f"{len(devices)} devices"
+        places.append(f"{names}{', each' * (len(devices) > 1)}: {text}")
+    return "; ".join(places)
 
 
 def _short(path: str, columns: int) -> str:
@@ -135,16 +115,22 @@ def footprint(tree: Any, /) -> Footprint:
         InputError: a leaf is neither an array nor a number, or is a traced value, a deleted jax array, an
             array of Python objects or with a mask, or a torch tensor without a single storage; the message
             names its path. Or a dict has keys that cannot be sorted.
+
+    Example:
+        >>> import numpy as np
+        >>> base = np.zeros((4, 8), np.float32)
+        >>> footprint({"base": base, "row": base[0]}).total_bytes
+        128
     """
     arrays: list[ArrayFootprint] = []
     not_arrays: list[str] = []
-    known = _Known()
+    known = _KnownMemory()
     for path, leaf in _leaves(tree):
         if leaf is None or (isinstance(leaf, numbers.Number) and not hasattr(leaf, "dtype")):
             not_arrays.append(path)
             continue
-        facts = facts_of(leaf, path)
-        arrays.append(_array(path, facts, known.add(path, facts)))
+        alone = array_footprint(leaf, path)
+        arrays.append(replace(alone, shares_storage_with=known.add(alone)))
     return Footprint(
         total_bytes=sum(sum(formats.values()) for formats in known.by_device.values()),
         by_device=known.by_device,
@@ -153,25 +139,8 @@ def footprint(tree: Any, /) -> Footprint:
     )
 
 
-def _array(path: str, facts: Facts, shares: str | None) -> ArrayFootprint:
-    return ArrayFootprint(
-        path=path,
-        library=facts.library,
-        shape=facts.shape,
-        format=facts.format,
-        devices=tuple(storage.device for storage in facts.storages),
-        num_bytes=facts.num_bytes,
-        storage_bytes=sum(storage.num_bytes for storage in facts.storages),
-        strides=facts.strides,
-        offset_elements=facts.offset_elements,
-        contiguous=facts.contiguous,
-        is_view=facts.is_view,
-        shares_storage_with=shares,
-    )
-
-
-class _Known:
-    """The memory seen so far: intervals of host memory, and other storages by device and address."""
+class _KnownMemory:
+    """The memory counted so far: intervals of host memory, and other storages by device and address."""
 
     def __init__(self) -> None:
         self.by_device: dict[str, dict[str, int]] = {}
@@ -179,15 +148,15 @@ class _Known:
         self._paths: list[str] = []  # of the arrays that added an interval, in the tree's order
         self._storages: dict[tuple[str, int], str] = {}
 
-    def add(self, path: str, facts: Facts) -> str | None:
+    def add(self, array: ArrayFootprint) -> str | None:
         """Count the new bytes of an array's storages; return the path of the first array that shares one."""
         shared: str | None = None
-        for storage in facts.storages:
-            new_bytes, owner = self._new(path, storage)
+        for storage in array.storages:
+            new_bytes, owner = self._new(array.path, storage)
             shared = shared or owner
             if new_bytes or owner is None:
                 formats = self.by_device.setdefault(storage.device, {})
-                formats[facts.format] = formats.get(facts.format, 0) + new_bytes
+                formats[array.format] = formats.get(array.format, 0) + new_bytes
         return shared
 
     def _new(self, path: str, storage: Storage) -> tuple[int, str | None]:
@@ -230,35 +199,25 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any]]:
             hint="the keys of a dict must sort, so be all strings or all numbers; else give its values, "
             "list(tree.values()); of a torch optimizer, give optimizer.state_dict()",
         ) from error
+    torch = sys.modules.get("torch")
     for keys, leaf in flat:
-        path = "".join(_part(key) for key in keys).lstrip(".")
-        if _is_torch_module(leaf):
-            yield from _of_module(path, leaf)
+        path = "".join(map(_key_text, keys)).lstrip(".")
+        if torch is not None and isinstance(leaf, torch.nn.Module):
+            # A tied parameter comes under each of its names, and shares storage with itself.
+            for name, tensor in (
+                *leaf.named_parameters(remove_duplicate=False),
+                *leaf.named_buffers(remove_duplicate=False),
+            ):
+                yield (f"{path}.{name}" if path else name), tensor
         else:
             yield path or "the array", leaf
 
 
-def _is_torch_module(leaf: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(leaf, torch.nn.Module)
-
-
-def _of_module(path: str, module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a module's tensors; a tied parameter comes under each name and shares storage with itself."""
-    before = f"{path}." if path else ""
-    for name, tensor in module.named_parameters(remove_duplicate=False):
-        yield before + name, tensor
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        yield before + name, tensor
-
-
-def _part(key: Any) -> str:
+def _key_text(key: Any) -> str:
     """Return one step of a path as Python would write it: ".weight", "[0]"."""
     import jax
 
     if isinstance(key, jax.tree_util.SequenceKey):
         return f"[{key.idx}]"
-    if isinstance(key, jax.tree_util.GetAttrKey):
-        return f".{key.name}"
-    name = key.key
+    name = key.name if isinstance(key, jax.tree_util.GetAttrKey) else key.key
     return f".{name}" if isinstance(name, str) and name.isidentifier() else f"[{name!r}]"

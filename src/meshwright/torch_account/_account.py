@@ -105,8 +105,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
         raise needs(name, missing) from missing
     except USERS_FAILURES as failed:
         raise InputError(
-            f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
-            hint=_hint(failed),
+            f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}", hint=_hint(failed)
         ) from failed
     parts = _parts(name, returned)
     inputs = parts.pop("inputs")

@@ -2,7 +2,7 @@
 
 A storage is a block of memory with an address, a size and a device; several views may share one. Two
 libraries may share one too (`torch.from_numpy`, `np.asarray` of a jax array on a CPU); their addresses reveal
-it. `footprint`, `live`, `memory` and `clock` use this.
+it. `footprint`, `live`, `memory` and `clock` use this module.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ def explaining_leaks() -> Iterator[None]:
     try:
         yield
     except jax.errors.UnexpectedTracerError as leaked:
-        raise _explained(leaked) from leaked
+        raise _leak_error(leaked) from leaked
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         if _while_tracing(error):
             raise
-        raise _explained(error) from error
+        raise _leak_error(error) from error
 
 
-def _explained(leaked: Exception) -> InputError:
+def _leak_error(leaked: Exception) -> InputError:
     return InputError(
         "a traced value is used outside the function, or the thread, that JAX was tracing when it was "
         f"made: {str(leaked).strip().splitlines()[0]}",
-        hint="return it from the traced function instead of storing it, and use in each thread only what "
-        "that thread was given",
+        hint="return it from the traced function instead of storing it, and use in each thread only values "
+        "that were passed to that thread",
     )
 
 
@@ -91,6 +91,7 @@ def _while_tracing(error: Exception) -> bool:
     return any(above and not below for above, below in pairwise(inside))
 
 
+_DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 HOST = "cpu"  # numpy's device and torch's CPU; jax names its first CPU device "cpu:0"
 
 
@@ -105,29 +106,49 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The properties of one array that a footprint reports."""
+class ArrayFootprint:
+    """One array of a tree; the defaults are those of a jax array.
 
-    library: str
+    `num_bytes`: elements x bytes per element, for the global shape. `storages`: the memory that the array
+    keeps alive, on all devices that this process sees. `strides` and `offset_elements` count elements; None
+    if the library does not expose them (jax). `shares_storage_with`: the path of the first array in the tree
+    that uses the same memory.
+    """
+
+    path: str
+    library: str  # jax | numpy | torch
     shape: tuple[int, ...]
     format: str
-    num_bytes: int  # elements x bytes each
+    num_bytes: int
     storages: tuple[Storage, ...]
-    strides: tuple[int, ...] | None
-    offset_elements: int | None
-    contiguous: bool
-    is_view: bool
+    strides: tuple[int, ...] | None = None
+    offset_elements: int | None = None
+    contiguous: bool = True
+    is_view: bool = False
+    shares_storage_with: str | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each storage."""
+        return tuple(storage.device for storage in self.storages)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of all storages."""
+        return sum(storage.num_bytes for storage in self.storages)
 
 
-def facts_of(array: Any, path: str) -> Facts:
-    """Return the facts of one array.
+def array_footprint(array: Any, path: str) -> ArrayFootprint:
+    """Return the footprint of the array at `path`, as if it were alone.
 
     Raises:
         InputError: the value is traced, a deleted jax array, an array of Python objects or with a mask, a
             torch tensor of a layout without a single storage, or no array.
     """
+    import jax
+
     refuse_traced(array, path, "bytes")
-    if _is_jax(array):
+    if isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         return _jax(array, path)
     if isinstance(array, np.ndarray | np.generic):
         return _numpy(array, path)
@@ -139,14 +160,8 @@ def facts_of(array: Any, path: str) -> Facts:
     elif hasattr(array, "state_dict"):
         hint = "give its state_dict()"
     raise InputError(
-        f"{path} is a {kind.__module__}.{kind.__qualname__}: no array of jax, numpy or torch", hint=hint
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, not an array of jax, numpy or torch", hint=hint
     )
-
-
-def _is_jax(array: Any) -> bool:
-    import jax
-
-    return isinstance(array, jax.Array | jax.ShapeDtypeStruct)
 
 
 def _is_torch(array: Any) -> bool:
@@ -154,39 +169,31 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _jax(array: Any, path: str) -> Facts:
+def _jax(array: Any, path: str) -> ArrayFootprint:
     import jax
     import jax.numpy as jnp
 
     if isinstance(array, jax.ShapeDtypeStruct):
-        return _abstract(array)
+        return _abstract(array, path)
     if array.is_deleted():
         raise InputError(
-            f"{path} is a jax array that was deleted or donated: its memory is given up",
-            hint="measure it before the call that donates it, or measure what that call returned",
+            f"{path} is a jax array that was deleted or donated: its memory is freed",
+            hint="measure it before the call that donates it, or measure the result of that call",
         )
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         array = jax.random.key_data(array)
     kind = array.sharding.memory_kind
     storages = tuple(
-        Storage(
-            device=_jax_device(device, kind),
-            address=address,
-            num_bytes=num_bytes,
-            host=device.platform == "cpu",
-        )
-        for device, address, num_bytes in buffers_of(array)
+        Storage(device=_jax_device(d, kind), address=address, num_bytes=size, host=d.platform == "cpu")
+        for d, address, size in buffers_of(array)
     )
-    return Facts(
+    return ArrayFootprint(
+        path=path,
         library="jax",
         shape=array.shape,
         format=format_name(array.dtype),
         num_bytes=_stored_bytes(array.shape, array.dtype),
         storages=storages,
-        strides=None,
-        offset_elements=None,
-        contiguous=True,
-        is_view=False,
     )
 
 
@@ -216,9 +223,8 @@ def _bits(dtype: Any) -> int:
     """Return the bits of a number as XLA stores it; numbers of 2 or 4 bits share bytes."""
     import jax
 
-    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
-        return 8 * dtype.itemsize
-    bits = jax.dtypes.itemsize_bits(dtype)
+    extended = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    bits = 0 if extended else jax.dtypes.itemsize_bits(dtype)
     return bits if bits in (2, 4) else 8 * dtype.itemsize
 
 
@@ -226,8 +232,8 @@ def _stored_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return -(-prod(shape) * _bits(dtype) // 8)
 
 
-def _abstract(array: Any) -> Facts:
-    """Return the facts of an abstract array: on each device of its sharding, or else on an unnamed one."""
+def _abstract(array: Any, path: str) -> ArrayFootprint:
+    """Describe an abstract array: on each device of its sharding, or else on an unnamed one."""
     import jax
     import jax.numpy as jnp
 
@@ -236,21 +242,17 @@ def _abstract(array: Any) -> Facts:
     if sharding is not None:
         devices = sorted({_jax_device(d, sharding.memory_kind) for d in sharding.device_set})
         shard = sharding.shard_shape(shape)
-    each = _stored_bytes(shard, dtype)
-    whole = _stored_bytes(shape, dtype)
+    shard_bytes, num_bytes = _stored_bytes(shard, dtype), _stored_bytes(shape, dtype)
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
         shape, dtype = data.shape, data.dtype
-    return Facts(
+    return ArrayFootprint(
+        path=path,
         library="jax",
         shape=shape,
         format=format_name(dtype),
-        num_bytes=whole,
-        storages=tuple(Storage(device=d, address=None, num_bytes=each, host=False) for d in devices),
-        strides=None,
-        offset_elements=None,
-        contiguous=True,
-        is_view=False,
+        num_bytes=num_bytes,
+        storages=tuple(Storage(device=d, address=None, num_bytes=shard_bytes, host=False) for d in devices),
     )
 
 
@@ -260,7 +262,7 @@ def _jax_device(device: Any, memory_kind: str | None) -> str:
     return name if memory_kind in (None, device.default_memory().kind) else f"{name} {memory_kind}"
 
 
-def _numpy(array: Any, path: str) -> Facts:
+def _numpy(array: Any, path: str) -> ArrayFootprint:
     if isinstance(array, np.ma.MaskedArray):
         raise InputError(
             f"{path} is an array of numpy with a mask: two arrays", hint="give its .data and its .mask"
@@ -268,7 +270,7 @@ def _numpy(array: Any, path: str) -> Facts:
     if array.dtype.hasobject:
         raise InputError(
             f"{path} is an array of numpy of dtype {array.dtype}: it holds addresses of Python's objects, "
-            "whose bytes lie elsewhere",
+            "whose bytes are elsewhere",
             hint="give it a dtype of numbers with .astype, or leave it out of the tree",
         )
     array = np.asarray(array)
@@ -278,7 +280,8 @@ def _numpy(array: Any, path: str) -> Facts:
     offset = array.__array_interface__["data"][0] - start
     # The strides of a field in a structured array need not be a whole number of elements.
     whole = not any(step % itemsize for step in (*array.strides, offset))
-    return Facts(
+    return ArrayFootprint(
+        path=path,
         library="numpy",
         shape=array.shape,
         format=format_name(array.dtype),
@@ -311,13 +314,15 @@ def _numpys_owner(array: np.ndarray) -> np.ndarray:
     return owner
 
 
-def _torch(tensor: Any, path: str) -> Facts:
+def _torch(tensor: Any, path: str) -> ArrayFootprint:
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        kind = str(tensor.layout).removeprefix("torch.")
+        if tensor.is_quantized or tensor.is_nested:
+            kind = "quantized" if tensor.is_quantized else "nested"
         raise InputError(
-            f"{path} is a torch tensor that is {kind.removeprefix('torch.')}: no one storage with strides",
+            f"{path} is a torch tensor that is {kind}: it has no single strided storage",
             hint=f"give its parts, or {_DENSE.get(kind, 'tensor.to_dense()')}",
         )
     real = tensor.device.type != "meta" and not is_fake(tensor)
@@ -332,28 +337,20 @@ def _torch(tensor: Any, path: str) -> Facts:
             hint="measure it outside torch.func's transforms, after the first call of a lazy module, or by "
             "the tensors that it is made of",
         ) from error
-    device = HOST if tensor.device.type == "cpu" else str(tensor.device)
-    return Facts(
+    on_host = real and tensor.device.type == "cpu"
+    device = HOST if on_host else str(tensor.device) if real else "meta"
+    return ArrayFootprint(
+        path=path,
         library="torch",
         shape=tuple(tensor.shape),
         format=format_name(tensor.dtype),
         num_bytes=tensor.numel() * tensor.element_size(),
-        storages=(
-            Storage(
-                device=device if real else "meta",
-                address=address,
-                num_bytes=storage.nbytes(),
-                host=real and tensor.device.type == "cpu",
-            ),
-        ),
+        storages=(Storage(device=device, address=address, num_bytes=storage.nbytes(), host=on_host),),
         strides=tuple(tensor.stride()),
         offset_elements=tensor.storage_offset(),
         contiguous=tensor.is_contiguous(),
         is_view=tensor._is_view() or storage.nbytes() != tensor.numel() * tensor.element_size(),
     )
-
-
-_DENSE = {"quantized": "tensor.dequantize()", "nested": "torch.nested.to_padded_tensor(tensor, 0.0)"}
 
 
 def is_fake(tensor: Any) -> bool:
