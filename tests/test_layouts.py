@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import pytest
 
-from meshwright.config import Layout, check_layout, load_config, settled
+from meshwright.config import Layout, check_layout, load_config, resolve_batch
 from meshwright.data import open_data
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
@@ -145,7 +145,7 @@ def trained(case: Case) -> tuple[list, float, list]:
     replicas = 1
     for axis in ("data", "fsdp", "expert"):
         replicas *= layout.size(axis)
-    config = settled(load_config("bytes-nano", case.overrides(replicas)), layout)
+    config = resolve_batch(load_config("bytes-nano", case.overrides(replicas)), layout)
     check_layout(config, layout)
     mesh = mesh_of(layout.axes, jax.devices()[: layout.num_devices])
     built = build_step(config, mesh)

@@ -51,7 +51,7 @@ def test_a_run_is_resumed_from_its_folder_alone(run, tmp_path):
     assert longer.weighing.config == run.weighing.config
 
 
-def test_a_batch_by_replica_is_settled_for_the_layout_that_trains(tmp_path):
+def test_a_batch_by_replica_is_resolved_for_the_layout_that_trains(tmp_path):
     over = ["batch.sequences_per_replica=16", "batch.base_sequences=16", "schedule.scale=linear"]
     run = mw.train("linear", on="4xCPU", steps=2, folder=tmp_path / "run", overrides=over)
     assert run.measurement.tokens_per_step == 4 * 16

@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.config import Layout, check_layout, load_config, settled
+from meshwright.config import Layout, check_layout, load_config, resolve_batch
 from meshwright.errors import InputError
 
 
@@ -158,16 +158,16 @@ def test_the_sizes_that_are_suggested_do_work():
 def test_a_batch_per_replica_grows_with_the_replicas_and_the_rate_with_it(layout: str, replicas: int):
     overrides = ["batch.sequences_per_replica=6", "batch.base_sequences=12", "schedule.scale=linear"]
     given = load_config("bytes-nano", [*overrides, "batch.microbatch_sequences=3"])
-    found = settled(given, Layout.parse(layout))
+    found = resolve_batch(given, Layout.parse(layout))
     check_layout(found, Layout.parse(layout))
     assert found.batch.sequences == 6 * replicas
     assert found.peak_learning_rate == pytest.approx(given.optimizer.learning_rate * replicas / 2)
-    assert settled(found, Layout.parse("data=16")) == found  # a settled batch stays on any layout
+    assert resolve_batch(found, Layout.parse("data=16")) == found  # a resolved batch stays on any layout
 
 
-def test_without_a_batch_per_replica_a_run_is_settled_as_it_is():
+def test_without_a_batch_per_replica_a_run_stays_as_it_is():
     config = load_config("bytes-nano")
-    assert settled(config, Layout.parse("data=8")) == config
+    assert resolve_batch(config, Layout.parse("data=8")) == config
     assert config.peak_learning_rate == config.optimizer.learning_rate
 
 

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.config import load_config
+from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, load_config, preset_names
 from meshwright.models import Parameter, model_of
 from meshwright.sharding import (
-    ACTIVATION_RULES,
-    PARAMETER_RULES,
     activation_spec,
     batch_axes,
     gather,
@@ -46,11 +44,17 @@ def test_axes_of_one_device_or_that_are_not_there_split_nothing(mesh):
     assert batch_axes(mesh(tensor=4)) == ()
 
 
-@pytest.mark.parametrize("preset", ["linear", "cruncher", "lenet", "llama3-8b", "gpt2-1.5b"])
-def test_every_dimension_that_a_model_names_has_a_rule(preset):
-    declared = model_of(load_config(preset).model).parameters()
-    parameters = jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Parameter))
-    assert {dim for parameter in parameters for dim in parameter.dims} <= set(PARAMETER_RULES)
+@pytest.mark.parametrize("preset", preset_names())
+def test_the_layout_check_knows_every_dimension_of_parameters_that_an_axis_splits(preset):
+    model = load_config(preset).model
+    parameters = jax.tree.leaves(
+        model_of(model).parameters(), is_leaf=lambda leaf: isinstance(leaf, Parameter)
+    )
+    for parameter in parameters:
+        for dim, size in zip(parameter.dims, parameter.shape, strict=True):
+            if PARAMETER_RULES[dim]:
+                assert all(size % checked == 0 for checked in model.split_dims[dim].values()), dim
+                assert model.split_dims[dim], dim
 
 
 def test_a_dimension_is_never_split_twice_by_one_axis():

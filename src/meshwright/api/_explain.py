@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from ..config import Layout, TransformerModel, check_layout
+from ..config import Layout, check_layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..planning import Suggestion, suggestions
@@ -50,7 +50,7 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
 def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Suggestion]:
     """Return the levels of rematerialisation that no known suggestion mentions."""
     config = weighing.config
-    if config is None or not isinstance(config.model, TransformerModel):
+    if config is None or not config.model.has_blocks:
         return []
     mentioned = {override for suggestion in known for override in suggestion.overrides}
     now = REMAT.index(config.remat)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Layout, Overrides, RunConfig, settled, trainable
+from ..config import Layout, Overrides, RunConfig, resolve_batch, trainable
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..launch import Alone
@@ -95,7 +95,7 @@ def _check_devices(run: RunConfig, fleet: Fleet, mesh: Layout, folder: Path, res
 
     devices_of(fleet, mesh)
     if resume:
-        check_resumed_state(folder, settled(run, mesh), fleet, mesh)
+        check_resumed_state(folder, resolve_batch(run, mesh), fleet, mesh)
 
 
 def _measured(
@@ -110,7 +110,7 @@ def _measured(
     from ..launch import over
     from ..training import run_training
 
-    config = weighing.config  # its batch is already settled for the layout
+    config = weighing.config  # its batch is already resolved for the layout
     assert config is not None, "a config was weighed"
     try:
         return run_training(

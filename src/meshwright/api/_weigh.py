@@ -22,7 +22,7 @@ from ..config import (
     check_precision,
     load_config,
     overridden,
-    settled,
+    resolve_batch,
 )
 from ..errors import InputError
 from ..hardware import Fleet, check_compilable, memory_fraction, topology_arguments
@@ -162,7 +162,7 @@ def _weigh(
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
     else:
         mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
-        run = settled(run, mesh)
+        run = resolve_batch(run, mesh)
         check_layout(run, mesh)
         check_precision(run, fleet.chip)
     num_steps = _steps_of_run(run, tokens)

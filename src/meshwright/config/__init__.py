@@ -5,24 +5,28 @@ everything that builds, weighs or runs a step.
 """
 
 from ._base import Problem as Problem
+from ._base import near_divisors as near_divisors
+from ._base import near_multiples as near_multiples
+from ._base import or_list as or_list
 from ._data import IdxData as IdxData
 from ._data import LineData as LineData
 from ._data import Order as Order
 from ._data import StdlibData as StdlibData
 from ._data import SyntheticData as SyntheticData
 from ._data import TokenFileData as TokenFileData
+from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
 from ._layout import AXES as AXES
 from ._layout import BATCH_AXES as BATCH_AXES
+from ._layout import PARAMETER_RULES as PARAMETER_RULES
+from ._layout import ZERO1_RULES as ZERO1_RULES
 from ._layout import Layout as Layout
 from ._layout import PipelineSchedule as PipelineSchedule
+from ._layout import Rules as Rules
 from ._layout import Ticks as Ticks
 from ._layout import layout_reading as layout_reading
-from ._layout import near_divisors as near_divisors
-from ._layout import near_multiples as near_multiples
-from ._layout import or_list as or_list
 from ._layout_checks import check_layout as check_layout
 from ._layout_checks import check_precision as check_precision
-from ._layout_checks import settled as settled
+from ._layout_checks import resolve_batch as resolve_batch
 from ._layout_checks import ticks_of as ticks_of
 from ._load import Overrides as Overrides
 from ._load import config_schema as config_schema
@@ -34,6 +38,7 @@ from ._load import trainable as trainable
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
+from ._models import ModelKind as ModelKind
 from ._models import ResNetModel as ResNetModel
 from ._models import TransformerModel as TransformerModel
 from ._optimizers import AdafactorOptimizer as AdafactorOptimizer

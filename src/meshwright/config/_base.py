@@ -7,7 +7,8 @@ texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -70,3 +71,29 @@ def raise_problems(problems: Sequence[Problem]) -> None:
         text = "; ".join(f"{path} {what}".strip() for path, what, _ in problems)
         context: dict[str, Any] = {"text": text, "problems": list(problems)}
         raise PydanticCustomError(PROBLEMS, "{text}", context)
+
+
+_TRIED = 2**16  # enough to find all divisors of any number that a config may hold
+
+
+def near_divisors(number: int, wanted: int) -> list[int]:
+    """Return the largest divisor of `number` that is at most `wanted`, and the smallest above it, if any.
+
+    For a `number` above 2**32, divisors are found only if they or their cofactors are at most 2**16.
+    """
+    small = [d for d in range(1, min(math.isqrt(number), _TRIED) + 1) if number % d == 0]
+    divisors = sorted({*small, *(number // d for d in small)})
+    below = [d for d in divisors if d <= wanted]
+    above = [d for d in divisors if d > wanted]
+    return below[-1:] + above[:1]
+
+
+def near_multiples(step: int, wanted: int) -> list[int]:
+    """Return the multiples of `step` on both sides of `wanted`, without zero."""
+    below = wanted - wanted % step
+    return [n for n in (below, below + step) if n]
+
+
+def or_list(numbers: Iterable[int]) -> str:
+    """Return numbers joined for a sentence: "4", "4 or 8"."""
+    return " or ".join(str(n) for n in numbers)

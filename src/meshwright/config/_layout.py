@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -12,10 +12,50 @@ from typing import Literal
 
 from meshwright.errors import InputError, nearest_name
 
+from ._base import near_divisors, or_list
+
 AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""
 BATCH_AXES = ("data", "fsdp", "expert")
 """The axes that split the rows of a batch."""
+
+Rules = Mapping[str, tuple[str, ...]]
+"""The axes that split a named dimension, by its name."""
+PARAMETER_RULES: Rules = {
+    "layers": ("stage",),
+    "embed": ("fsdp",),
+    "experts": ("expert",),
+    "routes": (),  # the router's outputs, one for each expert, whole on every device
+    "mlp": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "vocab": ("tensor",),
+    "positions": (),
+    "one": (),
+    "channels_out": (),
+    "channels_in": (),
+    "height": (),
+    "width": (),
+}
+ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data")}
+"""For parameters, moments and gradients under ZeRO-1: each `fsdp` shard is divided among the replicas."""
+ACTIVATION_RULES: Rules = {
+    "batch": BATCH_AXES,
+    "sequence": ("context",),  # inside a block, where heads or hidden units are split as well
+    "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
+    "embed": (),
+    "mlp": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "vocab": ("tensor",),
+    "microbatch": (),
+    "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
+    "channels": (),
+    "height": (),
+    "width": (),
+}
 
 AXIS_ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,30 +87,6 @@ _UNCLEAR = {
 
 _EXAMPLE = "write it as fsdp=64,tensor=8"
 _LARGEST = 10**12  # devices of all axes together; far above any fleet
-_TRIED = 2**16  # enough to find all divisors of any number that a config may hold
-
-
-def near_divisors(number: int, wanted: int) -> list[int]:
-    """Return the largest divisor of `number` that is at most `wanted`, and the smallest above it, if any.
-
-    For a `number` above 2**32, divisors are found only if they or their cofactors are at most 2**16.
-    """
-    small = [d for d in range(1, min(math.isqrt(number), _TRIED) + 1) if number % d == 0]
-    divisors = sorted({*small, *(number // d for d in small)})
-    below = [d for d in divisors if d <= wanted]
-    above = [d for d in divisors if d > wanted]
-    return below[-1:] + above[:1]
-
-
-def near_multiples(step: int, wanted: int) -> list[int]:
-    """Return the multiples of `step` on both sides of `wanted`, without zero."""
-    below = wanted - wanted % step
-    return [n for n in (below, below + step) if n]
-
-
-def or_list(numbers: Iterable[int]) -> str:
-    """Return numbers joined for a sentence: "4", "4 or 8"."""
-    return " or ".join(str(n) for n in numbers)
 
 
 def _axis(text: str, name: str) -> str:

@@ -1,26 +1,28 @@
 """Check that a layout divides a run's dimensions, and that a chip computes in its formats.
 
-This module also settles a run's batch on a layout, and returns the ticks of its pipeline.
+This module also resolves a run's batch on a layout, and returns the ticks of its pipeline.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.errors import InputError
 from meshwright.hardware import Chip
 
-from ._base import Problem
-from ._layout import Layout, Ticks, near_divisors, near_multiples, or_list
-from ._models import CruncherModel, LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
+from ._base import Problem, near_divisors, near_multiples, or_list
+from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
+from ._models import TransformerModel
 from ._problems import input_error
 from ._run import RunConfig
 
 
-def settled(config: RunConfig, layout: Layout) -> RunConfig:
+def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
     """Return the run with `batch.sequences_per_replica` turned into `batch.sequences` on a resolved layout.
 
-    The rows of a batch are split over data * fsdp * expert; those are the replicas. A settled run keeps its
+    The rows of a batch are split over data * fsdp * expert; those are the replicas. A resolved run keeps its
     batch on any layout with which it continues.
     """
     each = config.batch.sequences_per_replica
@@ -32,7 +34,7 @@ def settled(config: RunConfig, layout: Layout) -> RunConfig:
 
 
 def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
-    """Return the pipeline ticks of a settled run on a resolved layout; None if the layout has one stage."""
+    """Return the pipeline ticks of a resolved run on a resolved layout; None if the layout has one stage."""
     if layout.size("stage") == 1:
         return None
     replicas = layout.num_replicas
@@ -45,167 +47,117 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:
-    """Raise if a settled `config` cannot be split evenly over a resolved `layout`.
+    """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; a Transformer's layers over stage; the
-    parameters' embed (width, input) dimension over fsdp, with ZeRO-1 over data * fsdp; experts over expert;
-    heads, key-value heads, MLP, vocabulary and sequence, the cruncher's width and lenet's hidden layer over
-    tensor; a Transformer's sequence over context, in two pieces for each device, and its loss in whole chunks
-    there.
+    Checked: the batch over data * fsdp * expert * microbatch; each dimension that the model names
+    (`ModelKind.split_dims`) over the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
+    over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
             of them with the nearest sizes.
     """
-    if layout.size("expert") > 1 and not _has_experts(config.model):
+    dims = config.model.split_dims
+    if layout.size("expert") > 1 and not dims.get("experts"):
         raise InputError(
             f"{config.name} on layout {layout}: axis 'expert' splits experts, and the model has none",
             hint=f"use data={layout.size('data') * layout.size('expert')} in place of both, or set "
             "model.num_experts",
         )
-    problems = _stage_problems(config, layout) + _batch_problems(config, layout)
-    for axis in ("stage", "expert", "tensor"):
-        problems += _axis_problems(axis, layout.size(axis), _split_sizes(config, axis))
-    axis, size = ("fsdp", layout.size("fsdp"))
-    if config.zero1:
-        axis, size = ("data*fsdp", layout.size("data") * size)
-    problems += _axis_problems(axis, size, _split_sizes(config, "fsdp"))
-    problems += _context_problems(config, layout) or _position_problems(config, layout)
+    if config.model.takes == "sequences":
+        dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
+    rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
+    problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
+    for axis in ("stage", "expert", "tensor", "fsdp"):
+        split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
+        axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
+        problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
+    problems += list(_context_problems(config, layout)) or list(_position_problems(config, layout))
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 
 
-def _has_experts(model: Model) -> bool:
-    return isinstance(model, TransformerModel) and model.num_experts is not None
-
-
-def _stage_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    """Return the reason why a run cannot have stages, each of which holds some of the stacked layers."""
+def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield the reason why a run cannot have stages, each of which holds some of the stacked layers."""
     stages, model = layout.size("stage"), config.model
     if stages == 1:
-        return []
-    if not isinstance(model, TransformerModel):
-        ways = stages * layout.size("data")
+        return
+    if "layers" not in model.split_dims:
         what = f"= {model.kind!r}, but stage = {stages} splits the layers of a transformer"
-        return [("model.kind", what, f"use data={ways} in place of stage and data")]
-    if model.unroll:
+        yield "model.kind", what, f"use data={stages * layout.size('data')} in place of stage and data"
+    elif isinstance(model, TransformerModel) and model.unroll:
         what = f"= true, but stage = {stages} splits layers that are stacked"
-        return [("model.unroll", what, "use model.unroll = false")]
-    if config.offload in ("activations", "both"):
+        yield "model.unroll", what, "use model.unroll = false"
+    elif config.offload in ("activations", "both"):
         what = f"= {config.offload!r}, but stage = {stages} keeps what it saves in slots on the devices"
-        return [("offload", what, 'use offload = "optimizer"')]
-    return []
+        yield "offload", what, 'use offload = "optimizer"'
 
 
-def _split_sizes(config: RunConfig, axis: str) -> dict[str, int]:
-    """Return the quantities that an axis splits, by dotted path, or by words if no key sets them."""
-    model: Model = config.model
-    if axis == "stage":
-        return {"model.num_layers": model.num_layers} if isinstance(model, TransformerModel) else {}
-    if axis == "expert":
-        experts = model.num_experts if isinstance(model, TransformerModel) else None
-        return {"model.num_experts": experts} if experts else {}
-    if isinstance(model, LinearModel):
-        return {"model.input_dim": model.input_dim} if axis == "fsdp" else {}
-    if isinstance(model, CruncherModel):
-        return {"model.width": model.width}
-    if isinstance(model, LeNetModel):
-        return {"the inputs of the hidden layer": 800} if axis == "fsdp" else {"the hidden units": 128}
-    if isinstance(model, ResNetModel):
-        return {"the inputs of the head": 512} if axis == "fsdp" else {}
-    if axis == "fsdp":
-        return {"model.embed_dim": model.embed_dim}
-    return {
-        "model.num_heads": model.num_heads,
-        "model.num_kv_heads": model.num_kv_heads,
-        "model.mlp_dim": model.mlp_dim,
-        "model.vocab_size": model.vocab_size,
-        "batch.sequence_length": config.batch.sequence_length,
-    }
+def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    """Yield the sizes that do not divide over all of `axes` together.
 
-
-def _axis_problems(axis: str, size: int, quantities: dict[str, int]) -> list[Problem]:
-    """Return the quantities that do not divide over an axis.
-
-    A size of the axis is suggested only if it suits every quantity that the axis splits.
+    A size of the axes is suggested only if it suits every size that they split.
     """
-    common = math.gcd(*quantities.values())
-    return [
-        (
-            path,
-            f"= {quantity} does not divide over {axis} = {size}",
-            f"use {axis}={or_list(near_divisors(common, size))}"
-            + (f", or {path} = {or_list(near_multiples(size, quantity))}" if "." in path else ""),
-        )
-        for path, quantity in quantities.items()
-        if quantity % size
-    ]
+    ways, names = math.prod(layout.size(axis) for axis in axes), "*".join(axes)
+    for path, size in sizes.items():
+        if size % ways:
+            hint = f"use {names}={or_list(near_divisors(math.gcd(*sizes.values()), ways))}"
+            if "." in path:
+                hint += f", or {path} = {or_list(near_multiples(ways, size))}"
+            yield path, f"= {size} does not divide over {names} = {ways}", hint
 
 
-def _context_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    size, tensor = layout.size("context"), layout.size("tensor")
-    if size == 1:
-        return []
-    if not isinstance(config.model, TransformerModel):
+def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    size, length = layout.size("context"), config.batch.sequence_length
+    pieces = math.lcm(2, layout.size("tensor"))
+    if size > 1 and config.model.takes != "sequences":
         what = f"= {config.model.kind} has no sequence for context = {size} to split"
-        return [("model.kind", what, "use context=1")]
-    length, pieces = config.batch.sequence_length, math.lcm(2, tensor)
-    if length % (size * pieces):
-        ways = near_divisors(length // pieces, size) if length % pieces == 0 else []
-        return [
-            (
-                "batch.sequence_length",
-                f"= {length} does not divide into {pieces} pieces for each of context = {size} devices",
-                f"use batch.sequence_length = {or_list(near_multiples(size * pieces, length))}"
-                + (f", or context={or_list(ways)}" if ways else ""),
-            )
-        ]
-    return []
+        yield "model.kind", what, "use context=1"
+    elif size > 1 and length % (size * pieces):
+        what = f"= {length} does not divide into {pieces} pieces for each of context = {size} devices"
+        hint = f"use batch.sequence_length = {or_list(near_multiples(size * pieces, length))}"
+        if length % pieces == 0:
+            hint += f", or context={or_list(near_divisors(length // pieces, size))}"
+        yield "batch.sequence_length", what, hint
 
 
-def _position_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    """Return problems with the split of positions.
+def _position_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield problems with the split of positions.
 
-    `context` splits the positions of a Transformer. Over stages, the head's work is split by position too, as
+    `context` splits the positions of a sequence. Over stages, the head's work is split by position too, as
     `context` and `tensor` split the residual.
     """
     model, length, stages = config.model, config.batch.sequence_length, layout.size("stage")
     if not isinstance(model, TransformerModel):
-        return []
-    splitting = ("context", "tensor", "stage") if stages > 1 else ("context",)
-    splitting = tuple(axis for axis in splitting if layout.size(axis) > 1)
-    num_parts = math.prod(layout.size(axis) for axis in splitting)
+        return
+    axes = (*ACTIVATION_RULES["residual_sequence"], "stage") if stages > 1 else ACTIVATION_RULES["sequence"]
+    axes = [axis for axis in axes if layout.size(axis) > 1]
+    num_parts = math.prod(layout.size(axis) for axis in axes)
     if length % num_parts:
-        what = f"= {length} does not divide over {'*'.join(splitting)} = {num_parts}"
+        what = f"= {length} does not divide over {'*'.join(axes)} = {num_parts}"
         # Each part of `context` has two halves.
-        multiple = math.lcm(num_parts, 2 * layout.size("context")) if "context" in splitting else num_parts
-        nearest = or_list(near_multiples(multiple, length))
-        return [("batch.sequence_length", what, f"use batch.sequence_length = {nearest}")]
+        multiple = math.lcm(num_parts, 2 * layout.size("context")) if "context" in axes else num_parts
+        hint = f"use batch.sequence_length = {or_list(near_multiples(multiple, length))}"
+        yield "batch.sequence_length", what, hint
+        return
     held = length // (layout.size("context") * stages)
     chunk = min(model.loss_chunk, held)
-    if held % chunk == 0:
-        return []
-    names = "*".join(axis for axis in splitting if axis != "tensor")
-    what = f"= {model.loss_chunk} does not divide the {held} positions of {names} = {length // held}"
-    return [("model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(held, chunk)[0]}")]
+    if held % chunk:
+        names = "*".join(axis for axis in axes if axis != "tensor")
+        what = f"= {model.loss_chunk} does not divide the {held} positions of {names} = {length // held}"
+        yield "model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(held, chunk)[0]}"
 
 
-def _batch_problems(config: RunConfig, layout: Layout) -> list[Problem]:
-    sequences, micro = config.batch.sequences, config.batch.microbatch_sequences
+def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    sequences, micro = config.batch.sequences, config.batch.microbatch_sequences or 1
     replicas = layout.num_replicas
-    names = "data*fsdp*expert" if layout.size("expert") > 1 else "data*fsdp"
-    if sequences % (replicas * (micro or 1)) == 0:
-        return []
-    by_micro = f" x batch.microbatch_sequences = {micro}" if micro else ""
-    ways = near_divisors(sequences // (micro or 1), replicas)
-    return [
-        (
-            "batch.sequences",
-            f"= {sequences} does not divide over {names} = {replicas}{by_micro}",
-            f"use batch.sequences = {or_list(near_multiples(replicas * (micro or 1), sequences))}, "
-            f"or {names} = {or_list(ways)}",
-        )
-    ]
+    if sequences % (replicas * micro):
+        names = "data*fsdp*expert" if layout.size("expert") > 1 else "data*fsdp"
+        by_micro = f" x batch.microbatch_sequences = {micro}" if config.batch.microbatch_sequences else ""
+        what = f"= {sequences} does not divide over {names} = {replicas}{by_micro}"
+        nearest = or_list(near_multiples(replicas * micro, sequences))
+        ways = or_list(near_divisors(sequences // micro, replicas))
+        yield "batch.sequences", what, f"use batch.sequences = {nearest}, or {names} = {ways}"
 
 
 NEEDS = {"fp16": ("fp16",), "fp8": ("fp8-e4m3", "fp8-e5m2")}

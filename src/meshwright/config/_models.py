@@ -1,8 +1,14 @@
-"""Define the models that a run can train: their sizes, and closed forms of their parameter counts."""
+"""Define the kinds of models: their keys, parameter counts in closed form, and what the axes split.
+
+A new kind is a record below `ModelKind` here, listed in `Model`; a module of `meshwright.models` with its
+class; and a line in `models.MODELS`. What other packages ask of any model is a member of `ModelKind`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -17,30 +23,83 @@ from ._base import (
     PositiveFloat,
     Problem,
     Section,
+    near_divisors,
+    or_list,
     raise_problems,
 )
-from ._layout import near_divisors, or_list
 
 
-class LinearModel(Section):
+class ModelKind(Section):
+    """The base of every kind: what other packages ask of a model before it is built."""
+
+    takes: ClassVar[Literal["rows", "images", "sequences"]]
+    """The entries of a batch: rows of numbers, square images, or sequences of token ids."""
+    has_blocks: ClassVar[bool] = False
+    """True for a stack of blocks, whose saved activations `remat` and `offload` choose."""
+    has_answer: ClassVar[bool] = True
+    """False if the targets of synthetic rows do not follow from the inputs."""
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once."""
+
+    @property
+    @abstractmethod
+    def num_matmul_parameters(self) -> int:
+        """Number of parameters that multiply every row, token or position of an image."""
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one row or image; empty for one token."""
+
+    @property
+    def num_token_ids(self) -> int:
+        """Number of different ids that tokens have; 0 for a model of rows or images."""
+        return 0
+
+    @property
+    @abstractmethod
+    def layer_outputs(self) -> tuple[int, str]:
+        """Numbers in the outputs of all layers but the last, per row, image or token, and how they count."""
+
+    @property
+    @abstractmethod
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """Sizes by the named dimension that the axes of its rule split (`PARAMETER_RULES`).
+
+        Each size has the key that sets it, or words where no key does.
+        """
+
+    @abstractmethod
+    def widest_activation(self, length: int) -> int:
+        """Return the size of the widest activation per row, image or token; attention's scores are one."""
+
+    @property
+    def has_fp8_products(self) -> bool:
+        """True if the layers' products can run in eight bits."""
+        return False
+
+    def length_problems(self, length: int) -> Iterator[Problem]:
+        """Yield the problems with `batch.sequence_length`; paths start at the run."""
+        yield from ()
+
+
+class LinearModel(ModelKind):
     """Linear regression: one row of `input_dim` numbers in, one number out."""
 
+    takes = "rows"
     kind: Literal["linear"]
     """Kind of model.
-
-    Effect: a single product of a vector and a number; for learning and for tests.
-    """
+    Effect: a single product of a vector and a number; for learning and for tests."""
     input_dim: Positive
     """Numbers in one row.
-
     Effect: as many parameters; `fsdp` must divide it.
-    Unit: numbers
-    """
+    Unit: numbers"""
     bias: bool = False
     """Add a learned constant.
-
-    Effect: one parameter more.
-    """
+    Effect: one parameter more."""
 
     @property
     def num_parameters(self) -> int:
@@ -52,31 +111,46 @@ class LinearModel(Section):
         """Number of parameters that multiply every row: D."""
         return self.input_dim
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one row: D."""
+        return (self.input_dim,)
+
+    @property
+    def layer_outputs(self) -> tuple[int, str]:
+        """None: no layer comes before the output."""
+        return 0, "no layer before the output, so no activation"
+
+    @property
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """The inputs."""
+        return {"embed": {"model.input_dim": self.input_dim}}
+
+    def widest_activation(self, length: int) -> int:
+        """Return the size of a row."""
+        return self.input_dim
+
 
 MOST_UNROLLED = 10_000
 """Layers that are written out one by one; more would fill the memory before the compiler sees them."""
 
 
-class CruncherModel(Section):
+class CruncherModel(ModelKind):
     """The deep linear model: `num_layers` maps of width D to D, then one to a single number; no biases."""
 
+    takes = "rows"
+    has_answer = False
     kind: Literal["cruncher"]
     """Kind of model.
-
-    Effect: nothing but products of matrices, so that its figures can be counted by hand.
-    """
+    Effect: nothing but products of matrices, so that its figures can be counted by hand."""
     width: Positive
     """Numbers in one row, and in the result of every layer.
-
     Effect: parameters and FLOPs grow with its square; `fsdp` and `tensor` must divide it.
-    Unit: numbers
-    """
+    Unit: numbers"""
     num_layers: Annotated[int, Field(ge=1, le=MOST_UNROLLED)]
     """Square maps before the last one.
-
     Effect: parameters, FLOPs and saved activations grow in proportion.
-    Unit: layers
-    """
+    Unit: layers"""
 
     @property
     def num_parameters(self) -> int:
@@ -88,24 +162,37 @@ class CruncherModel(Section):
         """Number of parameters that multiply every row: all L D^2 + D."""
         return self.num_parameters
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one row: D."""
+        return (self.width,)
 
-class LeNetModel(Section):
+    @property
+    def layer_outputs(self) -> tuple[int, str]:
+        """L D numbers."""
+        return self.width * self.num_layers, "batch x width x layers"
+
+    @property
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """Inputs and outputs of the square maps, both D."""
+        return {dim: {"model.width": self.width} for dim in ("embed", "mlp")}
+
+    def widest_activation(self, length: int) -> int:
+        """Return the size of a row, which every layer keeps."""
+        return self.width
+
+
+class LeNetModel(ModelKind):
     """LeNet for images of 28 x 28 pixels in one channel and ten classes; its sizes are fixed.
 
     Convolution 3 x 3 to 20 channels, ReLU, mean of 2 x 2; convolution 5 x 5 to 50 channels, ReLU, mean of
     2 x 2; 50 x 4 x 4 = 800 numbers to 128, ReLU, to 10 logits. No padding; a bias after each.
     """
 
+    takes = "images"
     kind: Literal["lenet"]
     """Kind of model.
-
-    Effect: a convolutional network of 129,068 parameters.
-    """
-
-    @property
-    def image_size(self) -> int:
-        """Side of an image: 28 pixels."""
-        return 28
+    Effect: a convolutional network of 129,068 parameters."""
 
     @property
     def num_parameters(self) -> int:
@@ -120,26 +207,41 @@ class LeNetModel(Section):
         """
         return 20 * 1 * 3 * 3 + 50 * 20 * 5 * 5 + 800 * 128 + 128 * 10
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one image: one channel of 28 x 28 pixels."""
+        return 1, 28, 28
 
-class ResNetModel(Section):
+    @property
+    def layer_outputs(self) -> tuple[int, str]:
+        """Outputs of the convolutions, 20 x 26 x 26 and 50 x 9 x 9, and 128 of the hidden layer."""
+        count = 20 * 26 * 26 + 50 * 9 * 9 + 128
+        return count, "images x outputs of the two convolutions and the hidden layer"
+
+    @property
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """Inputs and outputs of the hidden layer."""
+        return {"embed": {"the inputs of the hidden layer": 800}, "mlp": {"the hidden units": 128}}
+
+    def widest_activation(self, length: int) -> int:
+        """Return a bound of the first convolution's output: 20 channels of the whole image."""
+        return 20 * 28**2
+
+
+class ResNetModel(ModelKind):
     """ResNet-18 for square images in one channel and ten classes; all its sizes but the image's are fixed."""
 
+    takes = "images"
     kind: Literal["resnet18"]
     """Kind of model.
-
-    Effect: a convolutional network of 11,173,578 parameters.
-    """
+    Effect: a convolutional network of 11,173,578 parameters."""
     image_size: Annotated[int, Field(ge=32, le=LARGEST)]
     """Side of an image; image files are resized to it.
-
     Effect: FLOPs and saved activations grow with its square.
-    Unit: pixels
-    """
+    Unit: pixels"""
     batch_norm: Literal["global", "replica"] = "global"
     """Rows over which training takes the statistics: the whole batch of a pass, or each replica's rows.
-
-    Effect: `global` sums over the replicas in every normalisation, and gives one result on any layout.
-    """
+    Effect: `global` sums over the replicas in every normalisation, and gives one result on any layout."""
 
     @property
     def num_parameters(self) -> int:
@@ -161,160 +263,140 @@ class ResNetModel(Section):
         kernels = sum(9 * (c * d + 3 * d * d) + (c * d if c != d else 0) for c, d in stages)
         return 49 * 64 + kernels + 512 * 10
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one image: one channel."""
+        return 1, self.image_size, self.image_size
 
-class TransformerModel(Section):
+    @property
+    def layer_outputs(self) -> tuple[int, str]:
+        """Outputs of the convolutions.
+
+        The stem has 64 channels at half the side. Each stage has four convolutions of its width, and every
+        stage but the first has a fifth, of size 1 x 1.
+        """
+        side = (self.image_size + 1) // 2
+        total = 64 * side**2
+        for width in (64, 128, 256, 512):
+            side = (side + 1) // 2
+            total += (4 if width == 64 else 5) * width * side**2
+        return total, "images x outputs of the convolutions"
+
+    @property
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """The inputs of the head."""
+        return {"embed": {"the inputs of the head": 512}}
+
+    def widest_activation(self, length: int) -> int:
+        """Return a bound of the stem's output: 64 channels of the whole image."""
+        return 64 * self.image_size**2
+
+
+class TransformerModel(ModelKind):
     """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
 
     With `num_experts` each block has that many MLPs of `mlp_dim`, and a router in float32 that sends each
     token to `experts_per_token` of them.
     """
 
+    takes = "sequences"
+    has_blocks = True
     kind: Literal["transformer"]
     """Kind of model.
-
-    Effect: GPT, Llama and Mixtral are this one with other sizes.
-    """
+    Effect: GPT, Llama and Mixtral are this one with other sizes."""
     num_layers: Positive
     """Blocks of attention and MLP.
-
     Effect: parameters, FLOPs and saved activations grow in proportion; `stage` must divide it.
-    Unit: layers
-    """
+    Unit: layers"""
     embed_dim: Positive
     """Width of the residual stream.
-
     Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
-    Unit: numbers per token
-    """
+    Unit: numbers per token"""
     num_heads: Positive
     """Query heads of attention.
-
     Effect: `tensor` must divide it; with `head_dim` left to its default it changes no parameter count.
-    Unit: heads
-    """
+    Unit: heads"""
     num_kv_heads: Positive
     """Key and value heads, each shared by `num_heads` / `num_kv_heads` query heads.
-
     Effect: fewer save parameters and the keys and values that `context` sends; `tensor` must divide it.
-    Unit: heads
-    """
+    Unit: heads"""
     head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
     """Width of one head.
-
     Effect: attention's parameters and FLOPs grow in proportion; kernels want a multiple of 8.
     Unit: numbers
-    Default: `embed_dim` / `num_heads`
-    """
+    Default: `embed_dim` / `num_heads`"""
     mlp_dim: Positive
     """Hidden width of the MLP, or of one expert.
-
     Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it.
-    Unit: numbers
-    """
+    Unit: numbers"""
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Rows of the embedding table and of the head.
-
     Effect: both tables and the logits grow in proportion; ids of the data must be below it.
-    Unit: tokens
-    """
+    Unit: tokens"""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, before attention, MLP and head.
-
-    Effect: the arithmetic of norms; a LayerNorm takes part in `bias`.
-    """
+    Effect: the arithmetic of norms; a LayerNorm takes part in `bias`."""
     norm_epsilon: PositiveFloat = 1e-5
     """Number added to the mean square under the norm's root.
-
     Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed.
-    Unit: none
-    """
+    Unit: none"""
     position: Literal["rotary", "learned"] = "rotary"
     """Rotary positions, or a learned table that is added.
-
     Rotary ones turn queries and keys by angles.
-    Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`.
-    """
+    Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
     max_positions: OptionalPositive = None
     """Rows of the learned position table.
-
     Effect: the longest sequence; a row of `embed_dim` parameters each.
-    Unit: positions
-    """
+    Unit: positions"""
     rope_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths.
-
     Effect: larger bases suit longer sequences; nothing that is weighed.
-    Unit: none
-    """
+    Unit: none"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
-
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
-    Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU.
-    """
+    Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
     activation: Literal["silu", "gelu", "relu"] = "silu"
     """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses.
-
-    Effect: elementwise arithmetic.
-    """
+    Effect: elementwise arithmetic."""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head.
-
-    Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay.
-    """
+    Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
-
-    Effect: a few vectors of parameters per layer.
-    """
+    Effect: a few vectors of parameters per layer."""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
-
     Effect: above 0 it draws random numbers and saves masks.
-    Unit: share
-    """
+    Unit: share"""
     unroll: bool = False
     """Write the blocks out one after the other instead of scanning over them.
-
-    Effect: a longer compilation; on a CPU a faster step; not with `stage`.
-    """
+    Effect: a longer compilation; on a CPU a faster step; not with `stage`."""
     loss_chunk: Positive = 512
     """Positions of each sequence whose logits are held at once.
-
     Logits are the largest array of a small model; whole in fp32 those of a large vocabulary would not fit.
     Effect: larger chunks need more memory and fewer passes; it must divide the sequence.
-    Unit: positions
-    """
+    Unit: positions"""
     num_experts: OptionalPositive = None
     """Experts of each block, of which a token meets `experts_per_token`; `none` is one MLP for all.
-
     Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it.
-    Unit: experts
-    """
+    Unit: experts"""
     experts_per_token: OptionalPositive = None
     """Experts that each token is sent to.
-
     Effect: the MLP's FLOPs and messages over `expert` grow in proportion.
-    Unit: experts
-    """
+    Unit: experts"""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
-
     Effect: parameters and FLOPs of as many MLPs more.
-    Unit: experts
-    """
+    Unit: experts"""
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
-
     Effect: larger factors pad more and drop less; `none` drops nothing and pads most.
-    Unit: fair shares
-    """
+    Unit: fair shares"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
-
     Effect: spreads the tokens over the experts; nothing that is weighed.
-    Unit: none
-    """
+    Unit: none"""
 
     @property
     def num_parameters(self) -> int:
@@ -358,6 +440,56 @@ class TransformerModel(Section):
         return self.num_layers * block + self.vocab_size * self.embed_dim
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one token."""
+        return ()
+
+    @property
+    def num_token_ids(self) -> int:
+        """V."""
+        return self.vocab_size
+
+    @property
+    def layer_outputs(self) -> tuple[int, str]:
+        """L E numbers: one output of each block."""
+        count = self.embed_dim * self.num_layers
+        return count, "tokens x width x layers: one output of each block"
+
+    @property
+    def split_dims(self) -> dict[str, dict[str, int]]:
+        """Layers, experts, widths, heads and the vocabulary."""
+        experts = {} if self.num_experts is None else {"model.num_experts": self.num_experts}
+        return {
+            "layers": {"model.num_layers": self.num_layers},
+            "experts": experts,
+            "embed": {"model.embed_dim": self.embed_dim},
+            "heads": {"model.num_heads": self.num_heads},
+            "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
+            "mlp": {"model.mlp_dim": self.mlp_dim},
+            "vocab": {"model.vocab_size": self.vocab_size},
+        }
+
+    def widest_activation(self, length: int) -> int:
+        """Return the widest of residual, heads, scores, hidden units and logits."""
+        heads, hidden = self.num_heads, (self.num_experts or 1) * self.mlp_dim
+        return max(self.embed_dim, heads * self.head_dim, heads * length, hidden, self.vocab_size)
+
+    @property
+    def has_fp8_products(self) -> bool:
+        """True without experts."""
+        return self.num_experts is None
+
+    def length_problems(self, length: int) -> Iterator[Problem]:
+        """Yield the problems of sequences longer than the positions, or not in whole chunks of the loss."""
+        if self.max_positions is not None and length > self.max_positions:
+            what = f"= {length} is longer than model.max_positions = {self.max_positions} learned positions"
+            yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.max_positions}"
+        chunk = min(self.loss_chunk, length)
+        if length % chunk:
+            what = f"= {self.loss_chunk} does not divide batch.sequence_length = {length}"
+            yield "model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(length, chunk)[0]}"
+
+    @property
     def _num_mlp_matrices(self) -> int:
         return 3 if self.mlp == "gated" else 2
 
@@ -390,74 +522,51 @@ class TransformerModel(Section):
         return value
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> TransformerModel:
-        problems: list[Problem] = []
+    def _check_keys(self) -> TransformerModel:
+        raise_problems([*self._layer_problems(), *self._position_problems(), *self._expert_problems()])
+        return self
+
+    def _layer_problems(self) -> Iterator[Problem]:
         if self.num_heads % self.num_kv_heads:
-            kept = near_divisors(self.num_heads, self.num_kv_heads)[0]
-            problems.append(
-                (
-                    "num_kv_heads",
-                    f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}",
-                    f"use num_kv_heads = {kept}",
-                )
-            )
+            what = f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}"
+            nearest = near_divisors(self.num_heads, self.num_kv_heads)[0]
+            yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
         if self.unroll and self.num_layers > MOST_UNROLLED:
             what = (
                 f"= true writes out num_layers = {self.num_layers} blocks, and at most {MOST_UNROLLED} can be"
             )
-            problems.append(("unroll", what, "use unroll = false"))
-        problems += self._position_problems() + self._expert_problems()
-        raise_problems(problems)
-        return self
+            yield "unroll", what, "use unroll = false"
 
-    def _expert_problems(self) -> list[Problem]:
-        """Return problems with experts: they have no biases, and their keys need `num_experts`."""
+    def _expert_problems(self) -> Iterator[Problem]:
+        """Yield the problems with experts: they have no biases, and their keys need `num_experts`."""
         if self.num_experts is None:
-            names = ("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss")
-            return [
-                (name, f"= {getattr(self, name)} has no effect without num_experts", f"leave {name} out")
-                for name in names
-                if getattr(self, name)
-            ]
-        problems: list[Problem] = []
+            for name in ("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss"):
+                if value := getattr(self, name):
+                    yield name, f"= {value} has no effect without num_experts", f"leave {name} out"
+            return
         if self.experts_per_token is None:
             what = f"is missing; num_experts = {self.num_experts} needs it"
-            problems.append(("experts_per_token", what, "set experts_per_token to 1 or 2"))
+            yield "experts_per_token", what, "set experts_per_token to 1 or 2"
         elif self.experts_per_token > self.num_experts:
             what = f"= {self.experts_per_token} is more than num_experts = {self.num_experts}"
-            problems.append(("experts_per_token", what, f"use {self.num_experts} at most"))
+            yield "experts_per_token", what, f"use {self.num_experts} at most"
         if self.bias:
-            problems.append(("bias", "= True, but experts have no biases", "use bias = false"))
-        return problems
+            yield "bias", "= true, but experts have no biases", "use bias = false"
 
-    def _position_problems(self) -> list[Problem]:
-        """Return problems with positions: each scheme needs its own key, and the other's has no effect."""
-        wanted, foreign = ("rope_theta", "max_positions")
+    def _position_problems(self) -> Iterator[Problem]:
+        """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
+        needed, unused, example = "rope_theta", "max_positions", "10000.0"
         if self.position == "learned":
-            wanted, foreign = foreign, wanted
-        problems: list[Problem] = []
-        if getattr(self, wanted) is None:
-            example = "10000.0" if wanted == "rope_theta" else "the longest sequence, e.g. 1024"
-            problems.append(
-                (wanted, f"is missing; position = {self.position!r} needs it", f"set {wanted} to {example}")
-            )
-        if getattr(self, foreign) is not None:
-            problems.append(
-                (
-                    foreign,
-                    f"= {getattr(self, foreign)} has no effect with position = {self.position!r}",
-                    f'leave {foreign} out, or set {foreign} = "none"',
-                )
-            )
+            needed, unused, example = unused, needed, "the longest sequence, e.g. 1024"
+        if getattr(self, needed) is None:
+            what = f"is missing; position = {self.position!r} needs it"
+            yield needed, what, f"set {needed} to {example}"
+        if (value := getattr(self, unused)) is not None:
+            what = f"= {value} has no effect with position = {self.position!r}"
+            yield unused, what, f'leave {unused} out, or set {unused} = "none"'
         if self.position == "rotary" and self.head_dim % 2:
-            problems.append(
-                (
-                    "head_dim",
-                    f"= {self.head_dim} is odd; rotary positions turn pairs of numbers",
-                    f"use head_dim = {self.head_dim + 1}",
-                )
-            )
-        return problems
+            what = f"= {self.head_dim} is odd; rotary positions turn pairs of numbers"
+            yield "head_dim", what, f"use head_dim = {self.head_dim + 1}"
 
 
 def _default_head_dim(data: dict[str, Any]) -> int:

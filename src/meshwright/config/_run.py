@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -19,9 +20,9 @@ from ._base import (
     Section,
     raise_problems,
 )
-from ._data import Data, IdxData, LineData
-from ._layout import Layout, PipelineSchedule, near_divisors
-from ._models import LeNetModel, LinearModel, Model, ResNetModel, TransformerModel
+from ._data import Data, LineData
+from ._layout import Layout, PipelineSchedule
+from ._models import Model, TransformerModel
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
 
 
@@ -30,34 +31,24 @@ class BatchConfig(Section):
 
     sequences: Positive
     """Sequences that the whole fleet reads in one step.
-
     Effect: FLOPs of a step grow in proportion; data x fsdp x expert x microbatch must divide it.
-    Unit: sequences
-    """
+    Unit: sequences"""
     sequence_length: Positive = 1
     """Positions of a sequence that are predicted; 1 for models of rows or images.
-
     Effect: FLOPs and saved activations grow in proportion, attention's FLOPs with the square.
-    Unit: tokens
-    """
+    Unit: tokens"""
     microbatch_sequences: OptionalPositive = None
     """Sequences that one data replica handles at a time; `none` is all of its share at once.
-
     Effect: fewer save activation memory; gradients are then summed over several passes.
-    Unit: sequences
-    """
+    Unit: sequences"""
     sequences_per_replica: OptionalPositive = None
     """Sequences of each data replica, in place of `sequences`.
-
     Effect: `sequences` becomes this times the layout's data x fsdp x expert, so that it grows with the fleet.
-    Unit: sequences
-    """
+    Unit: sequences"""
     base_sequences: OptionalPositive = None
     """Batch for which the learning rate was chosen; needed by `schedule.scale`.
-
     Effect: the learning rate follows the batch from here.
-    Unit: sequences
-    """
+    Unit: sequences"""
 
     @property
     def tokens_per_step(self) -> int:
@@ -70,16 +61,12 @@ class EvaluationConfig(Section):
 
     every_steps: Positive = 100
     """Steps between two evaluations; one more comes before the first step and after the last.
-
     Effect: time of training; nothing that is weighed.
-    Unit: steps
-    """
+    Unit: steps"""
     batches: Positive = 8
     """Held-out batches of one evaluation.
-
     Effect: more give a steadier loss and take longer.
-    Unit: batches
-    """
+    Unit: batches"""
 
 
 class CheckpointConfig(Section):
@@ -87,22 +74,16 @@ class CheckpointConfig(Section):
 
     every_steps: OptionalPositive = 1000
     """Steps between two checkpoints; one more comes after the last step. `none` saves nothing.
-
     Effect: work lost by a crash, and disk traffic; nothing that is weighed.
-    Unit: steps
-    """
+    Unit: steps"""
     keep_last: Positive = 3
     """Newest checkpoints that are kept; older ones are deleted.
-
     Effect: disk space: parameters and moments in fp32 each.
-    Unit: checkpoints
-    """
+    Unit: checkpoints"""
     keep_every: OptionalPositive = None
     """Checkpoints of steps that are multiples of this are kept for good as well.
-
     Effect: disk space that grows with the run.
-    Unit: steps
-    """
+    Unit: steps"""
 
 
 class FaultConfig(Section):
@@ -110,35 +91,25 @@ class FaultConfig(Section):
 
     bad_step: Literal["stop", "skip", "rollback"] = "stop"
     """Answer to a step whose loss or gradient is not finite.
-
     Its update is never applied. `stop` saves and ends the run; `skip` goes on with the next batch; `rollback`
     goes back to the last checkpoint and leaves out the batches since then.
-    Effect: nothing that is weighed.
-    """
+    Effect: nothing that is weighed."""
     most_bad_steps: Positive = 10
     """Bad steps in a row after which the run ends in any case.
-
     Effect: bounds what `skip` and `rollback` try.
-    Unit: steps
-    """
+    Unit: steps"""
     spike_sigmas: PositiveFloat = 6.0
     """Distance above the recent losses at which a loss is flagged as a spike.
-
     Effect: smaller values flag more steps; nothing is stopped.
-    Unit: standard deviations
-    """
+    Unit: standard deviations"""
     startup_deadline_seconds: OptionalPositiveFloat = 3600.0
     """Time until the first step after which a run is ended as hung; `none` waits for ever.
-
     Effect: a run that hangs gives its machines back.
-    Unit: seconds
-    """
+    Unit: seconds"""
     step_deadline_seconds: OptionalPositiveFloat = 1800.0
     """Time without progress after which a run is ended as hung; `none` waits for ever.
-
     Effect: a run that hangs gives its machines back.
-    Unit: seconds
-    """
+    Unit: seconds"""
 
 
 Remat = Literal["none", "dots", "dots-attention", "full"]
@@ -163,58 +134,40 @@ class RunConfig(Section):
     """The course of the learning rate; `kind` chooses which. Without this section the rate stays the same."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     """Format of the arithmetic; parameters and moments are always fp32.
-
-    Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md).
-    """
+    Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md)."""
     layout: str = "data=-1"
     """Mesh axes and their sizes, outermost first, as in `fsdp=64,tensor=8`; one size may be -1, the rest.
-
-    Effect: what each device holds and sends: [layouts](layouts.md).
-    """
+    Effect: what each device holds and sends: [layouts](layouts.md)."""
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     """Results that a block keeps for the backward pass.
-
     The others are computed again. `none` keeps every intermediate result, `dots` those of products,
     `dots-attention` those and attention's, `full` only the block's input.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
-    Default: `dots-attention` for a transformer, else `none`
-    """
+    Default: `dots-attention` for a transformer, else `none`"""
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
-
-    Effect: divides the state by `data`: [where the state lies](optimizers.md#where-the-state-lies).
-    """
+    Effect: divides the state by `data`: [where the state lies](optimizers.md#where-the-state-lies)."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
     """Arrays that wait in the hosts' memory.
-
     Moments wait between steps, activations until the backward pass.
     Effect: saves device memory, and every byte crosses the host's link twice a step. `activations` needs
-    `remat = "full"`.
-    """
+    `remat = "full"`."""
     pipeline: PipelineSchedule = "1f1b"
     """Order in which microbatches pass the stages of a layout.
-
-    Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do.
-    """
+    Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do."""
     batch: BatchConfig
     """The batch that one step reads; rows or images are meant where a model takes those."""
     steps: OptionalPositive = None
     """Steps of the run; `train` needs them here or as `--steps`, `weigh` does not.
-
     Effect: schedules that fall end here; no figure of one step.
-    Unit: steps
-    """
+    Unit: steps"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the parameters, the order of the data and dropout.
-
     Effect: another run of the same kind; nothing that is weighed.
-    Unit: none
-    """
+    Unit: none"""
     deterministic: bool = False
     """Make repeats on one GPU bitwise equal; CPUs and TPUs repeat anyway.
-
-    Effect: may cost speed on GPUs.
-    """
+    Effect: may cost speed on GPUs."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The loss on data that is not trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -250,175 +203,93 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
-        problems: list[Problem] = []
-        if isinstance(self.model, TransformerModel):
-            problems += _sequence_problems(self.model, self.batch.sequence_length)
-        else:
-            problems += self._row_problems()
-        problems += self._data_problems()
-        problems += self._precision_problems()
-        problems += self._offload_problems()
-        problems += self._batch_problems()
-        problems += schedule_problems(self.schedule, self.steps)
-        problems += self._size_problems()
-        raise_problems(problems)
+        raise_problems(
+            [
+                *self._model_problems(),
+                *self._data_problems(),
+                *self._offload_problems(),
+                *self._batch_problems(),
+                *schedule_problems(self.schedule, self.steps),
+                *self._size_problems(),
+            ]
+        )
         return self
 
-    def _size_problems(self) -> list[Problem]:
-        """Return arrays with more elements than XLA can count; XLA would end without a message."""
-        problems: list[Problem] = []
-        rows = self.batch.tokens_per_step
+    def _model_problems(self) -> Iterator[Problem]:
+        """Yield settings that need blocks, sequences or products in eight bits, where the model has none."""
+        model, length = self.model, self.batch.sequence_length
+        if model.takes != "sequences" and length != 1:
+            what = f"= {length}, but a {model.kind} model takes {model.takes}, not sequences"
+            yield "batch.sequence_length", what, "use batch.sequence_length = 1"
+        yield from model.length_problems(length)
+        if self.remat != "none" and not model.has_blocks:
+            what = f"= {self.remat!r} has no effect on a {model.kind} model"
+            yield "remat", what, 'use remat = "none"'
+        if self.precision == "fp8" and not model.has_fp8_products:
+            who = "experts have" if isinstance(model, TransformerModel) else f"a {model.kind} model has"
+            yield "precision", f'= "fp8", but {who} no products in eight bits', 'use precision = "bf16"'
+
+    def _size_problems(self) -> Iterator[Problem]:
+        """Yield arrays with more elements than XLA can count; XLA would end without a message."""
+        activation = self.batch.tokens_per_step * self.model.widest_activation(self.batch.sequence_length)
         for path, count, what in (
             ("model", self.model.num_parameters, "parameters"),
-            ("batch", rows * _widest(self.model, self.batch.sequence_length), "numbers in one activation"),
+            ("batch", activation, "numbers in one activation"),
         ):
             if count > MOST_ELEMENTS:
                 most = f"XLA can count {format_count(MOST_ELEMENTS)}"
-                problems.append(
-                    (path, f"has {format_count(count)} {what}, and {most}", f"use a smaller {path}")
-                )
-        return problems
+                yield path, f"has {format_count(count)} {what}, and {most}", f"use a smaller {path}"
 
-    def _batch_problems(self) -> list[Problem]:
-        """Return problems with microbatches that do not divide the batch, and with `schedule.scale`.
-
-        A scale needs `batch.base_sequences`, which has no effect without a scale.
-        """
-        batch, scale, problems = self.batch, self.schedule.scale, list[Problem]()
-        micro, each = batch.microbatch_sequences, batch.sequences_per_replica
-        path, whole = ("batch.sequences", batch.sequences)
-        if each is not None:
-            path, whole = "batch.sequences_per_replica", each
+    def _batch_problems(self) -> Iterator[Problem]:
+        """Yield problems with microbatches that do not divide the batch, and with `schedule.scale`."""
+        batch, scale = self.batch, self.schedule.scale
+        path, whole = "batch.sequences", batch.sequences
+        if batch.sequences_per_replica is not None:
+            path, whole = "batch.sequences_per_replica", batch.sequences_per_replica
+        micro = batch.microbatch_sequences
         if micro is not None and whole % micro:
             what = f"= {whole} is not a multiple of batch.microbatch_sequences = {micro}"
-            problems.append((path, what, f"use {path} = {whole - whole % micro or micro}"))
+            yield path, what, f"use {path} = {whole - whole % micro or micro}"
         if scale != "none" and batch.base_sequences is None:
             what = f"= {scale!r}, but nothing says for which batch the learning rate was chosen"
-            problems.append(("schedule.scale", what, "set batch.base_sequences to that batch's sequences"))
+            yield "schedule.scale", what, "set batch.base_sequences to that batch's sequences"
         if scale == "none" and batch.base_sequences is not None:
             what = f'= {batch.base_sequences} has no effect with schedule.scale = "none"'
-            problems.append(
-                ("batch.base_sequences", what, 'use schedule.scale = "linear" or "sqrt", or leave it out')
-            )
-        return problems
+            hint = 'use schedule.scale = "linear" or "sqrt", or leave it out'
+            yield "batch.base_sequences", what, hint
 
-    def _row_problems(self) -> list[Problem]:
-        """Return problems with models of rows or images, which have no sequence and no blocks."""
-        kind, taken, problems = self.model.kind, _taken(self.model), list[Problem]()
-        if self.batch.sequence_length != 1:
-            problems.append(
-                (
-                    "batch.sequence_length",
-                    f"= {self.batch.sequence_length}, but a {kind} model takes {taken}, not sequences",
-                    "use batch.sequence_length = 1",
-                )
-            )
-        if self.remat != "none":
-            problems.append(
-                ("remat", f"= {self.remat!r} has no effect on a {kind} model", 'use remat = "none"')
-            )
-        return problems
-
-    def _precision_problems(self) -> list[Problem]:
-        """Return problems with fp8: only a Transformer without experts has products in eight bits."""
-        has_products = isinstance(self.model, TransformerModel) and self.model.num_experts is None
-        if self.precision != "fp8" or has_products:
-            return []
-        what = f'= "fp8", but a {self.model.kind} model has no products in eight bits'
-        if isinstance(self.model, TransformerModel):
-            what = '= "fp8", but experts have no products in eight bits'
-        return [("precision", what, 'use precision = "bf16"')]
-
-    def _offload_problems(self) -> list[Problem]:
-        """Return problems with offload.
+    def _offload_problems(self) -> Iterator[Problem]:
+        """Yield problems with offload.
 
         Activations wait on the host only if a block saves one, its input. Moments wait there only if the
         optimizer keeps any.
         """
-        problems, offload = list[Problem](), f"= {self.offload!r}"
-        if self.offload in ("activations", "both") and self.remat != "full":
-            mend = 'offload = "optimizer"'
-            if isinstance(self.model, TransformerModel):
-                mend = 'remat = "full", or ' + mend
+        offload, hint = f"= {self.offload!r}", 'use offload = "optimizer"'
+        if self.offload in ("activations", "both") and not self.model.has_blocks:
+            yield (
+                "offload",
+                f"{offload}, but a {self.model.kind} model has no blocks whose input is saved",
+                hint,
+            )
+        elif self.offload in ("activations", "both") and self.remat != "full":
             what = f"{offload}, but with remat = {self.remat!r} blocks save more than their input"
-            if not isinstance(self.model, TransformerModel):
-                what = f"{offload}, but a {self.model.kind} model has no blocks whose input is saved"
-            problems.append(("offload", what, f"use {mend}"))
+            yield "offload", what, 'use remat = "full", or offload = "optimizer"'
         sgd = isinstance(self.optimizer, SGDOptimizer) and not self.optimizer.momentum
         if self.offload in ("optimizer", "both") and sgd:
             what = f"{offload}, but optimizer.kind = 'sgd' without momentum keeps no moments"
-            problems.append(("offload", what, "leave it out, or set optimizer.momentum"))
-        return problems
+            yield "offload", what, "leave it out, or set optimizer.momentum"
 
-    def _data_problems(self) -> list[Problem]:
-        """Return data that do not suit the model.
-
-        Tokens are for transformers, images for LeNet and ResNet, points about a line for a linear model of
-        one input.
-        """
-        model, source = self.model, f"= {self.data.source!r}"
-        other = 'use data.source = "synthetic"'
-        if isinstance(self.data, LineData):
-            if not isinstance(model, LinearModel):
-                taken = _taken(model)
-                what = f"{source} gives points about a line, but a {model.kind} model takes {taken}"
-                return [("data.source", what, other)]
-            if model.input_dim != 1:
-                what = f"= {model.input_dim}, but data.source {source} gives one input"
-                return [("model.input_dim", what, f"use model.input_dim = 1, or {other[4:]}")]
-        elif isinstance(self.data, IdxData):
-            if not isinstance(model, LeNetModel | ResNetModel):
-                what = f"{source} gives images, but a {model.kind} model takes {_taken(model)}"
-                return [("data.source", what, other)]
-        elif not isinstance(model, TransformerModel) and self.data.source != "synthetic":
-            what = f"{source} gives tokens, but a {model.kind} model takes {_taken(model)}"
-            return [("data.source", what, other)]
-        return []
-
-
-def _widest(model: Model, length: int) -> int:
-    """Return the size of the widest activation per token, row or image; attention's scores count as one."""
-    if isinstance(model, LinearModel):
-        return model.input_dim
-    if isinstance(model, LeNetModel):
-        return 20 * model.image_size**2
-    if isinstance(model, ResNetModel):
-        return 64 * model.image_size**2
-    if not isinstance(model, TransformerModel):
-        return model.width
-    heads, experts = model.num_heads, model.num_experts or 1
-    return max(
-        model.embed_dim, heads * model.head_dim, heads * length, experts * model.mlp_dim, model.vocab_size
-    )
-
-
-def _taken(model: Model) -> str:
-    """Return the word for the entries of the model's batch: sequences, images or rows."""
-    return {"transformer": "sequences", "lenet": "images", "resnet18": "images"}.get(model.kind, "rows")
+    def _data_problems(self) -> Iterator[Problem]:
+        """Yield data that do not suit the model."""
+        model, data = self.model, self.data
+        if data.suits not in ("", model.takes, model.kind):
+            what = f"= {data.source!r} gives {data.gives}, but a {model.kind} model takes {model.takes}"
+            yield "data.source", what, 'use data.source = "synthetic"'
+        elif isinstance(data, LineData) and model.input_shape != (1,):
+            what = f"= {model.input_shape[0]}, but data.source = {data.source!r} gives one input"
+            yield "model.input_dim", what, 'use model.input_dim = 1, or data.source = "synthetic"'
 
 
 def _default_remat(data: dict[str, Any]) -> Remat:
     """Return the default rematerialisation: keep products and attention, if the model has blocks."""
-    return "dots-attention" if isinstance(data["model"], TransformerModel) else "none"
-
-
-def _sequence_problems(model: TransformerModel, length: int) -> list[Problem]:
-    problems: list[Problem] = []
-    if model.max_positions is not None and length > model.max_positions:
-        problems.append(
-            (
-                "batch.sequence_length",
-                f"= {length} is longer than model.max_positions = {model.max_positions} learned positions",
-                f"use at most batch.sequence_length = {model.max_positions}",
-            )
-        )
-    chunk = min(model.loss_chunk, length)
-    if length % chunk:
-        problems.append(
-            (
-                "model.loss_chunk",
-                f"= {model.loss_chunk} does not divide batch.sequence_length = {length}",
-                f"use model.loss_chunk = {near_divisors(length, chunk)[0]}",
-            )
-        )
-    return problems
+    return "dots-attention" if data["model"].has_blocks else "none"

@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.config import (
-    CruncherModel,
     IdxData,
-    LeNetModel,
-    LinearModel,
     LineData,
-    ResNetModel,
     RunConfig,
     StdlibData,
     TokenFileData,
@@ -41,12 +37,11 @@ def open_data(config: RunConfig) -> Dataset:
             intercept=data.intercept,
             noise=data.noise,
         )
-    if isinstance(model, LeNetModel | ResNetModel):
-        return _images(config, model.image_size)
-    if isinstance(model, LinearModel):
-        return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.input_dim, has_answer=True)
-    if isinstance(model, CruncherModel):
-        return RegressionRows(seed=config.seed, rows=batch.sequences, dim=model.width, has_answer=False)
+    if model.takes == "images":
+        return _images(config, side=model.input_shape[-1])
+    if model.takes == "rows":
+        (dim,) = model.input_shape
+        return RegressionRows(seed=config.seed, rows=batch.sequences, dim=dim, has_answer=model.has_answer)
     is_bytes = isinstance(data, StdlibData)
     if isinstance(data, StdlibData):
         name, parts = data.source, stdlib_parts(data.held_out_fraction)
@@ -54,14 +49,14 @@ def open_data(config: RunConfig) -> Dataset:
         name, parts = data.path, token_file_parts(data)
         facts = read_facts(Path(data.path))
         if facts is not None:
-            check_facts(data, facts, model.vocab_size)
+            check_facts(data, facts, model.num_token_ids)
             is_bytes = facts.tokenizer == BYTES
     else:
         return RandomTokens(
             seed=config.seed,
             sequences=batch.sequences,
             sequence_length=batch.sequence_length,
-            vocab_size=model.vocab_size,
+            vocab_size=model.num_token_ids,
         )
     return TokenWindows(
         name=name,
@@ -70,7 +65,7 @@ def open_data(config: RunConfig) -> Dataset:
         seed=config.seed,
         sequences=batch.sequences,
         sequence_length=batch.sequence_length,
-        vocab_size=model.vocab_size,
+        vocab_size=model.num_token_ids,
         order=data.order,
         end_of_document=data.end_of_document if isinstance(data, TokenFileData) else None,
     )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from ..config import CruncherModel, LeNetModel, LinearModel, ResNetModel, TransformerModel
+from collections.abc import Callable
+from typing import Any
+
+from ..config import CruncherModel, LeNetModel, LinearModel, ModelKind, ResNetModel, TransformerModel
 from ._base import Model
 from .linear import Cruncher, Linear
 from .transformer import Transformer
 from .vision import LeNet, ResNet
 
+MODELS: dict[type[ModelKind], Callable[[Any], Model]] = {
+    LinearModel: Linear,
+    CruncherModel: Cruncher,
+    LeNetModel: lambda config: LeNet(),
+    ResNetModel: ResNet,
+    TransformerModel: Transformer,
+}
+"""The model of each kind of record."""
 
-def model_of(config: LinearModel | CruncherModel | LeNetModel | ResNetModel | TransformerModel) -> Model:
+
+def model_of(config: ModelKind) -> Model:
     """Return the model that a config's `model` section describes."""
-    match config:
-        case LinearModel():
-            return Linear(config)
-        case CruncherModel():
-            return Cruncher(config)
-        case LeNetModel():
-            return LeNet()
-        case ResNetModel():
-            return ResNet(config)
-        case TransformerModel():
-            return Transformer(config)
+    return MODELS[type(config)](config)

@@ -24,8 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from ..config import TransformerModel
-from ..sharding import ACTIVATION_RULES, activation_spec, axis_size, on_each_device, parameter_spec
+from ..config import ACTIVATION_RULES, TransformerModel
+from ..sharding import activation_spec, axis_size, on_each_device, parameter_spec
 from ._base import Context, Outcome, Parameter
 
 NAME = "expert_product"  # rematerialisation policies that save products save these

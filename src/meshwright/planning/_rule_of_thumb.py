@@ -21,13 +21,9 @@ from meshwright.config import (
     AdaGradOptimizer,
     AdamOptimizer,
     AdamWOptimizer,
-    CruncherModel,
     Layout,
-    LeNetModel,
-    LinearModel,
     LionOptimizer,
     MuonOptimizer,
-    ResNetModel,
     RMSPropOptimizer,
     RunConfig,
     SGDOptimizer,
@@ -38,8 +34,6 @@ from meshwright.units import format_bytes
 BYTES = 4
 NONE_ALIVE = "none is alive at the peak"
 COUNTED = ("parameters", "optimizer_state", "gradients", "saved_activations")
-# Outputs of LeNet's layers for one image, without the last: two convolutions and the hidden layer.
-LENET_ACTIVATIONS = 20 * 26 * 26 + 50 * 9 * 9 + 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +74,8 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
     parameters = config.model.num_parameters
-    activations, rule = _activations(config)
+    outputs, rule = config.model.layer_outputs
+    activations = config.batch.tokens_per_step * outputs
     moments = _moments(config, compiled.arguments)
     counts = {
         "parameters": parameters,
@@ -101,34 +96,6 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
             rows.total(sum(counts.values())),
         ),
     )
-
-
-def _activations(config: RunConfig) -> tuple[int, str]:
-    model, rows = config.model, config.batch.sequences
-    if isinstance(model, LinearModel):
-        return 0, "no layer before the output, so no activation"
-    if isinstance(model, CruncherModel):
-        return rows * model.width * model.num_layers, "batch x width x layers"
-    if isinstance(model, LeNetModel):
-        return rows * LENET_ACTIVATIONS, "images x outputs of the two convolutions and the hidden layer"
-    if isinstance(model, ResNetModel):
-        return rows * _resnet_outputs(model.image_size), "images x outputs of the convolutions"
-    tokens = config.batch.tokens_per_step
-    return tokens * model.embed_dim * model.num_layers, "tokens x width x layers: one output of each block"
-
-
-def _resnet_outputs(image_size: int) -> int:
-    """Count the outputs of ResNet-18's convolutions for one image.
-
-    The stem has 64 channels at half the side. Each stage has four convolutions of its width, and every stage
-    but the first has a fifth, of size 1 x 1.
-    """
-    side = (image_size + 1) // 2
-    total = 64 * side**2
-    for width in (64, 128, 256, 512):
-        side = (side + 1) // 2
-        total += (4 if width == 64 else 5) * width * side**2
-    return total
 
 
 def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
@@ -195,7 +162,7 @@ class _Rows:
         most = max(self._memory.timeline.by_category.get("saved_activations", (0,)))
         if most > compiled:
             words.append(f"up to {format_bytes(most)} at another instant")
-        batch, taken = self._config.batch, "sequences" if self._config.model.kind == "transformer" else "rows"
+        batch, taken = self._config.batch, self._config.model.takes
         replicas = self._layout.num_replicas
         share = batch.sequences // replicas
         if replicas < self._devices:

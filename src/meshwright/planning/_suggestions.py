@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.config import AXES, Layout, RunConfig, TransformerModel, check_layout
+from meshwright.config import AXES, Layout, RunConfig, check_layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import MemoryLedger
@@ -114,7 +114,7 @@ def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> 
     if fewer:
         effect = f"activations of {fewer} instead of {now} sequences at a time; the same step in more passes"
         found.append(Suggestion(overrides=(f"batch.microbatch_sequences={fewer}",), effect=effect))
-    if isinstance(config.model, TransformerModel) and config.remat != "full":
+    if config.model.has_blocks and config.remat != "full":
         effect = (
             f"keeps only each block's input for the backward pass (now: {config.remat}); more recomputation"
         )

@@ -1,6 +1,6 @@
 """Build the mesh of a layout, map named dimensions to the axes that split them, explain sharding errors.
 
-Imports: `config` (axis names), `errors`, jax. Used by: `models`, `step`, `training`, the compile worker.
+Imports: `config` (axis names and rules), `errors`, jax. Used by: `models`, `step`, `training`, `worker`.
 """
 
 from ._errors import Surroundings as Surroundings
@@ -9,8 +9,6 @@ from ._errors import does_not_divide as does_not_divide
 from ._errors import indivisible as indivisible
 from ._errors import sharding_error as sharding_error
 from ._errors import sharding_errors as sharding_errors
-from ._rules import ACTIVATION_RULES as ACTIVATION_RULES
-from ._rules import PARAMETER_RULES as PARAMETER_RULES
 from ._rules import AnyMesh as AnyMesh
 from ._rules import activation_spec as activation_spec
 from ._rules import axis_size as axis_size

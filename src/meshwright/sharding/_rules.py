@@ -1,14 +1,14 @@
 """Map named dimensions to the mesh axes that split them, and build the mesh of a layout.
 
 A parameter declares the names of its dimensions, and an activation is pinned by the names of its dimensions.
-The tables below map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
+Tables in `config` map these names to mesh axes. Every matmul output must be pinned: otherwise the partitioner
 silently gathers whole activations or weights (docs/how-weighing-works.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,49 +18,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ..config import BATCH_AXES
+from ..config import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Rules
 
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
 gives: along those (its `manual_axes`) the code is one shard's already, and there is nothing left to split."""
-Rules = Mapping[str, tuple[str, ...]]
-
-PARAMETER_RULES: Rules = {
-    "layers": ("stage",),
-    "embed": ("fsdp",),
-    "experts": ("expert",),
-    "routes": (),  # the router's outputs, one for each expert, whole on every device
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "vocab": ("tensor",),
-    "positions": (),
-    "one": (),
-    "channels_out": (),
-    "channels_in": (),
-    "height": (),
-    "width": (),
-}
-# For parameters, moments and gradients under ZeRO-1. `fsdp` is outermost: each `fsdp` shard is divided
-# among the data replicas.
-ZERO1_RULES: Rules = {"embed": ("fsdp", "data")}
-ACTIVATION_RULES: Rules = {
-    "batch": BATCH_AXES,
-    "sequence": ("context",),  # inside a block, where heads or hidden units are split as well
-    "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
-    "embed": (),
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "vocab": ("tensor",),
-    "microbatch": (),
-    "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
-    "channels": (),
-    "height": (),
-    "width": (),
-}
 
 
 def axis_size(mesh: AnyMesh, axis: str) -> int:
@@ -123,7 +85,7 @@ def _spec(dims: Sequence[str], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
 
 def parameter_spec(dims: Sequence[str], mesh: AnyMesh, zero1: bool = False) -> PartitionSpec:
     """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`."""
-    return _spec(dims, mesh, {**PARAMETER_RULES, **ZERO1_RULES} if zero1 else PARAMETER_RULES)
+    return _spec(dims, mesh, ZERO1_RULES if zero1 else PARAMETER_RULES)
 
 
 def activation_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:

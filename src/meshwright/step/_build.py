@@ -63,7 +63,7 @@ def _platform(mesh: Mesh) -> str:
 
 
 def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
-    """Build the train step of `config` on `mesh`. The config must be settled and checked on that layout."""
+    """Build the train step of `config` on `mesh`. The config must be resolved and checked on that layout."""
     model = model_of(config.model)
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)

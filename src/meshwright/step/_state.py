@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from ..config import IdxData, LeNetModel, LinearModel, ResNetModel, RunConfig, TokenFileData, TransformerModel
+from ..config import IdxData, RunConfig, TokenFileData
 from ..models import Parameter
 from ..sharding import activation_spec, batch_axes, parameter_spec
 
@@ -273,7 +273,7 @@ def abstract_state(
 
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
-    assert config.batch.sequences_per_replica is None, "settle the config on its layout first"
+    assert config.batch.sequences_per_replica is None, "resolve the batch on its layout first"
     replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
     rows = config.batch.sequences
     if config.batch.microbatch_sequences is not None:
@@ -284,13 +284,12 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
         sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
         return jax.ShapeDtypeStruct((num_microbatches, rows, *rest), dtype, sharding=sharding)
 
-    if isinstance(config.model, TransformerModel):
+    model = config.model
+    if model.takes == "sequences":
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
         packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
-    if isinstance(config.model, LeNetModel | ResNetModel):
-        side = config.model.image_size
-        images = {"images": array(jnp.float32, 1, side, side), "labels": array(jnp.int32)}
+    if model.takes == "images":
+        images = {"images": array(jnp.float32, *model.input_shape), "labels": array(jnp.int32)}
         return {**images, "weights": array(jnp.float32)} if isinstance(config.data, IdxData) else images
-    width = config.model.input_dim if isinstance(config.model, LinearModel) else config.model.width
-    return {"inputs": array(jnp.float32, width), "targets": array(jnp.float32)}
+    return {"inputs": array(jnp.float32, *model.input_shape), "targets": array(jnp.float32)}

@@ -63,7 +63,7 @@ def check_same_run(found: Found, config: RunConfig) -> None:
     """Raise if a checkpoint belongs to another run.
 
     Args:
-        config: its batch need not be settled for a layout yet.
+        config: its batch need not be resolved for a layout yet.
 
     Raises:
         InputError: a setting that defines the run differs; the message names the first.
@@ -108,11 +108,11 @@ def may_change_state(about: Mapping[str, Any], config: RunConfig) -> bool:
 def _fixed_that_differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the settings whose difference makes it another run.
 
-    A batch size that follows from the layout is compared once it is settled.
+    A batch size that follows from the layout is compared once it is resolved.
     """
-    unsettled = now.get("batch.sequences_per_replica") is not None
+    unresolved = now.get("batch.sequences_per_replica") is not None
     fixed = [key for key in _differ(was, now) if _within(key, FIXED)] if was else []
-    return [key for key in fixed if not (unsettled and key == "batch.sequences")]
+    return [key for key in fixed if not (unresolved and key == "batch.sequences")]
 
 
 def _differ(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

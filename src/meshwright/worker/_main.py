@@ -149,7 +149,7 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
 def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the jitted step, its abstract arguments and keywords, and facts from the config."""
     if request.config is not None:
-        from ..config import RunConfig, TransformerModel
+        from ..config import RunConfig
         from ..step import build_step
 
         config = RunConfig.model_validate_json(json.dumps(request.config))
@@ -158,9 +158,7 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
             "num_parameters": config.model.num_parameters,
             "num_matmul_parameters": config.model.num_matmul_parameters,
             "tokens_per_step": config.batch.tokens_per_step,
-            "sequence_length": config.batch.sequence_length
-            if isinstance(config.model, TransformerModel)
-            else None,
+            "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
         }
         return built.step, (built.state, built.batch), {}, facts
     from ._foreign import foreign_program
