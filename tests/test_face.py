@@ -140,7 +140,17 @@ def test_the_tools_keep_their_old_names():
     assert (mw.tools.footprint, mw.tools.clock) == (mw.footprint, mw.clock)
 
 
-@pytest.mark.parametrize("module", ["meshwright", "meshwright.tools", "meshwright.api._weigh"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "meshwright",
+        "meshwright.tools",
+        "meshwright.api._weigh",
+        "meshwright.hardware._chip",
+        "meshwright.hardware._fleet",
+        "meshwright.records",
+    ],
+)
 def test_the_examples_of_public_names_run(module):
     tried = doctest.testmod(importlib.import_module(module))
     assert tried.attempted

@@ -129,7 +129,7 @@ def test_a_fleet_has_the_links_of_its_chip():
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("12xH100", "12 is no multiple of the 8 H100 of a host", "8xH100 or 16xH100"),
+        ("12xH100", "12 is not a multiple of 8, the H100 of one host", "8xH100, 16xH100"),
         ("0xH100", "has 0 devices", "write 8xH100"),
         ("0x8xH100", "has 0 devices", "write 8xH100"),
         ("99999999xH100", "has 99999999 devices", "write 8xH100"),

@@ -17,7 +17,6 @@ from meshwright.hardware import (
     pool_bytes,
     rendered_target,
     target_config,
-    target_topology,
     topology_arguments,
     why_simulated,
 )
@@ -206,7 +205,7 @@ def test_libtpu_knows_every_slice_with_these_hosts_and_devices():
 @pytest.mark.parametrize(
     ("fleet", "why"),
     [
-        ("8xV100", "it has compute capability 7.0, and the compiler of CUDA 13 (ptxas) starts at 7.5"),
+        ("8xV100", "it has compute capability 7.0, and CUDA 13's compiler (ptxas) starts at 7.5"),
         ("8xB100", "neither its number of multiprocessors nor the size of its memory is published"),
         ("8xMI300X", "JAX's compiler for AMD needs an installed ROCm"),
     ],
@@ -236,7 +235,7 @@ def test_what_is_no_gpu_has_no_gpu_target(fleet: str):
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 1.1])
 def test_a_fraction_that_is_no_share_is_refused(fraction: float):
-    with pytest.raises(InputError, match="is no share"):
+    with pytest.raises(InputError, match="is not above 0 and at most 1"):
         target_config(Fleet.parse("8xH100"), fraction)
 
 
@@ -246,7 +245,7 @@ def test_the_pool_of_a_chip_of_unknown_memory_is_not_invented():
 
 
 def test_the_topology_is_partitions_hosts_devices():
-    assert target_topology(Fleet.parse("512xH100")) == "1x64x8"
+    assert topology_arguments(Fleet.parse("512xH100"))["topology"] == "1x64x8"
 
 
 def test_tpu_slices_that_need_it_say_what_their_hosts_and_chips_are():

@@ -4,8 +4,13 @@ import pytest
 
 import meshwright as mw
 from meshwright.hardware import find_chip
+<<<<<<< HEAD
 from meshwright.measure import MatmulMFU, _timing
-from meshwright.reconciliation import Spread
+from meshwright.reconciliation import Percentiles
+=======
+from meshwright.measure import _matmul
+from meshwright.reconciliation import Percentiles
+>>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 def test_a_product_of_n_takes_two_n_cubed_and_a_cpus_promise_is_an_estimate():
@@ -110,7 +115,7 @@ def made(**changes):
         format="fp32",
         size=100,
         num_flops=2 * 10**6,
-        seconds=Spread(median=0.001, low=0.001, high=0.001, num_steps=10),
+        seconds=Percentiles(median=0.001, low=0.001, high=0.001, num_steps=10),
         achieved_flops_per_second=2e9,
         promised_flops_per_second=4e9,
         promised_source="estimate: 1 cores",

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+<<<<<<< HEAD
 from meshwright.measure import StepClock, Timing
-from meshwright.reconciliation import Spread
+from meshwright.reconciliation import Percentiles
+=======
+from meshwright.measure import Timing
+from meshwright.reconciliation import Percentiles
+>>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():
@@ -160,8 +165,8 @@ def test_arrays_on_several_devices_are_waited_for(mesh):
 
 def test_it_reads_as_a_table():
     timing = Timing(
-        dispatch_seconds=Spread(median=1e-5, low=9e-6, high=2e-5, num_steps=10),
-        execution_seconds=Spread(median=1e-3, low=9e-4, high=2e-3, num_steps=10),
+        dispatch_seconds=Percentiles(median=1e-5, low=9e-6, high=2e-5, num_steps=10),
+        execution_seconds=Percentiles(median=1e-3, low=9e-4, high=2e-3, num_steps=10),
         first_call_seconds=0.5,
         num_repeats=10,
         waited_for="2 jax arrays on cpu:0",

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.predict import Interval, Prediction
-from meshwright.reconciliation import Measurement, Spread
+from meshwright.reconciliation import Measurement, Percentiles
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def measurement() -> Measurement:
         num_bad_steps=0,
         seconds_by_phase={"compile": 1.0, "step": 3.0},
         tokens_per_step=100,
-        step_seconds=Spread(median=0.5, low=0.4, high=0.7, num_steps=5),
+        step_seconds=Percentiles(median=0.5, low=0.4, high=0.7, num_steps=5),
         compile_seconds=3.0,
         losses={1: 5.5, 2: 4.25},
         held_out_losses={0: 5.6, 2: 4.5},

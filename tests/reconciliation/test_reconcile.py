@@ -1,8 +1,10 @@
 import dataclasses
+import json
 
 import pytest
 
-from meshwright.reconciliation import reconcile
+from meshwright.errors import InputError
+from meshwright.reconciliation import Measurement, Reconciliation, Row, reconcile
 
 
 def rows_of(*given):
@@ -72,3 +74,67 @@ def test_a_program_without_products_has_no_mfu(ledger, prediction, measurement):
 def test_it_says_whether_the_program_that_ran_is_the_one_weighed(ledger, prediction, measurement, ran, same):
     measured = dataclasses.replace(measurement, fingerprint=ran)
     assert reconcile("weighed", ledger, prediction, measured).same_program is same
+
+
+def row(predicted: float, measured: float, **interval: float) -> Row:
+    return Row(
+        quantity="steps", unit="seconds", predicted=predicted, measured=measured, how="by hand", **interval
+    )
+
+
+def test_an_error_is_how_far_the_prediction_lies_above_what_was_measured():
+    assert row(3, 2).relative_error == 0.5
+    assert row(1, 2).relative_error == -0.5
+    assert row(1, 0).relative_error is None
+
+
+def test_inside_is_asked_of_an_interval_only():
+    assert row(3, 2).inside is None
+    assert row(3, 2, low=2, high=4).inside is True
+    assert row(3, 1.9, low=2, high=4).inside is False
+
+
+def test_a_reconciliation_reads_back_as_it_was_written():
+    written = Reconciliation(
+        same_program=True,
+        rows=(row(3, 2), row(3, 1.5, low=1, high=4)),
+        not_compared={"MFU": "no peak is known"},
+    )
+    assert Reconciliation.from_json(written.to_json()) == written
+    fields = json.loads(written.to_json())
+    assert [each["relative_error"] for each in fields["rows"]] == [0.5, 1.0]
+    assert [each["inside"] for each in fields["rows"]] == [None, True]
+
+
+def test_a_measurement_reads_back_as_it_was_written(measurement):
+    assert Measurement.from_json(measurement.to_json()) == measurement
+    untimed = dataclasses.replace(measurement, step_seconds=None, peak_bytes=None)
+    assert Measurement.from_json(untimed.to_json()) == untimed
+
+
+def test_tokens_per_second_are_those_of_the_median_step(measurement):
+    assert measurement.tokens_per_second == 200.0
+    assert json.loads(measurement.to_json())["tokens_per_second"] == 200.0
+    assert dataclasses.replace(measurement, step_seconds=None).tokens_per_second is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": %d}', '{"schema": %d, "rows": [{}], "steps": 1}']
+)
+@pytest.mark.parametrize(
+    ("record", "schema", "name"), [(Measurement, 2, "measurement"), (Reconciliation, 1, "reconciliation")]
+)
+def test_another_text_or_schema_is_refused_with_the_file_that_was_expected(text, record, schema, name):
+    with pytest.raises(InputError, match=f"this is not a {name}") as refused:
+        record.from_json(text.replace("%d", str(schema)))
+    assert refused.value.hint == f"`train` writes one as {name}.json"
+    with pytest.raises(
+        InputError, match=f"a {name} of schema 7; this version of Meshwright reads schema {schema}"
+    ):
+        record.from_json('{"schema": 7}')
+
+
+def test_a_field_that_this_version_does_not_know_is_refused(measurement):
+    text = measurement.to_json().replace('"signal"', '"signals"')
+    with pytest.raises(InputError, match="this is not a measurement: signal"):
+        Measurement.from_json(text)

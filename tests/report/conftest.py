@@ -18,7 +18,7 @@ from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
 from meshwright.predict import Help, Interval, Prediction, RunTotal, Slice, run_total
-from meshwright.reconciliation import Measurement, Spread
+from meshwright.reconciliation import Measurement, Percentiles
 
 GIB = 2**30
 
@@ -241,7 +241,7 @@ def measurement() -> Callable[..., Measurement]:
         num_bad_steps=0,
         seconds_by_phase={"compile": 1.0, "step": 3.0},
         tokens_per_step=512,
-        step_seconds=Spread(median=0.016, low=0.015, high=0.02, num_steps=2),
+        step_seconds=Percentiles(median=0.016, low=0.015, high=0.02, num_steps=2),
         compile_seconds=3.5,
         losses={1: 5.75, 2: 5.0, 3: 4.5, 4: 4.25},
         held_out_losses={0: 5.8, 4: 4.375},

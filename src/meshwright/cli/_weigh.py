@@ -63,8 +63,7 @@ TraceOption = Annotated[
 def weigh(
     config: Config,
     on: Annotated[
-        str,
-        typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
+        str, typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local.")
     ],
     layout: LayoutOption = None,
     overrides: SetOption = None,
@@ -74,8 +73,7 @@ def weigh(
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
-        bool,
-        typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked."),
+        bool, typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked.")
     ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")

@@ -18,11 +18,9 @@ from ._chip import find_chip as find_chip
 from ._chip import memory_fraction as memory_fraction
 from ._chip import rendered_target as rendered_target
 from ._fleet import Fleet as Fleet
+from ._fleet import check_compilable as check_compilable
 from ._fleet import fleet_reading as fleet_reading
-from ._target import DEFAULT_MEMORY_FRACTION as DEFAULT_MEMORY_FRACTION
-from ._target import check_compilable as check_compilable
-from ._target import pool_bytes as pool_bytes
-from ._target import target_config as target_config
-from ._target import target_topology as target_topology
-from ._target import topology_arguments as topology_arguments
-from ._target import why_simulated as why_simulated
+from ._fleet import pool_bytes as pool_bytes
+from ._fleet import target_config as target_config
+from ._fleet import topology_arguments as topology_arguments
+from ._fleet import why_simulated as why_simulated

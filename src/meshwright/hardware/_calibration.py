@@ -6,10 +6,10 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.formats import FORMATS
+from meshwright.records import EXACT, read_record
 
 _HINT = "measure again: `meshwright probe`"
 COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
@@ -22,6 +22,7 @@ class MeasuredAttention:
     `backward_flops_per_second`: counted with five products, against the two of the forward kernel.
     """
 
+    __pydantic_config__ = EXACT
     head_size: int
     length: int
     forward_flops_per_second: float
@@ -36,6 +37,7 @@ class MeasuredCollective:
     together.
     """
 
+    __pydantic_config__ = EXACT
     kind: str  # one of COLLECTIVE_KINDS
     group_size: int
     bytes_per_second: float
@@ -59,9 +61,10 @@ class Calibration:
     `measured_again`: the run that disagreed with the earlier rates, which these replace.
 
     Raises:
-        InputError: a rate is no positive number, or a format or a kind of collective is unknown.
+        InputError: a rate is not a positive number, or a format or a kind of collective is unknown.
     """
 
+    __pydantic_config__ = EXACT
     matmul_flops_per_second: dict[str, float] = field(hash=False)
     memory_bytes_per_second: float
     launch_seconds: float
@@ -84,24 +87,19 @@ class Calibration:
         rates |= {f"launch_seconds_among.{count}": s for count, s in self.launch_seconds_among.items()}
         for name in ("attention", "collectives"):
             for place, measured in enumerate(getattr(self, name)):
-                rates |= {
-                    f"{name}[{place}].{part}": value
-                    for part, value in dataclasses.asdict(measured).items()
-                    if part != "kind"
-                }
+                fields = dataclasses.asdict(measured).items()
+                rates |= {f"{name}[{place}].{key}": value for key, value in fields if key != "kind"}
         for name, rate in rates.items():
             if not math.isfinite(rate) or rate <= 0:
-                raise InputError(f"calibration: {name} = {rate} is no positive number", hint=_HINT)
+                raise InputError(f"calibration: {name} = {rate} is not a positive number", hint=_HINT)
         unknown = sorted(set(self.matmul_flops_per_second) - set(FORMATS))
         if unknown or not self.matmul_flops_per_second:
             what = f"unknown formats {unknown}" if unknown else "no format at all"
             raise InputError(f"calibration: matmul_flops_per_second names {what}", hint=_HINT)
-        for measured in self.collectives:
-            if measured.kind not in COLLECTIVE_KINDS:
-                raise InputError(
-                    f"calibration: no collective is called {measured.kind!r}",
-                    hint=nearest_name(measured.kind, COLLECTIVE_KINDS),
-                )
+        for kind in (measured.kind for measured in self.collectives):
+            if kind not in COLLECTIVE_KINDS:
+                hint = nearest_name(kind, COLLECTIVE_KINDS)
+                raise InputError(f"calibration: no collective is called {kind!r}", hint=hint)
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads."""
@@ -112,40 +110,6 @@ class Calibration:
         """Read the text that `to_json` writes.
 
         Raises:
-            InputError: the text is no JSON object with exactly these fields, and numbers where they belong.
+            InputError: the text is not a JSON object with exactly these fields, or a value has another type.
         """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            matmul = cast("dict[str, Any]", fields.pop("matmul_flops_per_second"))
-            details = cast("dict[str, Any]", fields.pop("details", {}))
-            spread = cast("dict[str, Any]", fields.pop("spread", {}))
-            load = fields.pop("load", None)
-            among = cast("dict[str, Any]", fields.pop("launch_seconds_among", {}))
-            return Calibration(
-                matmul_flops_per_second={str(name): float(rate) for name, rate in matmul.items()},
-                memory_bytes_per_second=float(fields.pop("memory_bytes_per_second")),
-                launch_seconds=float(fields.pop("launch_seconds")),
-                launch_seconds_among={int(count): float(seconds) for count, seconds in among.items()},
-                attention=tuple(
-                    MeasuredAttention(
-                        head_size=int(each.pop("head_size")),
-                        length=int(each.pop("length")),
-                        **{name: float(rate) for name, rate in each.items()},
-                    )
-                    for each in fields.pop("attention", ())
-                ),
-                collectives=tuple(
-                    MeasuredCollective(
-                        kind=str(each.pop("kind")),
-                        group_size=int(each.pop("group_size")),
-                        **{name: float(rate) for name, rate in each.items()},
-                    )
-                    for each in fields.pop("collectives", ())
-                ),
-                details={str(name): float(rate) for name, rate in details.items()},
-                spread={str(name): float(share) for name, share in spread.items()},
-                load=None if load is None else float(load),
-                **{name: str(value) for name, value in fields.items()},
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
-            raise InputError(f"calibration: cannot be read: {broken!r}", hint=_HINT) from broken
+        return read_record(Calibration, text, name="a calibration", hint=_HINT)

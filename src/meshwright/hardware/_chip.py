@@ -5,9 +5,10 @@ A chip here is one JAX device: one GCD of an MI250X card, one core of a TPU v3 o
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from types import MappingProxyType
@@ -54,47 +55,56 @@ class Target:
         return "published figures" if self.rendered else "XLA's spec"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Multiprocessor:
-    """The limits of one streaming multiprocessor, which are the same for all chips of a compute capability.
+# Limits of one multiprocessor, by compute capability: FP32 units; KiB of shared memory; KiB of them that the
+# driver keeps from a block; threads; whether XLA uses the accelerated features (sm_90a, not sm_90).
+# Source: CUDA C++ programming guide, "Technical specifications per compute capability" and its table of
+# arithmetic throughput; XLA's specs for the accelerated features.
+_MULTIPROCESSORS = {
+    "7.0": (64, 96, 0, 2048, False),
+    "7.5": (64, 64, 0, 1024, False),
+    "8.0": (64, 164, 1, 2048, False),
+    "8.6": (128, 100, 1, 1536, False),
+    "8.9": (128, 100, 1, 1536, False),
+    "9.0": (128, 228, 1, 2048, True),
+    "10.0": (128, 228, 1, 2048, True),
+    "10.3": (128, 228, 1, 2048, True),
+    "12.0": (128, 100, 1, 1536, False),
+}
 
-    `fpus`: FP32 units. `shared_memory_bytes`: those of the multiprocessor. From capability 8.0 on the driver
-    reserves 1 KiB of it, so that a block can have 1 KiB less. `accelerated_features`: XLA compiles for
-    sm_90a, not sm_90.
+
+def rendered_target(
+    *,
+    compute_capability: str,
+    clock_ghz: float,
+    l2_bytes: int,
+    nvlink_active_links: int,
+    num_sms: int,
+    memory_bytes_per_second: float,
+) -> Target:
+    """Return the target of a chip for which XLA has no spec, from published figures.
+
+    The compute capability, such as "8.9", determines the limits of a multiprocessor.
     """
+    fpus, shared_kib, reserved_kib, threads, accelerated = _MULTIPROCESSORS[compute_capability]
+    return Target(
+        compute_capability=_version(compute_capability),
+        rendered=True,
+        accelerated_features=accelerated,
+        core_count=num_sms,
+        fpus_per_core=fpus,
+        clock_ghz=clock_ghz,
+        memory_bytes_per_second=int(memory_bytes_per_second),
+        l2_bytes=l2_bytes,
+        shared_memory_per_core_bytes=shared_kib * 1024,
+        shared_memory_per_block_optin_bytes=(shared_kib - reserved_kib) * 1024,
+        threads_per_core_limit=threads,
+        nvlink_active_links=nvlink_active_links,
+    )
 
-    fpus: int
-    shared_memory_bytes: int
-    shared_memory_per_block_bytes: int
-    threads: int
-    accelerated_features: bool
 
-
-_KIB = 2**10
-MULTIPROCESSORS: Mapping[str, Multiprocessor] = MappingProxyType(
-    {
-        capability: Multiprocessor(
-            fpus=fpus,
-            shared_memory_bytes=shared_kib * _KIB,
-            shared_memory_per_block_bytes=(shared_kib - reserved_kib) * _KIB,
-            threads=threads,
-            accelerated_features=accelerated,
-        )
-        for capability, fpus, shared_kib, reserved_kib, threads, accelerated in (
-            ("7.0", 64, 96, 0, 2048, False),
-            ("7.5", 64, 64, 0, 1024, False),
-            ("8.0", 64, 164, 1, 2048, False),
-            ("8.6", 128, 100, 1, 1536, False),
-            ("8.9", 128, 100, 1, 1536, False),
-            ("9.0", 128, 228, 1, 2048, True),
-            ("10.0", 128, 228, 1, 2048, True),
-            ("10.3", 128, 228, 1, 2048, True),
-            ("12.0", 128, 100, 1, 1536, False),
-        )
-    }
-)
-"""By compute capability. Source: CUDA C++ programming guide, "Technical specifications per compute
-capability" and, for FP32 units, its table of arithmetic throughput; accelerated features: XLA's specs."""
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +122,14 @@ class Slices:
     shapes: tuple[str, ...]
     chip_config_name: str = ""
 
+    def num_devices(self, shape: str) -> int:
+        """Return the number of JAX devices of a slice such as "4x8x8"."""
+        return math.prod(map(int, shape.split("x"))) * self.devices_per_chip
+
+    def number_in_name(self, shape: str) -> int:
+        """Return the number in Google's name of a slice: its TensorCores, or its chips for v5e and v6e."""
+        return math.prod(map(int, shape.split("x"))) * self.cores_per_chip_in_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
@@ -128,110 +146,56 @@ class Chip:
     """
 
     name: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     vendor: str
     platform: str  # cuda | rocm | tpu | cpu
     device_kinds: tuple[str, ...]
     peak_flops_per_second: dict[str, float] = field(hash=False)
-    memory_bytes: int | None
-    memory_bytes_per_second: float | None
-    num_sms: int | None
-    inside: Link | None
-    between: Link | None
-    host: Link | None
+    memory_bytes: int | None = None
+    memory_bytes_per_second: float | None = None
+    num_sms: int | None = None
+    inside: Link | None = None
+    between: Link | None = None
+    host: Link | None = None
     chips_per_host: int
     chips_per_domain: int
-    watts: float | None
+    watts: float | None = None
     confidence: str  # high | medium | low
     uncertain_fields: tuple[str, ...]
     sources: dict[str, str] = field(hash=False)
-    target: Target | None
-    slices: Slices | None
+    target: Target | None = None
+    slices: Slices | None = None
 
 
-def _link(fields: dict[str, Any] | None) -> Link | None:
-    return None if fields is None else Link(**fields)
-
-
-def rendered_target(
-    *,
-    compute_capability: str,
-    clock_ghz: float,
-    l2_bytes: int,
-    nvlink_active_links: int,
-    num_sms: int,
-    memory_bytes_per_second: float,
-) -> Target:
-    """Return the target of a chip for which XLA has no spec, from published figures.
-
-    The compute capability, such as "8.9", determines the limits of a multiprocessor.
-    """
-    each = MULTIPROCESSORS[compute_capability]
-    major, minor = compute_capability.split(".")
-    return Target(
-        compute_capability=(int(major), int(minor)),
-        rendered=True,
-        accelerated_features=each.accelerated_features,
-        core_count=num_sms,
-        fpus_per_core=each.fpus,
-        clock_ghz=clock_ghz,
-        memory_bytes_per_second=int(memory_bytes_per_second),
-        l2_bytes=l2_bytes,
-        shared_memory_per_core_bytes=each.shared_memory_bytes,
-        shared_memory_per_block_optin_bytes=each.shared_memory_per_block_bytes,
-        threads_per_core_limit=each.threads,
-        nvlink_active_links=nvlink_active_links,
-    )
-
-
-def _target(fields: dict[str, Any] | None, chip: dict[str, Any]) -> Target | None:
+def _target(fields: dict[str, Any], chip: dict[str, Any]) -> Target:
     """Read a target: either all of XLA's own spec, or four figures and two from the chip's table."""
-    if fields is None:
-        return None
     if "core_count" not in fields:
         known = {name: chip[name] for name in ("num_sms", "memory_bytes_per_second")}
         return rendered_target(**fields, **known)
-    major, minor = fields.pop("compute_capability").split(".")
-    return Target(compute_capability=(int(major), int(minor)), rendered=False, **fields)
-
-
-def _slices(fields: dict[str, Any] | None) -> Slices | None:
-    return None if fields is None else Slices(shapes=tuple(fields.pop("shapes")), **fields)
+    return Target(compute_capability=_version(fields.pop("compute_capability")), rendered=False, **fields)
 
 
 def _chip(name: str, fields: dict[str, Any]) -> Chip:
     """Read one table of catalog.toml as a record. A key that the record lacks is a bug in the catalog."""
-    memory_gib = fields.pop("memory_gib", None)
-    target = _target(fields.pop("target", None), fields)
-    chip = Chip(
-        name=name,
-        aliases=tuple(fields.pop("aliases", ())),
-        device_kinds=tuple(fields.pop("device_kinds")),
-        peak_flops_per_second=fields.pop("peak_flops_per_second"),
-        memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
-        memory_bytes_per_second=fields.pop("memory_bytes_per_second", None),
-        num_sms=fields.pop("num_sms", None),
-        inside=_link(fields.pop("inside", None)),
-        between=_link(fields.pop("between", None)),
-        host=_link(fields.pop("host", None)),
-        watts=fields.pop("watts", None),
-        uncertain_fields=tuple(fields.pop("uncertain_fields")),
-        sources=fields.pop("sources"),
-        target=target,
-        slices=_slices(fields.pop("slices", None)),
-        **fields,
-    )
-    strangers = set(chip.peak_flops_per_second) - set(FORMATS)
+    strangers = set(fields["peak_flops_per_second"]) - set(FORMATS)
     assert not strangers, f"catalog.toml: {name} has peaks of unknown formats {strangers}"
-    return chip
+    if "target" in fields:
+        fields["target"] = _target(fields["target"], fields)
+    if "slices" in fields:
+        fields["slices"] = Slices(shapes=tuple(fields["slices"].pop("shapes")), **fields["slices"])
+    if "memory_gib" in fields:
+        fields["memory_bytes"] = int(fields.pop("memory_gib") * GIB)
+    for end in {"inside", "between", "host"} & fields.keys():
+        fields[end] = Link(**fields[end])
+    for key in {"aliases", "device_kinds", "uncertain_fields"} & fields.keys():
+        fields[key] = tuple(fields[key])
+    return Chip(name=name, **fields)
 
 
-def _read_catalog() -> Mapping[str, Chip]:
-    text = files("meshwright.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
-    return MappingProxyType({name: _chip(name, fields) for name, fields in tomllib.loads(text).items()})
-
-
-CATALOG: Mapping[str, Chip] = _read_catalog()
+_TEXT = files("meshwright.hardware").joinpath("catalog.toml").read_text(encoding="utf-8")
+CATALOG: Mapping[str, Chip] = MappingProxyType(
+    {name: _chip(name, fields) for name, fields in tomllib.loads(_TEXT).items()}
+)
 """Every chip by its canonical name."""
 
 
@@ -247,19 +211,17 @@ def _plain(name: str) -> str:
     return re.sub(r"(\d)g$", r"\1gb", "".join(word for word in words if word not in _BRANDS))
 
 
-def _index(keys_of: Mapping[str, Iterable[str]]) -> dict[str, Chip]:
+def _index(keys: Callable[[Chip], Iterable[str]]) -> dict[str, Chip]:
     index: dict[str, Chip] = {}
-    for name, keys in keys_of.items():
-        for key in keys:
-            assert key not in index, f"catalog.toml: {key!r} names both {name} and {index[key].name}"
-            index[key] = CATALOG[name]
+    for chip in CATALOG.values():
+        for key in keys(chip):
+            assert key not in index, f"catalog.toml: {key!r} names both {chip.name} and {index[key].name}"
+            index[key] = chip
     return index
 
 
-_BY_NAME = _index(
-    {c.name: {_plain(n) for n in (c.name, *c.aliases, *c.device_kinds)} for c in CATALOG.values()}
-)
-_BY_KIND = _index({c.name: c.device_kinds for c in CATALOG.values()})
+_BY_NAME = _index(lambda chip: {_plain(name) for name in (chip.name, *chip.aliases, *chip.device_kinds)})
+_BY_KIND = _index(lambda chip: chip.device_kinds)
 
 
 def chip_named(name: str) -> Chip | None:
@@ -272,14 +234,17 @@ def chip_named(name: str) -> Chip | None:
 
 
 def find_chip(name: str) -> Chip:
-    """Return the chip that `chip_named` finds.
+    """Return the chip with that name, alias or device kind; case, hyphens and the maker's brand are ignored.
 
     Raises:
         InputError: no chip has that name.
+
+    >>> find_chip("NVIDIA GeForce RTX 4090").name
+    'RTX-4090'
     """
     chip = chip_named(name)
     if chip is None:
-        known = [n for c in CATALOG.values() for n in (c.name, *c.aliases)]
+        known = [written for chip in CATALOG.values() for written in (chip.name, *chip.aliases)]
         hint = nearest_name(name, near_names(name, known) or CATALOG)
         raise InputError(f"unknown chip {name!r}", hint=hint)
     return chip
@@ -291,13 +256,22 @@ def chip_of_device_kind(device_kind: str) -> Chip:
     Raises:
         InputError: no chip of the catalog reports it.
     """
-    chip = _BY_KIND.get(device_kind)
-    if chip is None:
-        raise InputError(
-            f"no chip of the catalog reports the device kind {device_kind!r}",
-            hint=nearest_name(device_kind, _BY_KIND),
-        )
-    return chip
+    if device_kind not in _BY_KIND:
+        what = f"no chip of the catalog reports the device kind {device_kind!r}"
+        raise InputError(what, hint=nearest_name(device_kind, _BY_KIND))
+    return _BY_KIND[device_kind]
+
+
+def known_memory_bytes(chip: Chip) -> int:
+    """Return the memory of a chip.
+
+    Raises:
+        InputError: the catalog does not know it.
+    """
+    if chip.memory_bytes is None:
+        what = f"the catalog does not know how much memory {chip.name} has"
+        raise InputError(what, hint="choose a chip with a known size")
+    return chip.memory_bytes
 
 
 def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
@@ -309,14 +283,8 @@ def memory_fraction(chip: Chip, allowance_bytes: int) -> float:
     Raises:
         InputError: the chip's memory is not known, or the allowance takes all of it.
     """
-    if chip.memory_bytes is None:
-        raise InputError(
-            f"the catalog does not know how much memory {chip.name} has",
-            hint="choose a chip with a known size",
-        )
-    if not 0 <= allowance_bytes < chip.memory_bytes:
-        raise InputError(
-            f"{allowance_bytes} bytes beside the pool do not fit into {chip.memory_bytes} of {chip.name}",
-            hint=f"allow at least 0 and less than {chip.memory_bytes} bytes",
-        )
-    return (chip.memory_bytes - allowance_bytes) * 1000 // chip.memory_bytes / 1000
+    memory_bytes = known_memory_bytes(chip)
+    if not 0 <= allowance_bytes < memory_bytes:
+        what = f"an allowance of {allowance_bytes} bytes does not fit into {memory_bytes} of {chip.name}"
+        raise InputError(what, hint=f"allow at least 0 and less than {memory_bytes} bytes")
+    return (memory_bytes - allowance_bytes) * 1000 // memory_bytes / 1000

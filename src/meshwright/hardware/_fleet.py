@@ -1,14 +1,31 @@
-"""Describe a fleet by its chip, hosts and links, and parse the text that names one."""
+"""Describe a fleet by its chip and hosts, parse the text that names one, and describe it to XLA's compilers.
+
+Figures. The compiler receives those of a chip's `Target`: XLA's own spec where it has one, else published
+figures, rendered by one rule for all. tests/hardware/test_target.py also renders the chips of XLA's specs by
+that rule and compares them field by field, and one chip by its compiled program. These figures steer fusion,
+tiling and the order of collectives. None of them changes how many bytes a device has: that is the pool.
+
+Memory. XLA's GPU scheduler keeps a program within `GetSchedulerMemoryLimit`
+(openxla/xla, xla/service/gpu/gpu_hlo_schedule.cc). This is a base limit, less the program's arguments and
+results (aliased ones once), times `xla_gpu_memory_limit_slop_factor` (95) / 100. In a process that has the
+device, the base limit is the pool's size (`HloModuleConfig::device_memory_size`, which the client sets to its
+allocator's `bytes_limit`). In a process without the device, it is 80 % of the target's `device_memory_size`.
+Seen on jax 0.10.2: a target of 10,000,000,000 bytes reports "exceeds the base limit (8000000000)". So
+`device_memory_size` is rendered as the pool / 0.8, and both processes schedule alike.
+Not covered: passes that read `device_memory_size` without the 80 % (the collective combiners'
+suggested thresholds, xla/service/gpu/transforms/collectives/collective_combiner_utils.cc).
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.errors import InputError
 
-from ._chip import CATALOG, Chip, Link, chip_named, chip_of_device_kind, find_chip
+from ._chip import CATALOG, Chip, Link, Slices, chip_named, chip_of_device_kind, find_chip, known_memory_bytes
 
 _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
@@ -32,9 +49,9 @@ class Fleet:
     price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
-        assert self.num_hosts >= 1, f"a fleet of {self.num_hosts} hosts"
-        assert self.chips_per_host >= 1, f"a fleet of hosts with {self.chips_per_host} chips"
-        assert 1 <= self.chips_per_domain <= self.num_devices, f"a domain of {self.chips_per_domain}"
+        counts = self.num_hosts, self.chips_per_host, self.chips_per_domain
+        assert min(counts) >= 1, f"a fleet of {counts} hosts, chips per host and chips per domain"
+        assert self.chips_per_domain <= self.num_devices, f"a domain of {self.chips_per_domain} devices"
 
     @property
     def num_devices(self) -> int:
@@ -54,14 +71,14 @@ class Fleet:
     @property
     def name(self) -> str:
         """The canonical text: `Fleet.parse(fleet.name)` equals this fleet, except for its price."""
-        if self.chip.slices is not None:
-            shape = self.topology.partition(":")[2]
-            return f"{self.chip.name}-{_number_of(self.chip, shape)}"
-        if self.num_hosts == 1 and _fits_one_host(self.chip, self.chips_per_host):
-            return f"{self.num_devices}x{self.chip.name}"
-        if self.chip.platform != "cpu" and self.chips_per_host == self.chip.chips_per_host:
-            return f"{self.num_devices}x{self.chip.name}"
-        return f"{self.num_hosts}x{self.chips_per_host}x{self.chip.name}"
+        chip = self.chip
+        if chip.slices is not None:
+            return f"{chip.name}-{chip.slices.number_in_name(self.topology.partition(':')[2])}"
+        one_host = self.num_hosts == 1 and _fits_one_host(chip, self.chips_per_host)
+        usual_hosts = chip.platform != "cpu" and self.chips_per_host == chip.chips_per_host
+        if one_host or usual_hosts:
+            return f"{self.num_devices}x{chip.name}"
+        return f"{self.num_hosts}x{self.chips_per_host}x{chip.name}"
 
     @classmethod
     def parse(cls, text: str) -> Fleet:
@@ -69,17 +86,18 @@ class Fleet:
 
         Raises:
             InputError: the text cannot be parsed, or no such chip, count or slice exists.
+
+        >>> Fleet.parse("64xH100").num_hosts
+        8
         """
         text = text.strip()
-        counted = _COUNTED.fullmatch(text)
-        if counted is not None:
-            return _counted(text, counted[1], counted[2], counted[3])
-        chip = chip_named(text)
-        if chip is not None:
-            raise InputError(f"fleet {text!r} does not say how many", hint=_example_of(chip))
+        if counted := _COUNTED.fullmatch(text):
+            return _counted(text, *counted.groups())
+        if chip := chip_named(text):
+            raise InputError(f"fleet {text!r} does not say how many {chip.name}", hint=_example_of(chip))
         sliced = re.fullmatch(r"(.+)-(\d{1,9})", text, re.ASCII)
-        if sliced is not None and (chip := chip_named(sliced[1])) is not None and chip.slices is not None:
-            return _slice(text, chip, sliced[2])
+        if sliced and (chip := chip_named(sliced[1])) and chip.slices:
+            return _slice(text, chip, chip.slices, sliced[2])
         raise InputError(f"cannot read the fleet {text!r}", hint=_EXAMPLES)
 
     @classmethod
@@ -96,9 +114,10 @@ class Fleet:
         if chip.slices is None:
             return _hosts(chip, 1, count)
         for shape in chip.slices.shapes:
-            if math.prod(_sizes(shape)) * chip.slices.devices_per_chip == count:
-                return _of_shape(chip, shape)
-        raise InputError(f"no slice of {chip.name} has {count} devices", hint=_known_slices(chip))
+            if chip.slices.num_devices(shape) == count:
+                return _of_shape(chip, chip.slices, shape)
+        what = f"no slice of {chip.name} has {count} devices"
+        raise InputError(what, hint=_known_slices(chip, chip.slices))
 
 
 def fleet_reading(text: str) -> str:
@@ -127,7 +146,7 @@ def _fits_one_host(chip: Chip, count: int) -> bool:
 
 def _example_of(chip: Chip) -> str:
     if chip.slices is not None:
-        return f"write {chip.name}-{_number_of(chip, chip.slices.shapes[-1])}"
+        return f"write {chip.name}-{chip.slices.number_in_name(chip.slices.shapes[-1])}"
     return f"write {chip.chips_per_host}x{chip.name}"
 
 
@@ -141,61 +160,167 @@ def _hosts(chip: Chip, num_hosts: int, chips_per_host: int) -> Fleet:
 def _counted(text: str, first: str, second: str | None, name: str) -> Fleet:
     chip = find_chip(name)
     if chip.slices is not None:
-        raise InputError(
-            f"fleet {text!r}: a TPU slice has a shape, not only a count", hint=_known_slices(chip)
-        )
+        what = f"fleet {text!r}: a TPU slice has a shape, and a count of chips does not determine it"
+        raise InputError(what, hint=_known_slices(chip, chip.slices))
     counts = [int(first)] if second is None else [int(first), int(second)]
     if not 1 <= math.prod(counts) <= _LARGEST:
         raise InputError(f"fleet {text!r} has {math.prod(counts)} devices", hint=_example_of(chip))
     if len(counts) == 2:
-        return _hosts(chip, counts[0], counts[1])
+        return _hosts(chip, *counts)
     count, usual = counts[0], chip.chips_per_host
     if _fits_one_host(chip, count):
         return _hosts(chip, 1, count)
     if count % usual:
-        below, above = count - count % usual, count - count % usual + usual
+        below = count - count % usual
         raise InputError(
-            f"fleet {text!r}: {count} is no multiple of the {usual} {chip.name} of a host",
-            hint=f"use {below}x{chip.name} or {above}x{chip.name}; or one host: 1x{count}x{chip.name}",
+            f"fleet {text!r}: {count} is not a multiple of {usual}, the {chip.name} of one host",
+            hint=f"use {below}x{chip.name}, {below + usual}x{chip.name}, or one host: 1x{count}x{chip.name}",
         )
     return _hosts(chip, count // usual, usual)
 
 
-def _sizes(shape: str) -> list[int]:
-    return [int(size) for size in shape.split("x")]
+def _known_slices(chip: Chip, slices: Slices) -> str:
+    names = (f"{chip.name}-{slices.number_in_name(shape)}" for shape in slices.shapes)
+    return "slices: " + ", ".join(names)
 
 
-def _number_of(chip: Chip, shape: str) -> int:
-    """Return the number in Google's name of a slice: its TensorCores, or its chips for v5e and v6e."""
-    assert chip.slices is not None, f"{chip.name} has no slices"
-    return math.prod(_sizes(shape)) * chip.slices.cores_per_chip_in_name
-
-
-def _known_slices(chip: Chip) -> str:
-    assert chip.slices is not None, f"{chip.name} has no slices"
-    return "slices: " + ", ".join(f"{chip.name}-{_number_of(chip, shape)}" for shape in chip.slices.shapes)
-
-
-def _slice(text: str, chip: Chip, number: str) -> Fleet:
-    assert chip.slices is not None, f"{chip.name} has no slices"
-    shapes = {str(_number_of(chip, shape)): shape for shape in chip.slices.shapes}
+def _slice(text: str, chip: Chip, slices: Slices, number: str) -> Fleet:
+    shapes = {str(slices.number_in_name(shape)): shape for shape in slices.shapes}
     if number not in shapes:
         near = min(shapes, key=lambda known: abs(math.log(int(known) / max(int(number), 1))))
-        raise InputError(
-            f"fleet {text!r}: Google has no such slice in one of its standard shapes",
-            hint=f"the nearest is {chip.name}-{near}; {_known_slices(chip)}",
-        )
-    return _of_shape(chip, shapes[number])
+        what = f"fleet {text!r}: Google has no such slice in one of its standard shapes"
+        raise InputError(what, hint=f"the nearest is {chip.name}-{near}; {_known_slices(chip, slices)}")
+    return _of_shape(chip, slices, shapes[number])
 
 
-def _of_shape(chip: Chip, shape: str) -> Fleet:
-    assert chip.slices is not None, f"{chip.name} has no slices"
-    num_devices = math.prod(_sizes(shape)) * chip.slices.devices_per_chip
+def _of_shape(chip: Chip, slices: Slices, shape: str) -> Fleet:
+    num_devices = slices.num_devices(shape)
     chips_per_host = min(chip.chips_per_host, num_devices)
     return Fleet(
         chip=chip,
         num_hosts=num_devices // chips_per_host,
         chips_per_host=chips_per_host,
         chips_per_domain=num_devices,
-        topology=f"{chip.slices.topology_prefix}:{shape}",
+        topology=f"{slices.topology_prefix}:{shape}",
     )
+
+
+DEFAULT_MEMORY_FRACTION = 0.75
+"""JAX's own share of a GPU's memory for its pool (docs.jax.dev, "GPU memory allocation")."""
+
+OLDEST_COMPUTE_CAPABILITY = (7, 5)
+"""CUDA 13 dropped what is older (CUDA Toolkit 13.0 release notes)."""
+
+SIMULATE_INSTEAD = (
+    "add --simulate to let the CPU's compiler stand in, every figure marked; `meshwright fleets` lists the "
+    "chips that compile"
+)
+
+# The same for every compute capability from 7.0 on (CUDA C++ programming guide, "Compute Capabilities").
+_COMMON = (
+    "threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 "
+    "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 "
+    "registers_per_core_limit: 65536 registers_per_block_limit: 65536 "
+    "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_address_bits: 64"
+)
+
+
+def why_simulated(chip: Chip) -> str:
+    """Return the reason why no compiler can compile for this chip without one present; "" where one can.
+
+    Packages that are missing on this machine do not count: `meshwright doctor` names those.
+    """
+    if chip.platform in ("tpu", "cpu"):
+        return ""
+    if chip.platform != "cuda":
+        return "JAX's compiler for AMD needs an installed ROCm, which its packages do not bring"
+    if chip.target is None:
+        return "neither its number of multiprocessors nor the size of its memory is published"
+    if chip.target.compute_capability < OLDEST_COMPUTE_CAPABILITY:
+        major, minor = chip.target.compute_capability
+        oldest = ".".join(map(str, OLDEST_COMPUTE_CAPABILITY))
+        return f"it has compute capability {major}.{minor}, and CUDA 13's compiler (ptxas) starts at {oldest}"
+    return ""
+
+
+def check_compilable(chip: Chip) -> None:
+    """Raise if no compiler can compile for this chip without one present.
+
+    Raises:
+        InputError: `why_simulated` returns a reason, which is in the message.
+    """
+    if why := why_simulated(chip):
+        raise InputError(f"cannot compile for {chip.name} without one: {why}", hint=SIMULATE_INSTEAD)
+
+
+def pool_bytes(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> int:
+    """Return the bytes of one device's pool: a share of the memory that its runtime reports, as in JAX.
+
+    Raises:
+        InputError: the chip's memory is not known, or the fraction is not in (0, 1].
+    """
+    memory_bytes = known_memory_bytes(fleet.chip)
+    if not 0 < memory_fraction <= 1:
+        what = f"the memory fraction {memory_fraction} is not above 0 and at most 1"
+        raise InputError(what, hint="use 0.75, or up to 1")
+    return int(memory_bytes * memory_fraction)
+
+
+def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> str:
+    """Return the text of a `GpuTargetConfigProto` for the fleet's chip, with that share of its memory.
+
+    Raises:
+        InputError: the chip is not an NVIDIA GPU, or no compiler supports it (`why_simulated`).
+    """
+    chip, target = fleet.chip, fleet.chip.target
+    check_compilable(chip)
+    if target is None:
+        what = f"{chip.name} has no target for the GPU compiler: it is a {chip.platform} device"
+        raise InputError(what, hint="choose an NVIDIA GPU: `meshwright fleets` lists them")
+    major, minor = target.compute_capability
+    limit_bytes = pool_bytes(fleet, memory_fraction)
+    device_memory_bytes = -(-limit_bytes * 100 // 80)  # rounded up, so that 80 % of it is no byte short
+    features = "ACCELERATED_FEATURES" if target.accelerated_features else "NONE"
+    kind = chip.device_kinds[0] if chip.device_kinds else chip.name
+    # The versions are those of the compiler that the nvidia extra installs, not of a machine's driver.
+    return (
+        f"gpu_device_info {{ {_COMMON} "
+        f"shared_memory_per_core: {target.shared_memory_per_core_bytes} "
+        f"shared_memory_per_block_optin: {target.shared_memory_per_block_optin_bytes} "
+        f"threads_per_core_limit: {target.threads_per_core_limit} "
+        f"core_count: {target.core_count} fpus_per_core: {target.fpus_per_core} "
+        f"memory_bandwidth: {target.memory_bytes_per_second} l2_cache_size: {target.l2_bytes} "
+        f"clock_rate_ghz: {target.clock_ghz} device_memory_size: {device_memory_bytes} "
+        f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} "
+        f'name: "{kind}" driver_version: "13.0.0" runtime_version: "13.0.0" '
+        f'compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0" '
+        f"device_interconnect_info {{ active_links: {target.nvlink_active_links} }} }} "
+        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} '
+        f'device_description_str: "{kind}"'
+    )
+
+
+def topology_arguments(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION) -> dict[str, Any]:
+    """Return the keyword arguments of `jax.experimental.topologies.get_topology_desc` for an absent fleet.
+
+    Args:
+        fleet: a fleet of NVIDIA GPUs or TPUs.
+        memory_fraction: for GPUs only; a TPU's compiler knows its memory.
+
+    Raises:
+        InputError: no compiler supports the fleet's platform without a device.
+    """
+    slices = fleet.chip.slices
+    if slices is None:
+        return {
+            "platform": "cuda",
+            "topology_name": "",
+            "target_config": target_config(fleet, memory_fraction),
+            "topology": f"1x{fleet.num_hosts}x{fleet.chips_per_host}",  # partitions, hosts, devices per host
+        }
+    arguments: dict[str, Any] = {"platform": "tpu", "topology_name": fleet.topology}
+    if slices.chip_config_name:
+        arguments["chip_config_name"] = slices.chip_config_name
+    if fleet.num_devices // slices.devices_per_chip == 1:
+        arguments["chips_per_host_bounds"] = (1, 1, 1)  # libtpu's default host has four chips
+    return arguments

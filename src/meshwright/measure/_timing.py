@@ -22,12 +22,19 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
-from ..reconciliation import Spread
+from ..reconciliation import Percentiles
 from ..units import aligned, format_rate, format_seconds
 from ._arrays import explaining_leaks, is_fake, refuse_traced
 from ._calibration import CPUINFO, cpu_model, usable_cores
+=======
+from ..errors import InputError
+from ..reconciliation import Percentiles
+from ..units import aligned, format_seconds
+from ._storages import explaining_leaks, is_fake, refuse_traced
+>>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches
 
@@ -63,10 +70,19 @@ class StepClock:
         """Return the median so far; the first steps count only while there are no others."""
         return statistics.median(self.seconds[WARM_UP_STEPS:] or self.seconds)
 
-    def spread(self) -> Spread | None:
+    def spread(self) -> Percentiles | None:
         """Summarise all steps but the first two; None if there are no others."""
         timed = self.seconds[WARM_UP_STEPS:]
+<<<<<<< HEAD
         return _spread(timed) if timed else None
+=======
+        if not timed:
+            return None
+        low, high = np.quantile(timed, [0.05, 0.95])
+        return Percentiles(
+            median=statistics.median(timed), low=float(low), high=float(high), num_steps=len(timed)
+        )
+>>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +94,8 @@ class Timing:
     `waited_for`: the results that each call waited for, in words.
     """
 
-    dispatch_seconds: Spread
-    execution_seconds: Spread
+    dispatch_seconds: Percentiles
+    execution_seconds: Percentiles
     first_call_seconds: float
     num_repeats: int
     waited_for: str
@@ -148,9 +164,9 @@ def clock(fn: Any, /, *args: Any, warm_up: int = 2, repeats: int = 10, **kwargs:
     )
 
 
-def _spread(seconds: list[float]) -> Spread:
+def _spread(seconds: list[float]) -> Percentiles:
     low, median, high = (float(value) for value in np.quantile(seconds, [0.05, 0.5, 0.95]))
-    return Spread(median=median, low=low, high=high, num_steps=len(seconds))
+    return Percentiles(median=median, low=low, high=high, num_steps=len(seconds))
 
 
 def _arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
@@ -304,7 +320,7 @@ class MatmulMFU:
     format: str
     size: int
     num_flops: int
-    seconds: Spread
+    seconds: Percentiles
     achieved_flops_per_second: float
     promised_flops_per_second: float | None
     promised_source: str

@@ -1,17 +1,16 @@
-"""Hold the measurement of one run, and the spread of its step seconds."""
+"""Hold the measurement of one run, and the percentiles of its step seconds."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
 
-from meshwright.errors import InputError
+from meshwright.records import EXACT, read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Percentiles:
     """Seconds of `num_steps` repetitions: the median, and the 5th and 95th percentiles."""
 
     median: float
@@ -46,11 +45,12 @@ class Measurement:
     `num_bad_steps`: steps that were not applied, because the loss or the gradient was not finite.
     """
 
+    __pydantic_config__ = EXACT
     steps: int
     signal: str
     resumed_from: int | None
     tokens_per_step: int
-    step_seconds: Spread | None
+    step_seconds: Percentiles | None
     compile_seconds: float
     losses: dict[int, float]
     held_out_losses: dict[int, float]
@@ -90,33 +90,21 @@ class Measurement:
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads, with `tokens_per_second` and `goodput` added."""
-        beside = {"tokens_per_second": self.tokens_per_second, "goodput": self.goodput}
-        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), **beside}, indent=1)
+        derived = {"tokens_per_second": self.tokens_per_second, "goodput": self.goodput}
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self), **derived}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Measurement:
         """Read the text that `to_json` writes.
 
         Raises:
-            InputError: the text is no such JSON object.
+            InputError: the text is not such a JSON object, or has another schema.
         """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            schema = fields.pop("schema")
-            if schema != SCHEMA:
-                raise InputError(
-                    f"a measurement of schema {schema}; this version reads {SCHEMA}",
-                    hint="measure again with this version, or read it with the one that wrote it",
-                )
-            del fields["tokens_per_second"], fields["goodput"]
-            for name in ("losses", "held_out_losses"):
-                fields[name] = {int(step): float(loss) for step, loss in fields[name].items()}
-            more = fields["held_out_metrics"].items()
-            fields["held_out_metrics"] = {int(step): dict(values) for step, values in more}
-            if fields["step_seconds"] is not None:
-                fields["step_seconds"] = Spread(**fields["step_seconds"])
-            return Measurement(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
-            raise InputError(
-                f"this is no measurement: {broken!r}", hint="`train` writes one as measurement.json"
-            ) from broken
+        return read_record(
+            Measurement,
+            text,
+            name="a measurement",
+            schema=SCHEMA,
+            derived=("tokens_per_second", "goodput"),
+            hint="`train` writes one as measurement.json",
+        )

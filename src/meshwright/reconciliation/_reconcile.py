@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
 
-from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
 from meshwright.predict import Prediction
+from meshwright.records import read_record
 
-from ._measurement import Measurement, Spread
+from ._measurement import Measurement, Percentiles
 
 SCHEMA = 1
 
@@ -71,131 +70,89 @@ class Reconciliation:
         """Read the text that `to_json` writes.
 
         Raises:
-            InputError: the text is no such JSON object.
+            InputError: the text is not such a JSON object, or has another schema.
         """
-        try:
-            fields: dict[str, Any] = json.loads(text)
-            if fields["schema"] != SCHEMA:
-                raise InputError(
-                    f"a reconciliation of schema {fields['schema']}; this version reads {SCHEMA}",
-                    hint="make it again with this version, or read it with the one that wrote it",
-                )
-            known = {field.name for field in dataclasses.fields(Row)}
-            rows = (Row(**{name: row[name] for name in known}) for row in fields["rows"])
-            return Reconciliation(
-                same_program=fields["same_program"],
-                rows=tuple(rows),
-                not_compared=dict(fields["not_compared"]),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as broken:
-            raise InputError(
-                f"this is no reconciliation: {broken!r}", hint="`train` writes one as reconciliation.json"
-            ) from broken
+        hint = "`train` writes one as reconciliation.json"
+        return read_record(Reconciliation, text, name="a reconciliation", schema=SCHEMA, hint=hint)
 
 
 def reconcile(
     fingerprint: str, ledger: Ledger, prediction: Prediction | None, measurement: Measurement
 ) -> Reconciliation:
-    """Compare every quantity that was both predicted and measured, and say why the others were not.
+    """Compare every quantity that was both predicted and measured, and give the reason for each other one.
 
     Args:
         fingerprint: that of the program that was weighed. It sets `same_program` in the result.
     """
-    found = (
-        _executed_flops(ledger, measurement),
+    reasons, executed = measurement.not_measured, ledger.flops.executed
+    how = "XLA's cost analysis of the program that ran, which counts elementwise arithmetic too"
+    not_timed = reasons.get("step_seconds", "")
+    machine = measurement.platform, measurement.num_devices
+    compared = (
+        _row("executed FLOPs", "FLOP", executed, measurement.xla_flops, how, reasons.get("xla_flops", "")),
         ("model FLOPs", "counted in the program as written; no counter of the machine sees them alone"),
-        _argument_bytes(ledger, measurement),
+        _arguments(ledger, measurement.argument_bytes_per_device, reasons),
         _reserved_bytes(ledger, measurement),
-        *_times(
-            ledger,
-            prediction,
-            measurement.step_seconds,
-            measurement.not_measured.get("step_seconds", ""),
-            measurement.platform,
-            measurement.num_devices,
-        ),
+        *_times(ledger, prediction, measurement.step_seconds, not_timed, *machine),
     )
     return Reconciliation(
         same_program=fingerprint == measurement.fingerprint,
-        rows=tuple(each for each in found if isinstance(each, Row)),
-        not_compared=dict(each for each in found if not isinstance(each, Row)),
+        rows=tuple(row for row in compared if isinstance(row, Row)),
+        not_compared=dict(row for row in compared if not isinstance(row, Row)),
     )
 
 
 def first_steps(
-    ledger: Ledger, prediction: Prediction | None, seconds: Spread, argument_bytes: int, fleet: Fleet
+    ledger: Ledger, prediction: Prediction | None, seconds: Percentiles, argument_bytes: int, fleet: Fleet
 ) -> tuple[Row, ...]:
     """Compare what is known a few steps after the start: argument bytes, step seconds and MFU.
 
     Args:
         argument_bytes: the live bytes of state and batch on the first device.
     """
-    found = (
-        _arguments_row(ledger, argument_bytes),
-        *_times(ledger, prediction, seconds, "", fleet.chip.platform, fleet.num_devices),
-    )
-    return tuple(each for each in found if isinstance(each, Row))
+    times = _times(ledger, prediction, seconds, "", fleet.chip.platform, fleet.num_devices)
+    compared = (_arguments(ledger, argument_bytes, {}), *times)
+    return tuple(row for row in compared if isinstance(row, Row))
 
 
-def _executed_flops(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
-    if measurement.xla_flops is None:
-        return "executed FLOPs", measurement.not_measured["xla_flops"]
-    return Row(
-        quantity="executed FLOPs",
-        unit="FLOP",
-        predicted=ledger.flops.executed,
-        measured=measurement.xla_flops,
-        how="XLA's cost analysis of the program that ran, which counts elementwise arithmetic too",
-    )
+def _row(
+    quantity: str, unit: str, predicted: float, measured: float | None, how: str, why_not: str
+) -> Row | tuple[str, str]:
+    """Return the row of a quantity, or the reason why it was not measured."""
+    if measured is None:
+        return quantity, why_not
+    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, how=how)
 
 
-def _argument_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
-    if measurement.argument_bytes_per_device is None:
-        return "argument bytes per device", measurement.not_measured["argument_bytes_per_device"]
-    return _arguments_row(ledger, measurement.argument_bytes_per_device)
-
-
-def _arguments_row(ledger: Ledger, measured: int) -> Row:
-    return Row(
-        quantity="argument bytes per device",
-        unit="bytes",
-        predicted=ledger.memory.argument_bytes,
-        measured=measured,
-        how="live arrays of state and batch on the first device, by the runtime",
-    )
+def _arguments(ledger: Ledger, measured: int | None, reasons: dict[str, str]) -> Row | tuple[str, str]:
+    how = "live arrays of state and batch on the first device, by the runtime"
+    why_not = reasons.get("argument_bytes_per_device", "")
+    return _row("argument bytes per device", "bytes", ledger.memory.argument_bytes, measured, how, why_not)
 
 
 def _reserved_bytes(ledger: Ledger, measurement: Measurement) -> Row | tuple[str, str]:
     """Compare reserved bytes by the device's allocator, or by the whole process on a CPU, which has none."""
+    reserved, growth = ledger.memory.reserved_bytes, measurement.process_rss_growth_bytes
     if measurement.peak_bytes is not None:
-        return Row(
-            quantity="reserved bytes per device",
-            unit="bytes",
-            predicted=ledger.memory.reserved_bytes,
-            measured=measurement.peak_bytes,
-            how="peak of the runtime's allocator, evaluation included",
-        )
-    if measurement.process_rss_growth_bytes is None:
-        return "reserved bytes", measurement.not_measured["process_rss_growth_bytes"]
-    return Row(
-        quantity="reserved bytes, all devices",
-        unit="bytes",
-        predicted=ledger.memory.reserved_bytes * measurement.num_devices,
-        measured=measurement.process_rss_growth_bytes,
-        how="growth of the process's resident memory, all devices, data and evaluation included",
-    )
+        how = "peak of the runtime's allocator, evaluation included"
+        return _row("reserved bytes per device", "bytes", reserved, measurement.peak_bytes, how, "")
+    if growth is None:
+        return "reserved bytes", measurement.not_measured.get("process_rss_growth_bytes", "")
+    how = "growth of the process's resident memory, all devices, data and evaluation included"
+    total = reserved * measurement.num_devices
+    return _row("reserved bytes, all devices", "bytes", total, growth, how, "")
 
 
 def _times(
     ledger: Ledger,
     prediction: Prediction | None,
-    spread: Spread | None,
+    timed: Percentiles | None,
     not_timed: str,
     platform: str,
     num_devices: int,
 ) -> tuple[Row | tuple[str, str], ...]:
     """Compare step seconds and MFU, or return the reason against each."""
-    if prediction is None or spread is None:
+    if prediction is None or timed is None:
         why = "no prediction was made" if prediction is None else not_timed
         return ("step seconds", why), ("MFU", why)
     expected = prediction.step_seconds
@@ -203,14 +160,14 @@ def _times(
         quantity="step seconds",
         unit="seconds",
         predicted=expected.expected,
-        measured=spread.median,
-        how=f"median of {spread.num_steps} steps by the clock; nine in ten took "
-        f"{spread.low:.4g} to {spread.high:.4g} s",
+        measured=timed.median,
+        how=f"median of {timed.num_steps} steps by the clock; nine in ten took {timed.low:.4g} to "
+        f"{timed.high:.4g} s",
         low=expected.low,
         high=expected.high,
     )
     if platform == "cpu":
-        return seconds, ("MFU", "a CPU's peak is not in the catalog: a share of it would mean nothing")
+        return seconds, ("MFU", "a CPU's peak is not in the catalog, so there is nothing to take a share of")
     peak = prediction.peak_flops_per_second * num_devices
     if peak == 0:
         return seconds, ("MFU", "the program multiplies nothing")
@@ -218,6 +175,6 @@ def _times(
         quantity="MFU",
         unit="share",
         predicted=prediction.mfu,
-        measured=ledger.flops.model / (spread.median * peak),
+        measured=ledger.flops.model / (timed.median * peak),
         how="model FLOPs over the median step and the catalog's dense peak",
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ..reconciliation import Spread
+from ..reconciliation import Percentiles
 
 Phase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
 
@@ -113,7 +113,7 @@ class FirstStepsDone:
     `argument_bytes_per_device`: bytes of live arrays, state and batch.
     """
 
-    step_seconds: Spread
+    step_seconds: Percentiles
     argument_bytes_per_device: int
 
 
