@@ -149,6 +149,9 @@ def test_the_tools_keep_their_old_names():
         "meshwright.hardware._chip",
         "meshwright.hardware._fleet",
         "meshwright.records",
+        "meshwright.errors",
+        "meshwright.units",
+        "meshwright.formats",
     ],
 )
 def test_the_examples_of_public_names_run(module):

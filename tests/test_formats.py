@@ -56,7 +56,6 @@ def test_integers_agree_with_numpy(name: str):
     theirs = ml_dtypes.iinfo(getattr(ml_dtypes if name.endswith("int4") else np, name))
     assert FORMATS[name].bits == theirs.bits
     assert FORMATS[name].max == float(theirs.max)
-    assert FORMATS[name].signed == (theirs.min < 0)
 
 
 def test_tf32_has_the_range_of_fp32_and_the_step_of_fp16():
@@ -66,9 +65,8 @@ def test_tf32_has_the_range_of_fp32_and_the_step_of_fp16():
 
 
 def test_a_small_gradient_is_lost_in_fp16_and_kept_in_bf16():
-    assert FORMATS["fp16"].underflows(1e-8)
-    assert not FORMATS["bf16"].underflows(1e-8)
-    assert not FORMATS["fp16"].underflows(0.0)
+    assert FORMATS["fp16"].round_trip(1e-8) == 0
+    assert FORMATS["bf16"].round_trip(1e-8) == pytest.approx(1e-8, rel=2**-8)
 
 
 @pytest.mark.parametrize(
@@ -77,24 +75,6 @@ def test_a_small_gradient_is_lost_in_fp16_and_kept_in_bf16():
 )
 def test_a_block_format_pays_for_its_scale(name: str, bits: float):
     assert FORMATS[name].bits_per_value == bits  # OCP MX 1.0: 8 bits for 32 values; NVFP4: 8 for 16
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "block_max", "stored"),
-    [
-        ("mxfp4", 6.0, 6.0, 6.0),  # OCP MX 1.0, 6.3: scale 2^(floor(log2 6) - 2) = 1
-        ("mxfp4", 0.25, 6.0, 0.0),  # half of the least step 0.5: to even
-        ("mxfp4", 0.3, 6.0, 0.5),
-        ("mxfp4", -7.5, 7.5, -6.0),  # the scale is a power of two, so the top of a block saturates
-        ("mxfp4", 0.75, 0.75, 0.75),
-        ("mxfp8", 500.0, 500.0, 448.0),
-        ("nvfp4", 12.0, 12.0, 12.0),  # scale 2: no saturation
-        ("nvfp4", 0.4, 12.0, 0.0),
-    ],
-)
-def test_a_block_format_rounds_by_its_largest_value(name: str, value: float, block_max: float, stored: float):
-    assert FORMATS[name].round_trip(value, block_max=block_max) == stored
-    assert FORMATS[name].underflows(value, block_max=block_max) == (stored == 0)
 
 
 def test_infinities_and_nan_stay_what_they_are():

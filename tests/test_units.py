@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.errors import InputError
-from meshwright.units import format_bytes, format_count, format_rate, format_seconds, parse_count
+from meshwright.units import aligned, format_bytes, format_count, format_rate, format_seconds, parse_count
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_no_count_is_refused_with_examples(text: str):
 
 
 def test_a_broken_count_is_refused_with_the_whole_number_below():
-    with pytest.raises(InputError, match="no whole number") as refused:
+    with pytest.raises(InputError, match="which is not a whole number") as refused:
         parse_count("1.5")
     assert refused.value.hint == "use 1"
 
@@ -127,3 +127,17 @@ def test_printing_keeps_the_order_of_memory_sizes(one: float, other: float):
     small, large = sorted((one, other))
     assert read(format_bytes(small)) <= read(format_bytes(large))
     assert math.isclose(read(format_bytes(large)), large, rel_tol=0.0051, abs_tol=0.51)
+
+
+def test_columns_stand_below_each_other_and_numbers_end_together():
+    text = aligned(("what", "bytes"), [("weights", "4"), ("bias", "1,024")], right={"bytes"}, indent="  ")
+    assert text == "  what     bytes\n  weights      4\n  bias     1,024"
+
+
+def test_a_line_has_no_spaces_at_its_end():
+    assert aligned(("a", "note"), [("b", "")]) == "a  note\nb"
+
+
+def test_a_row_of_another_length_is_a_mistake_of_ours():
+    with pytest.raises((ValueError, IndexError)):
+        aligned(("a", "b"), [("1",)])

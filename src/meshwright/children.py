@@ -99,10 +99,9 @@ def is_abandoned(folder: Path) -> bool:
     Raises:
         OSError: the folder no longer exists.
     """
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-        return False
-    if time.time() - facts.st_mtime < ABANDONED_SECONDS:
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not is_ours or time.time() - status.st_mtime < ABANDONED_SECONDS:
         return False
     if not (folder / OWNER).is_file():
         return True
@@ -116,8 +115,8 @@ def _lock(owner: IO[str]) -> bool:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: a folder's age alone decides
-        return True
+    except OSError:
+        pass  # a file system without locks: a folder's age alone decides
     return True
 
 
@@ -183,7 +182,7 @@ def ending_descendants() -> Iterator[None]:
     """
     import psutil
 
-    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     if IS_LINUX:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     handler = signal.getsignal(signal.SIGTERM)
@@ -204,16 +203,12 @@ def end_descendants(spare: set[int] | frozenset[int] = frozenset()) -> None:
     import psutil
 
     for _ in range(LOOKS):
-        alive = [
-            each
-            for each in psutil.Process().children(recursive=True)
-            if each.pid not in spare and _runs(each)
-        ]
+        alive = [p for p in psutil.Process().children(recursive=True) if p.pid not in spare and _runs(p)]
         if not alive:
             return
-        for each in alive:
+        for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
         psutil.wait_procs(alive, timeout=1)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 # Control characters except tab and newline, halves of surrogate pairs, and marks of text direction.
@@ -19,7 +20,7 @@ def printable(text: str) -> str:
 
     For example, the sequence that would turn a terminal red becomes the text "\\x1b[31m".
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class MeshwrightError(Exception):
@@ -41,15 +42,11 @@ class MeshwrightError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error with its hint, so that it can be sent from another process."""
-        return _error_of, (type(self), self.message, self.hint)
-
-
-def _error_of(kind: type[MeshwrightError], message: str, hint: str) -> MeshwrightError:
-    return kind(message, hint=hint)
+        return partial(type(self), hint=self.hint), (self.message,)
 
 
 EXIT_BROKE_OFF = 4
-"""Status of a process that ended with an error nobody foresaw, or that hung: it may do better once more."""
+"""Status of a process that ended with an unforeseen error, or that hung: another attempt may succeed."""
 
 
 class InputError(MeshwrightError):
@@ -68,41 +65,35 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     Two names are similar if one starts with the other (three letters or more), or if few edits turn one into
     the other. An edit omits, adds or replaces a letter, or swaps it with its neighbour. The limit is one
     edit, or a quarter of the letters of `name` if that is more. Case does not matter.
+
+    >>> nearest_name("tenosr", ["data", "tensor"])
+    "did you mean 'tensor'?"
     """
     names = sorted(known)
-    close = near_names(name, names)
-    if close:
+    if close := near_names(name, names):
         return f"did you mean {' or '.join(map(repr, close))}?"
     return "known: " + ", ".join(names) if names else "none are known"
-
-
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return the names in `known` that are similar to `name` (see `nearest_name`): only the most similar."""
-    lower, limit = name.lower(), max(1, len(name) // 4)
-    names = sorted(known)
-    by_distance: dict[int, list[str]] = {}
-    for each in names:
-        if abs(len(each) - len(name)) <= limit:
-            by_distance.setdefault(_num_slips(lower, each.lower()), []).append(each)
-    longer = [each for each in names if len(name) >= _LEAST_LETTERS and each.lower().startswith(lower)]
-    least = min(by_distance, default=limit + 1)
-    if least <= limit:
-        close = by_distance[least]
-        alike = [each for each in close if _begin_alike(lower, each.lower())]
-        return alike[:1] or longer[:_MOST_NAMES] or close[:_MOST_NAMES]
-    shorter = [each for each in names if len(each) >= _LEAST_LETTERS and lower.startswith(each.lower())]
-    return longer[:_MOST_NAMES] or sorted(shorter, key=len)[-1:]
 
 
 _MOST_NAMES = 4  # suggested at once
 _LEAST_LETTERS = 3  # the shortest beginning that is compared
 
 
-def _begin_alike(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the names in `known` that are similar to `name` (see `nearest_name`): only the most similar."""
+    lower, limit, names = name.lower(), max(1, len(name) // 4), sorted(known)
+    edits = {n: _num_edits(lower, n.lower()) for n in names if abs(len(n) - len(name)) <= limit}
+    longer = [n for n in names if len(name) >= _LEAST_LETTERS and n.lower().startswith(lower)][:_MOST_NAMES]
+    least = min(edits.values(), default=limit + 1)
+    if least <= limit:
+        close = [n for n, count in edits.items() if count == least]
+        same_start = [n for n in close if n.lower().startswith(lower) or lower.startswith(n.lower())]
+        return same_start[:1] or longer or close[:_MOST_NAMES]
+    shorter = [n for n in names if len(n) >= _LEAST_LETTERS and lower.startswith(n.lower())]
+    return longer or sorted(shorter, key=len)[-1:]
 
 
-def _num_slips(one: str, other: str) -> int:
+def _num_edits(one: str, other: str) -> int:
     """Count the edits (omit, add, replace, swap with a neighbour) that turn `one` into `other`.
 
     Each letter is edited at most once: the optimal string alignment distance.

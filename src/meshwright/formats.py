@@ -3,7 +3,7 @@
 Sources: IEEE 754-2019 (fp16, fp32, fp64); OCP "8-bit Floating Point Specification" 1.0 (fp8); OCP
 "Microscaling Formats (MX) Specification" 1.0 (mxfp8, mxfp6, mxfp4 and their elements); NVIDIA's
 description of NVFP4 (blocks of 16 with an fp8-e4m3 scale). Counted: rounding to nearest even.
-Not counted: stochastic rounding, flush-to-zero units, nvfp4's rounding of its own scale.
+Not counted: stochastic rounding, flush-to-zero units, the rounding of a block with its scale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class NumberFormat:
     mantissa_bits: int
     has_inf: bool = False
     has_nan: bool = False
-    signed: bool = True
     block_size: int = 1
     scale_bits: int = 0
 
@@ -76,90 +75,65 @@ class NumberFormat:
         """The step from 1 to the next value."""
         return math.ldexp(1, -self.mantissa_bits) if self.is_float else 1.0
 
-    def round_trip(self, value: float, *, block_max: float | None = None) -> float:
-        """Return `value` after it is stored in this format and read back.
-
-        Args:
-            value: any float.
-            block_max: the largest magnitude of the value's block. Block-scaled formats require it, because
-                their scale follows from it (a power of two in MX, block_max / 6 in nvfp4).
+    def round_trip(self, value: float) -> float:
+        """Return `value` after it is stored in this format and read back, without a block's scale.
 
         A value beyond `max` becomes infinite if the format has infinities, else NaN if it has NaN, else
-        `max`, as in XLA's conversion. Block-scaled formats saturate at `max`.
+        `max`, as in XLA's conversion.
+
+        >>> FORMATS["fp16"].round_trip(1e-8)
+        0.0
         """
-        assert self.is_float, f"{self.name} is no float"
-        assert (block_max is None) == (self.block_size == 1), (
-            f"{self.name}: block_max belongs to block formats"
-        )
+        assert self.is_float, f"{self.name} is not a floating-point format"
+        assert self.block_size == 1, f"{self.name}: the result depends on the largest value of the block"
         if value == 0 or not math.isfinite(value):
             return value
-        scale = 1.0 if block_max is None else self._scale(block_max)
-        magnitude = abs(value) / scale
-        exponent = max(math.frexp(magnitude)[1] - 1, 1 - self._bias)
+        exponent = max(math.frexp(value)[1] - 1, 1 - self._bias)
         step = math.ldexp(1, exponent - self.mantissa_bits)
-        rounded = round(magnitude / step) * step
+        rounded = round(abs(value) / step) * step
         if rounded > self.max:
-            # With the block's own scale, only rounding can exceed max, and hardware then saturates.
-            narrow = math.nan if self.has_nan and self.block_size == 1 else self.max
-            rounded = math.inf if self.has_inf else narrow
-        return math.copysign(rounded * scale, value)
+            rounded = math.nan if self.has_nan else self.max
+            if self.has_inf:
+                rounded = math.inf
+        return math.copysign(rounded, value)
 
-    def underflows(self, value: float, *, block_max: float | None = None) -> bool:
-        """Return whether a non-zero value is stored as zero."""
-        return value != 0 and self.round_trip(value, block_max=block_max) == 0
-
-    def _scale(self, block_max: float) -> float:
-        assert block_max > 0, f"a block's largest magnitude is {block_max}"
-        if self.name == "nvfp4":
-            return block_max / self.max
-        return math.ldexp(1, math.frexp(block_max)[1] - 1 - self._largest_exponent)
-
-
-def _float(
-    name: str,
-    bits: int,
-    exponent_bits: int,
-    mantissa_bits: int,
-    specials: str = "",
-    block: tuple[int, int] = (1, 0),
-) -> NumberFormat:
-    return NumberFormat(
-        name=name,
-        bits=bits,
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-        has_inf="inf" in specials,
-        has_nan="nan" in specials,
-        block_size=block[0],
-        scale_bits=block[1],
-    )
-
-
-def _integer(name: str, bits: int, signed: bool) -> NumberFormat:
-    return NumberFormat(name=name, bits=bits, exponent_bits=0, mantissa_bits=bits - signed, signed=signed)
-
-
-_MX = (32, 8)  # block size, and bits of the power-of-two scale
 
 _ALL = (
-    _float("fp64", 64, 11, 52, "inf nan"),
-    _float("fp32", 32, 8, 23, "inf nan"),
-    _float("tf32", 32, 8, 10, "inf nan"),
-    _float("bf16", 16, 8, 7, "inf nan"),
-    _float("fp16", 16, 5, 10, "inf nan"),
-    _float("fp8-e5m2", 8, 5, 2, "inf nan"),
-    _float("fp8-e4m3", 8, 4, 3, "nan"),
-    _float("fp6-e3m2", 6, 3, 2),
-    _float("fp6-e2m3", 6, 2, 3),
-    _float("fp4-e2m1", 4, 2, 1),
-    _float("mxfp8", 8, 4, 3, "nan", _MX),
-    _float("mxfp6-e3m2", 6, 3, 2, "", _MX),
-    _float("mxfp6-e2m3", 6, 2, 3, "", _MX),
-    _float("mxfp4", 4, 2, 1, "", _MX),
-    _float("nvfp4", 4, 2, 1, "", (16, 8)),
-    *(_integer(f"int{bits}", bits, True) for bits in (4, 8, 16, 32, 64)),
-    *(_integer(f"uint{bits}", bits, False) for bits in (4, 8, 16, 32, 64)),
-    NumberFormat(name="bool", bits=8, exponent_bits=0, mantissa_bits=1, signed=False),
+    *(
+        NumberFormat(
+            name=name,
+            bits=bits,
+            exponent_bits=exponent_bits,
+            mantissa_bits=mantissa_bits,
+            has_inf="inf" in specials,
+            has_nan="nan" in specials,
+            block_size=block_size,
+            scale_bits=scale_bits,
+        )
+        for name, bits, exponent_bits, mantissa_bits, specials, block_size, scale_bits in (
+            ("fp64", 64, 11, 52, "inf nan", 1, 0),
+            ("fp32", 32, 8, 23, "inf nan", 1, 0),
+            ("tf32", 32, 8, 10, "inf nan", 1, 0),
+            ("bf16", 16, 8, 7, "inf nan", 1, 0),
+            ("fp16", 16, 5, 10, "inf nan", 1, 0),
+            ("fp8-e5m2", 8, 5, 2, "inf nan", 1, 0),
+            ("fp8-e4m3", 8, 4, 3, "nan", 1, 0),
+            ("fp6-e3m2", 6, 3, 2, "", 1, 0),
+            ("fp6-e2m3", 6, 2, 3, "", 1, 0),
+            ("fp4-e2m1", 4, 2, 1, "", 1, 0),
+            ("mxfp8", 8, 4, 3, "nan", 32, 8),
+            ("mxfp6-e3m2", 6, 3, 2, "", 32, 8),
+            ("mxfp6-e2m3", 6, 2, 3, "", 32, 8),
+            ("mxfp4", 4, 2, 1, "", 32, 8),
+            ("nvfp4", 4, 2, 1, "", 16, 8),
+        )
+    ),
+    *(
+        NumberFormat(name=f"{sign}int{bits}", bits=bits, exponent_bits=0, mantissa_bits=bits - (not sign))
+        for sign in ("", "u")
+        for bits in (4, 8, 16, 32, 64)
+    ),
+    NumberFormat(name="bool", bits=8, exponent_bits=0, mantissa_bits=1),
 )
 
 FORMATS = {f.name: f for f in _ALL}
@@ -183,6 +157,9 @@ def format_of_dtype(dtype: str) -> NumberFormat:
 
     Raises:
         InputError: no format has that name.
+
+    >>> format_of_dtype("bfloat16").name
+    'bf16'
     """
     name = _DTYPES.get(dtype.lower())
     if name is None:

@@ -16,6 +16,8 @@ _COUNT_LETTERS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3))
 _MOST_DIGITS = 40  # real counts have fewer, and a float's range holds every such count
 _SI = ("", "k", "M", "G", "T", "P", "E", "Z")
 _LONGEST_COUNT = 64  # characters; Python refuses to parse integers of thousands of digits
+# Seconds in the unit, its name, and the seconds from which the next unit is used.
+_TIMES = ((1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 120), (60, "min", 7200), (3600, "h", 172800))
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -61,13 +63,7 @@ def format_rate(value: float, unit: str) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Format a duration in a fitting unit: "842 ms", "1.73 s", "12.4 min", "3.20 h", "77.1 days"."""
-    for size, unit, below in (
-        (1e-6, "us", 1e-3),
-        (1e-3, "ms", 1),
-        (1, "s", 120),
-        (60, "min", 7200),
-        (3600, "h", 172800),
-    ):
+    for size, unit, below in _TIMES:
         if abs(seconds) < below * 0.9995:
             return f"{_three_digits(seconds / size)} {unit}"
     days = seconds / 86400
@@ -79,27 +75,25 @@ def parse_count(text: str) -> int:
 
     Raises:
         InputError: the text is not a number, not finite, negative, or not a whole number.
+
+    >>> parse_count("1.5B")
+    1500000000
     """
+    from fractions import Fraction  # late: `--help` needs none
+
     match = re.fullmatch(r"\s*(\d[\d_,]*(?:\.\d+)?(?:[eE][+]?\d{1,2})?)\s*([KMBTkmbt]?)\s*", text, re.ASCII)
     if match is None or len(text) > _LONGEST_COUNT:
         shown = text if len(text) <= _LONGEST_COUNT else f"{text[:_LONGEST_COUNT]}..."
         raise InputError(f"cannot read {shown!r} as a count", hint="write it as 15T, 300e9, 4M or 4096")
-    number, letter = match[1].replace("_", "").replace(",", ""), match[2].upper()
-    if len(number) > _MOST_DIGITS:
-        what = f"{text[:20]!r}... has {len(number)} digits"
+    digits = match[1].replace("_", "").replace(",", "")
+    if len(digits) > _MOST_DIGITS:
+        what = f"{text[:20]!r}... has {len(digits)} digits"
         raise InputError(what, hint=f"write at most {_MOST_DIGITS} digits, as in 300e9")
-    mantissa, _, exponent = number.lower().partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    power = int(exponent or 0) - len(fraction) + int(math.log10(dict(_COUNT_LETTERS).get(letter, 1)))
-    digits = int(whole + fraction)
-    if power < 0 and digits % 10**-power:
-        raise InputError(
-            f"{text!r} is {digits}e{power}, which is no whole number", hint=f"use {digits // 10**-power}"
-        )
-    return digits * 10**power if power >= 0 else digits // 10**-power
-
-
-GAP = "  "
+    exact = Fraction(digits) * dict(_COUNT_LETTERS).get(match[2].upper(), 1)
+    if exact.denominator != 1:
+        what = f"{text!r} is {float(exact):g}, which is not a whole number"
+        raise InputError(what, hint=f"use {math.floor(exact)}")
+    return exact.numerator
 
 
 def aligned(
@@ -120,6 +114,6 @@ def aligned(
             cell.rjust(width) if name in right else cell.ljust(width)
             for name, cell, width in zip(header, cells, widths, strict=True)
         )
-        return (indent + GAP.join(padded)).rstrip()
+        return (indent + "  ".join(padded)).rstrip()
 
     return "\n".join(line(cells) for cells in (header, *rows))
