@@ -4,13 +4,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.hardware import find_chip
-<<<<<<< HEAD
 from meshwright.measure import MatmulMFU, _timing
 from meshwright.reconciliation import Percentiles
-=======
-from meshwright.measure import _matmul
-from meshwright.reconciliation import Percentiles
->>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 def test_a_product_of_n_takes_two_n_cubed_and_a_cpus_promise_is_an_estimate():

@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-<<<<<<< HEAD
 from meshwright.measure import StepClock, Timing
 from meshwright.reconciliation import Percentiles
-=======
-from meshwright.measure import Timing
-from meshwright.reconciliation import Percentiles
->>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 def test_a_function_is_called_as_often_as_said_and_dispatch_is_within_execution():

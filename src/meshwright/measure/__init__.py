@@ -1,13 +1,8 @@
 """Measure a machine and the runs on it: bytes of arrays, seconds, memory, and the rates of the host.
 
 Imports: `children`, `compiler` (versions and the cache folder), `hardware` (catalog, the `Calibration`
-<<<<<<< HEAD
 record), `reconciliation` (the `Percentiles` record), `formats`, `units`, `errors`. jax and torch only inside
 functions; `_probe`, which runs in a separate process, imports jax directly.
-=======
-record), `reconciliation` (the `Percentiles` record), `formats`, `units`, `errors`. jax and torch only inside
-functions; `_probe` and `_probe_kernels`, which run in a separate process, import jax directly.
->>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 Imported by: `training`, `results`, `tools`, `api`, and users as `mw.footprint` etc.
 """
 

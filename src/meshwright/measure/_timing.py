@@ -22,19 +22,12 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from ..errors import InputError, nearest_name
 from ..hardware import chip_of_device_kind
 from ..reconciliation import Percentiles
 from ..units import aligned, format_rate, format_seconds
 from ._arrays import explaining_leaks, is_fake, refuse_traced
 from ._calibration import CPUINFO, cpu_model, usable_cores
-=======
-from ..errors import InputError
-from ..reconciliation import Percentiles
-from ..units import aligned, format_seconds
-from ._storages import explaining_leaks, is_fake, refuse_traced
->>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 WARM_UP_STEPS = 2  # left out of the spread: the first steps fill allocators and caches
 
@@ -73,16 +66,7 @@ class StepClock:
     def spread(self) -> Percentiles | None:
         """Summarise all steps but the first two; None if there are no others."""
         timed = self.seconds[WARM_UP_STEPS:]
-<<<<<<< HEAD
         return _spread(timed) if timed else None
-=======
-        if not timed:
-            return None
-        low, high = np.quantile(timed, [0.05, 0.95])
-        return Percentiles(
-            median=statistics.median(timed), low=float(low), high=float(high), num_steps=len(timed)
-        )
->>>>>>> cfdf423 (hardware, reconciliation: records are read back by one function; the compile target joins the fleet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
