@@ -96,7 +96,7 @@ def test_the_function_makes_shapes_alone(made):
         ),
         (
             "clash",
-            "makers_of_modules:clash: an input is named 'loss', which is what a part",
+            "makers_of_modules:clash: an input is named 'loss', which is also",
             "give the inputs as a tup",
         ),
         (

@@ -103,4 +103,4 @@ def test_experts_that_look_where_tokens_go_are_told_with_their_line():
         mw.account_torch(model, input_ids=ids())
     assert "model.layers.0.mlp.experts (MixtralExperts) at " in raised.value.message
     assert "modeling_mixtral.py:" in raised.value.message
-    assert "aten.nonzero gives depends on the data" in raised.value.message
+    assert "aten.nonzero returns depends on the data" in raised.value.message

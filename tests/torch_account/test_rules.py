@@ -227,7 +227,7 @@ def test_cudnns_recurrent_layers_cost_their_matrices_at_each_position():
 
     account = mw.account_torch(Runs(), meta(5, 3, 8), meta(1, 3, 16), *weights)
     assert account.flops.forward == 2 * 5 * 3 * (64 * 8 + 64 * 16)
-    assert any("What cuDNN keeps" in words for words in account.conventions)
+    assert any("Memory that cuDNN keeps" in words for words in account.conventions)
 
 
 def test_pytorchs_fused_inference_kernels_cost_what_their_parts_do():

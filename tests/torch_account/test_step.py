@@ -224,7 +224,7 @@ def test_without_gradients_there_is_no_backward_pass():
         found = mw.account_torch(layer, x)
     assert (found.flops.forward, found.flops.backward) == (512, 0)
     assert (found.memory.saved_activation_bytes, found.memory.gradients_bytes) == (0, 0)
-    assert "Nothing asks for a gradient: there is no backward pass." in found.conventions
+    assert "Nothing requires a gradient: there is no backward pass." in found.conventions
     with torch.inference_mode():
         assert mw.account_torch(layer, x).flops.forward == 512
 

@@ -5,15 +5,15 @@ need it, only inside functions.
 Used by: `report`, `api`, `cli`, and users as `mw.account_torch`.
 """
 
+from ._account import Account as Account
+from ._account import FlopCount as FlopCount
+from ._account import MemoryCount as MemoryCount
+from ._account import ModuleCount as ModuleCount
+from ._account import Table as Table
 from ._account import account_function as account_function
 from ._account import account_torch as account_torch
+from ._account import flop_table as flop_table
 from ._account import is_torch_module as is_torch_module
-from ._records import Account as Account
-from ._records import FlopCount as FlopCount
-from ._records import MemoryCount as MemoryCount
-from ._records import ModuleCount as ModuleCount
-from ._records import Table as Table
-from ._records import flop_table as flop_table
-from ._records import memory_table as memory_table
-from ._records import module_table as module_table
-from ._records import unknown_table as unknown_table
+from ._account import memory_table as memory_table
+from ._account import module_table as module_table
+from ._account import unknown_table as unknown_table

@@ -54,7 +54,7 @@ def check_parts(module: Any, inputs: Any, optimizer: Any, loss: Any, autocast: A
     if isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
         raise InputError(
-            f"the optimizer is a {kind} that holds real parameters already; the account runs a copy",
+            f"the optimizer is a {kind} that already holds real parameters; the account runs a copy",
             hint=f"give the class, torch.optim.{kind}, or functools.partial(torch.optim.{kind}, lr=...)",
         )
     for name, part in (("optimizer", optimizer), ("loss", loss)):
@@ -65,7 +65,8 @@ def check_parts(module: Any, inputs: Any, optimizer: Any, loss: Any, autocast: A
             )
     if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
         raise InputError(
-            f"autocast={autocast!r} is no floating-point format", hint="give torch.bfloat16 or torch.float16"
+            f"autocast={autocast!r} is not a floating-point format",
+            hint="use torch.bfloat16 or torch.float16",
         )
 
 
@@ -76,21 +77,21 @@ def _check_module(module: Any) -> None:
         )
     if not isinstance(module, torch.nn.Module):
         raise InputError(
-            f"a {type(module).__name__} is no torch.nn.Module", hint="give a module, then its inputs"
+            f"a {type(module).__name__} is not a torch.nn.Module", hint="give a module, then its inputs"
         )
     kind = type(module).__name__
     if kind in WRAPPERS:
         raise InputError(
-            f"the module is wrapped in {kind}, and this account is of one device", hint="give its .module"
+            f"the module is wrapped in {kind}, and the account is of one device", hint="give its .module"
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError(
-            f"{kind} is compiled by TorchScript, which takes no fake tensors",
-            hint="give the module it was made from",
+            f"{kind} is compiled by TorchScript, which does not accept fake tensors",
+            hint="give the module from which it was made",
         )
     if hasattr(module, "_orig_mod"):
         raise InputError(
-            "the module is compiled by torch.compile, and this account is of eager runs",
+            "the module is compiled by torch.compile, and the account is of eager runs",
             hint="give its ._orig_mod",
         )
 
@@ -107,7 +108,7 @@ def quiet_fakes() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
+def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
     """Convert the failure of `what` ("the forward pass") to an error that names module and line.
 
     The error's hint is `hint`, but an operation without a fake form, or with a result that depends on data,
@@ -116,15 +117,15 @@ def in_words(failed: BaseException, what: str, paths: dict[int, str], hint: str)
     place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
     if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
         name = operation_name(failed.func)
-        gives = "the shape of what" if isinstance(failed, DynamicOutputShapeException) else "the number that"
+        result = "shape" if isinstance(failed, DynamicOutputShapeException) else "number"
         return InputError(
-            f"{place}: {gives} {name} gives depends on the data, and here there are none",
+            f"{place}: the {result} that {name} returns depends on the data, and fake tensors have none",
             hint="account the module with that part replaced: no shape and no branch may depend on values",
         )
     if isinstance(failed, UnsupportedOperatorException):
         name = operation_name(failed.func)
         return InputError(
-            f"{place}: {name} does not say what shape it gives",
+            f"{place}: {name} has no fake form, which computes the shape of its result",
             hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",
         )
     return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
@@ -139,12 +140,12 @@ def failed_place(failed: BaseException) -> str:
 
 def _module_place(failed: BaseException, paths: dict[int, str]) -> str:
     """Return the innermost module whose method was running."""
-    found = ""
+    place = ""
     for frame, _ in traceback.walk_tb(failed.__traceback__):
         owner = frame.f_locals.get("self")
         if id(owner) in paths:
-            found = f" in {paths[id(owner)] or 'the module itself'} ({type(owner).__name__})"
-    return found
+            place = f" in {paths[id(owner)] or 'the module itself'} ({type(owner).__name__})"
+    return place
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

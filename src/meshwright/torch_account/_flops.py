@@ -1,6 +1,6 @@
 """Count the FLOPs of one PyTorch operation from the shapes and attributes of its call. Imports no torch.
 
-`Call` holds the arguments by the names of the operation's schema. `_watch` asks for the work of each call.
+`OperationCall` holds the arguments by the names of the operation's schema.
 Counted: matrix products, convolutions, attention, recurrent layers. A multiply-add is two FLOPs; with complex
 numbers it is eight. The conventions are those of the model FLOPs in `meshwright.ledger`: a convolution counts
 every tap of its window at every output, including those on padding. Fused attention has two products forward
@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from meshwright.errors import InputError
@@ -35,7 +36,7 @@ OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """An operation with its arguments and its result."""
 
     name: str  # "aten.mm"
@@ -51,18 +52,14 @@ class Call:
 
     def tensors(self) -> list[Any]:
         """Return the tensors among the arguments, including those in lists, in the schema's order."""
-        found: list[Any] = []
-        for value in self.arguments.values():
-            found += [
-                item for item in (value if isinstance(value, list | tuple) else (value,)) if _is_tensor(item)
-            ]
-        return found
+        lists = [value if isinstance(value, list | tuple) else (value,) for value in self.arguments.values()]
+        return [item for items in lists for item in items if _is_tensor(item)]
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(tensor_text, self.tensors()))})"
 
 
-def call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Call:
+def call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> OperationCall:
     """Return the call, with defaults filled in from the schema of `func`, an OpOverload."""
     schema = func._schema
     named: dict[str, Any] = {}
@@ -73,7 +70,7 @@ def call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
             named[argument.name] = kwargs[argument.name]
         else:
             named[argument.name] = argument.default_value
-    return Call(operation_name(func), named, result)
+    return OperationCall(operation_name(func), named, result)
 
 
 def operation_name(func: Any) -> str:
@@ -113,7 +110,7 @@ def allowed_pairs(queries: int, keys: int, *, causal: bool) -> int:
     return shorter * (shorter + 1) // 2 + (queries - shorter) * keys
 
 
-def _products(call: Call, *, sequence: int, heads: int) -> tuple[int, int] | None:
+def _products(call: OperationCall, *, sequence: int, heads: int) -> tuple[int, int] | None:
     """Return FLOPs of one product over the head's width and one over the values'; None if data decide."""
     corner = call.arguments.get("custom_mask_type")  # 1: causal from the top left; 2: from the bottom right
     if corner == 2 or any(call.arguments.get(name) is not None for name in LENGTHS_IN_DATA):
@@ -124,45 +121,36 @@ def _products(call: Call, *, sequence: int, heads: int) -> tuple[int, int] | Non
     return 2 * pairs * query[-1], 2 * pairs * value[-1]
 
 
-def _forward(call: Call, *, sequence: int = -2, heads: int = -3) -> int | None:
-    found = _products(call, sequence=sequence, heads=heads)
-    return None if found is None else sum(found)
+def _forward(call: OperationCall, *, sequence: int = -2, heads: int = -3) -> int | None:
+    products = _products(call, sequence=sequence, heads=heads)
+    return None if products is None else sum(products)
 
 
-def _backward(call: Call, *, sequence: int = -2, heads: int = -3) -> tuple[int, int] | None:
+def _backward(call: OperationCall, *, sequence: int = -2, heads: int = -3) -> tuple[int, int] | None:
     """Count the backward pass, and the recomputed scores in it.
 
     The gradients of queries and keys and the scores are three products over the head's width. The gradients
     of values and of attention weights are two products over the values' width.
     """
-    found = _products(call, sequence=sequence, heads=heads)
-    if found is None:
+    products = _products(call, sequence=sequence, heads=heads)
+    if products is None:
         return None
-    scores, values = found
+    scores, values = products
     return 3 * scores + 2 * values, scores
-
-
-def _forward_sequence_first(call: Call) -> int | None:
-    return _forward(call, sequence=-3, heads=-2)
-
-
-def _backward_sequence_first(call: Call) -> tuple[int, int] | None:
-    return _backward(call, sequence=-3, heads=-2)
 
 
 _KINDS = (
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
 )  # fmt: skip
+_SEQUENCE_FIRST = ("flash", "efficient")
 ATTENTION_RULES = {
     **{f"_scaled_dot_product_{kind}": _forward for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _backward for kind in _KINDS},
     # The kernels that those call. Flash and efficient attention take [batch, sequence, heads, head_dim].
     # cuDNN takes [batch, heads, sequence, head_dim].
-    "_flash_attention_forward": _forward_sequence_first,
-    "_flash_attention_backward": _backward_sequence_first,
-    "_efficient_attention_forward": _forward_sequence_first,
-    "_efficient_attention_backward": _backward_sequence_first,
+    **{f"_{kind}_attention_forward": partial(_forward, sequence=-3, heads=-2) for kind in _SEQUENCE_FIRST},
+    **{f"_{kind}_attention_backward": partial(_backward, sequence=-3, heads=-2) for kind in _SEQUENCE_FIRST},
     "_cudnn_attention_forward": _forward,
     "_cudnn_attention_backward": _backward,
 }
@@ -237,7 +225,7 @@ def is_silent(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OperationFlops:
     """The FLOPs of one call; `recomputed_flops` is the part that repeats work of the forward pass."""
 
     flops: int
@@ -248,35 +236,35 @@ class Work:
 Flops = int | tuple[int, int] | None  # FLOPs, perhaps with the part that repeats the forward pass
 
 
-def work_of(call: Call) -> Work | None:
+def flops_of(call: OperationCall) -> OperationFlops | None:
     """Return the FLOPs of a call by its rule; None if it has no rule, or the rule cannot decide.
 
     Source: the operations' definitions in PyTorch's native_functions.yaml.
     """
     rule = RULES.get(call.name.removeprefix("aten."))
-    found = None if rule is None else rule(call)
-    if found is None:
+    count = None if rule is None else rule(call)
+    if count is None:
         return None
-    flops, recomputed = found if isinstance(found, tuple) else (found, 0)
+    flops, recomputed = count if isinstance(count, tuple) else (count, 0)
     # PyTorch does not multiply complex with real tensors: all of a call's tensors are complex, or none is.
     real = 4 if any(tensor.dtype.is_complex for tensor in call.tensors()) else 1
-    return Work(flops=real * flops, recomputed_flops=real * recomputed, format=_format(call))
+    return OperationFlops(flops=real * flops, recomputed_flops=real * recomputed, format=_format(call))
 
 
-def _format(call: Call) -> str:
+def _format(call: OperationCall) -> str:
     """Return the format of the product's first operand, not of a bias added to it."""
     named = (call.arguments.get(name) for name in ("mat1", "batch1", "mat"))
     first = next((tensor for tensor in named if tensor is not None), None)
     return format_name((call.tensors()[0] if first is None else first).dtype)
 
 
-def _product(left: str, right: str) -> Callable[[Call], Flops]:
+def _product(left: str, right: str) -> Callable[[OperationCall], Flops]:
     """Make the rule for [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k].
 
     The leading dimensions are those of the left operand.
     """
 
-    def rule(call: Call) -> Flops:
+    def rule(call: OperationCall) -> Flops:
         rows, columns = call.shape(left), call.shape(right)
         packed = 2 if str(call[left].dtype).endswith("_x2") else 1  # two narrow numbers in one element
         return 2 * packed * math.prod(rows) * (columns[-1] if len(columns) > 1 else 1)
@@ -284,11 +272,11 @@ def _product(left: str, right: str) -> Callable[[Call], Flops]:
     return rule
 
 
-def _outer(call: Call) -> Flops:
+def _outer(call: OperationCall) -> Flops:
     return 2 * math.prod(call.shape("vec1")) * math.prod(call.shape("vec2"))
 
 
-def _grouped(call: Call) -> Flops:
+def _grouped(call: OperationCall) -> Flops:
     """Count each row with the matrix of its own group only, so that groups do not multiply the work."""
     left, right = call.shape("self"), call.shape("mat2")
     if len(left) == 3 and len(right) == 2:  # the groups divide the right matrix's columns
@@ -296,24 +284,24 @@ def _grouped(call: Call) -> Flops:
     return 2 * math.prod(left) * right[-1]
 
 
-def _each_product(call: Call) -> Flops:
+def _each_product(call: OperationCall) -> Flops:
     pairs = zip(call["self"], call["mat2"], strict=True)
     return sum(2 * left.shape[0] * left.shape[1] * right.shape[1] for left, right in pairs)
 
 
-def _convolution(call: Call) -> Flops:
+def _convolution(call: OperationCall) -> Flops:
     image, kernel = call.shape("input"), call.shape("weight")
     return _convolution_flops(call, image, kernel, tuple(int(size) for size in call.result.shape))
 
 
-def _convolution_backward(call: Call) -> Flops:
+def _convolution_backward(call: OperationCall) -> Flops:
     """Count a forward pass for each wanted gradient of input and weight; the bias's gradient is a sum."""
     one = _convolution_flops(call, call.shape("input"), call.shape("weight"), call.shape("grad_output"))
     return one * sum(bool(wanted) for wanted in call["output_mask"][:2])
 
 
 def _convolution_flops(
-    call: Call, image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]
+    call: OperationCall, image: tuple[int, ...], kernel: tuple[int, ...], result: tuple[int, ...]
 ) -> int:
     """Count 2 x batch x kernel elements x kernel positions: the outputs, or the inputs if transposed."""
     dims = len(kernel) - 2
@@ -322,18 +310,18 @@ def _convolution_flops(
     return 2 * batch * math.prod(kernel) * math.prod(positions)
 
 
-def _recurrent(call: Call) -> int:
+def _recurrent(call: OperationCall) -> int:
     """Count cuDNN's layers: input and hidden state meet their matrices at each position of each sequence."""
     positions = math.prod(call.shape("input")[:-1])
     return 2 * positions * sum(math.prod(weight.shape) for weight in call["weight"] if weight.dim() == 2)
 
 
-def _recurrent_backward(call: Call) -> Flops:
+def _recurrent_backward(call: OperationCall) -> Flops:
     """Count the input's gradients, which cuDNN always computes, and the weights' if they are wanted."""
     return _recurrent(call) * (1 + bool(call["output_mask"][3]))
 
 
-def _encoder_layer(call: Call) -> Flops:
+def _encoder_layer(call: OperationCall) -> Flops:
     """Count PyTorch's fused inference kernel: projections, attention over all pairs, two MLP layers."""
     batch, length, width = call.shape("src")
     names = ("qkv_weight", "proj_weight", "ffn_weight_1", "ffn_weight_2")
@@ -341,7 +329,7 @@ def _encoder_layer(call: Call) -> Flops:
     return 2 * batch * length * weights + 4 * batch * length * length * width
 
 
-def _self_attention_layer(call: Call) -> Flops:
+def _self_attention_layer(call: OperationCall) -> Flops:
     batch, length, width = call.shape("query")
     keys = call.shape("key")[1]
     rows_by_keys = 4 * batch * length * keys * width
@@ -349,7 +337,7 @@ def _self_attention_layer(call: Call) -> Flops:
     return project_in + rows_by_keys + 2 * batch * length * math.prod(call.shape("proj_weight"))
 
 
-RULES: dict[str, Callable[[Call], Flops]] = {
+RULES: dict[str, Callable[[OperationCall], Flops]] = {
     "mm": _product("self", "mat2"),
     "addmm": _product("mat1", "mat2"),
     "_addmm_activation": _product("mat1", "mat2"),

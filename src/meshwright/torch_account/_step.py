@@ -1,4 +1,4 @@
-"""Run one training step on fake tensors and watch it.
+"""Run one training step on fake tensors, watch it, and sum up its account.
 
 This module imports torch, so it is imported only while accounting.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,40 +19,52 @@ from torch.utils import _pytree as pytree
 from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 
-from ._fakes import Fakes, check_parts, in_words, mode_of, quiet_fakes
-from ._flops import format_name, tensor_text
-from ._records import Account
-from ._storages import SAVED, Seen, Storages, account_of
-from ._watch import BACKWARD, FORWARD, OPTIMIZER, ModuleStack, Saved, Watch, has_storage
+from ._account import Account, FlopCount, MemoryCount, ModuleCount
+from ._fakes import Fakes, check_parts, explain_failure, mode_of, quiet_fakes
+from ._flops import tensor_text
+from ._watch import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    RECOMPUTED,
+    SAVED,
+    TEMPORARY,
+    ModuleStack,
+    SavedTensor,
+    Storages,
+    Watch,
+    has_storage,
+)
+
+ALWAYS = (
+    "FLOPs are of matrix products, convolutions, attention and recurrent layers; a multiply-add is two. "
+    "Elementwise work and reductions count none; a convolution's products with padding count.",
+    "Causal attention in one operation counts the pairs of positions that may meet; a mask that is a tensor, "
+    "and attention written as matrix products, count whole.",
+    "Bytes are those of the storages. The peak is of a step after the first, the output lives until its end, "
+    "and memory that a kernel allocates for itself is not seen.",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A user's request, as `account_torch` takes it."""
-
-    module: Any
-    inputs: tuple[Any, ...]
-    keyword_inputs: dict[str, Any]
-    optimizer: Any
-    loss: Any
-    autocast: Any
-
-
-def account_step(step: Step) -> Account:
-    """Return the account of a step.
-
-    Raises:
-        InputError: see `account_torch`.
-    """
-    check_parts(step.module, (step.inputs, step.keyword_inputs), step.optimizer, step.loss, step.autocast)
+def account_step(
+    module: Any,
+    inputs: tuple[Any, ...],
+    keyword_inputs: dict[str, Any],
+    optimizer: Any,
+    loss: Any,
+    autocast: Any,
+) -> Account:
+    """Return the account of a step; the arguments and errors are those of `account_torch`."""
+    check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     with _surroundings():
-        run = _Run(step)
+        step = _Step(module, inputs, keyword_inputs)
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
-        with run.mode, run.stack, run.watch:
-            run.forward()
-            run.backward()
-            run.optimizer_step()
-    return account_of(run.seen, run.watch, run.storages)
+        with step.mode, step.stack, step.watch:
+            step.forward(loss, autocast)
+            step.backward()
+            if optimizer is not None:
+                step.optimize(optimizer)
+    return step.account()
 
 
 @contextlib.contextmanager
@@ -76,25 +88,30 @@ def _surroundings() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class _Run:
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.mode: FakeTensorMode = mode_of(step.module, (step.inputs, step.keyword_inputs))
+class _Step:
+    """One step of a fake copy of the module, pass by pass, and the facts that `watch` does not hold."""
+
+    def __init__(self, module: Any, inputs: tuple[Any, ...], keyword_inputs: dict[str, Any]) -> None:
+        self.mode: FakeTensorMode = mode_of(module, (inputs, keyword_inputs))
         fakes = Fakes(self.mode)
-        self.module = fakes.module(step.module)
-        self.inputs, self.keywords = fakes.tree(step.inputs), fakes.tree(step.keyword_inputs)
+        self.module = fakes.module(module)
+        self.inputs, self.keywords = fakes.tree(inputs), fakes.tree(keyword_inputs)
         self.storages = Storages()
         self.stack = ModuleStack(self.module)
         self.watch = Watch(self.stack, self.storages, fakes)
-        self.seen = Seen(module=self.module)
         self.output: Any = None  # lives until the step ends, like a variable of a training loop
         self.loss: Any = None
+        self.saved_activation_bytes = self.gradients_bytes = self.optimizer_state_bytes = 0
+        self.by_format: dict[str, dict[str, int]] = {}
+        self.saved_by_module: Counter[str | None] = Counter()
+        self.notes: list[str] = []
         self._parts: list[Any] = []
         self._place("parameters", self.module.parameters())
         self._place("buffers", self.module.buffers())
         self._place("inputs", self._input_tensors())
-        device = next((t.device.type for t in (*self.module.parameters(), *self._input_tensors())), "cpu")
-        self.seen.device = self.device = device
+        self.device = next(
+            (t.device.type for t in (*self.module.parameters(), *self._input_tensors())), "cpu"
+        )
 
     def _input_tensors(self) -> list[torch.Tensor]:
         leaves = pytree.tree_leaves((self.inputs, self.keywords))
@@ -103,14 +120,14 @@ class _Run:
     def _place(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             if has_storage(tensor):
-                self.storages.put(tensor, category, format_name(tensor.dtype))
+                self.storages.put(tensor, category)
             else:  # a sparse gradient; a fake one creates these two at each call and keeps neither
                 parts = (tensor._indices(), tensor._values())
                 self._parts.append(parts)
                 self._place(category, parts)
 
     @contextlib.contextmanager
-    def _of_the_user(self, what: str, hint: str | None = None) -> Iterator[None]:
+    def _users_code(self, what: str, hint: str | None = None) -> Iterator[None]:
         """Turn errors of the user's code into an `InputError`; a mistake of ours keeps its traceback."""
         try:
             yield
@@ -119,79 +136,74 @@ class _Run:
         except USERS_FAILURES as failed:
             if self.watch.own_mistake is not None:
                 raise
-            raise in_words(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
+            raise explain_failure(failed, what, self.stack.paths, hint or self._inputs_text()) from failed
 
-    def forward(self) -> None:
+    def forward(self, loss: Any, autocast: torch.dtype | None) -> None:
         """Run the forward pass and the loss, then count the activations saved for the backward pass."""
         self.watch.phase = FORWARD
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
-        with hooks, self._autocast():
-            with self._of_the_user("the forward pass"):
+        casting: Any = contextlib.nullcontext()
+        if autocast is not None:
+            self.notes.append("Copies of weights that autocast makes are among the saved activations.")
+            casting = torch.autocast(self.device, dtype=autocast)
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda saved: saved.tensor), casting:
+            with self._users_code("the forward pass"):
                 self.output = self.module(*self.inputs, **self.keywords)
-            with self._of_the_user("the loss"):
-                self.loss = self._loss_of(self.output)
-        self.seen.saved_activation_bytes = self.storages.live[SAVED]
-        self.seen.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
+            with self._users_code("the loss"):
+                self.loss = self._loss_of(self.output, loss)
+        self.saved_activation_bytes = self.storages.live[SAVED]
+        self.by_format[SAVED] = self.storages.by_format().get(SAVED, {})
 
-    def _autocast(self) -> Any:
-        if self.step.autocast is None:
-            return contextlib.nullcontext()
-        self.seen.notes.append("Copies of weights that autocast makes are among the saved activations.")
-        return torch.autocast(self.device, dtype=self.step.autocast)
-
-    def _pack(self, tensor: torch.Tensor) -> Saved:
+    def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         before = self.storages.live[SAVED]
-        saved = Saved(tensor, self.storages)
+        saved = SavedTensor(tensor, self.storages)
         if self.watch.phase == FORWARD:
-            self.seen.saved_by_module[self.stack.path()] += self.storages.live[SAVED] - before
+            self.saved_by_module[self.stack.path()] += self.storages.live[SAVED] - before
         return saved
 
-    def _loss_of(self, output: Any) -> torch.Tensor:
-        if self.step.loss is not None:
-            found = self.step.loss(output)
+    def _loss_of(self, output: Any, loss: Any) -> torch.Tensor:
+        if loss is not None:
+            value = loss(output)
         elif isinstance(output, torch.Tensor) and output.numel() == 1:
             return output
         elif isinstance(getattr(output, "loss", None), torch.Tensor):
-            found = getattr(output, "loss")  # noqa: B009  no attribute that a tensor is known to have
-            self.seen.notes.append("The loss is the output's own `loss`.")
+            value = getattr(output, "loss")  # noqa: B009  no attribute that a tensor is known to have
+            self.notes.append("The loss is the output's own `loss`.")
         else:
-            self.seen.notes.append("No loss was given: the sum of the output stands for it.")
+            self.notes.append("No loss was given: the sum of the output stands for it.")
             return _sum_of(output)
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            is_tensor = isinstance(found, torch.Tensor)
-            what = f"a tensor of shape {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            is_tensor = isinstance(value, torch.Tensor)
+            what = f"a tensor of shape {list(value.shape)}" if is_tensor else f"a {type(value).__name__}"
             raise InputError(f"the loss is {what}, not one number", hint="end it in .mean() or .sum()")
-        return found
+        return value
 
     def backward(self) -> None:
         """Compute gradients if anything requires them."""
         self.watch.phase = BACKWARD
         if not self.loss.requires_grad:
-            self.seen.notes.append("Nothing asks for a gradient: there is no backward pass.")
+            self.notes.append("Nothing requires a gradient: there is no backward pass.")
         else:
             leaves = [t for t in (*self.module.parameters(), *self._input_tensors()) if t.requires_grad]
-            hooks = [leaf.register_post_accumulate_grad_hook(self._got_gradient) for leaf in leaves]
-            with self._of_the_user("the backward pass"):
+            hooks = [leaf.register_post_accumulate_grad_hook(self._note_gradient) for leaf in leaves]
+            with self._users_code("the backward pass"):
                 self.loss.backward()
             for hook in hooks:
                 hook.remove()
-        self.seen.gradients_bytes = self.storages.live["gradients"]
+        self.gradients_bytes = self.storages.live["gradients"]
         self._note_formats()
 
-    def _got_gradient(self, leaf: torch.Tensor) -> None:
+    def _note_gradient(self, leaf: torch.Tensor) -> None:
         assert leaf.grad is not None, "a hook after accumulation runs when there is a gradient"
         self._place("gradients", (leaf.grad,))
 
     def _note_formats(self) -> None:
-        self.seen.by_format |= {k: v for k, v in self.storages.by_format().items() if k != SAVED}
+        self.by_format |= {k: v for k, v in self.storages.by_format().items() if k != SAVED}
 
-    def optimizer_step(self) -> None:
+    def optimize(self, optimizer: Any) -> None:
         """Run two steps with the same gradients: the first creates the state, the second is counted."""
-        if self.step.optimizer is None:
-            return
-        with self._of_the_user("the optimizer", "the account calls its step() without a closure"):
+        with self._users_code("the optimizer", "the account calls its step() without a closure"):
             self.watch.phase, self.watch.numbers_are_one = "", True
-            made = self.step.optimizer(list(self.module.parameters()))
+            made = optimizer(list(self.module.parameters()))
             if not isinstance(made, torch.optim.Optimizer):
                 raise InputError(
                     f"the optimizer's function returned a {type(made).__name__}",
@@ -199,19 +211,60 @@ class _Run:
                 )
             made.step()
             self._place("optimizer state", _tensors(dict(made.state)))
-            self.seen.optimizer_state_bytes = self.storages.live["optimizer state"]
+            self.optimizer_state_bytes = self.storages.live["optimizer state"]
             # In any later step, the state already exists during the forward and backward passes.
             self.storages.add_to_peak("optimizer state")
             self.watch.phase = OPTIMIZER
             made.step()
         self._note_formats()
         if self.watch.numbers_read:
-            self.seen.notes.append(
-                "The optimizer reads numbers off tensors; 1 stood for those that only a real run gives."
+            self.notes.append(
+                "The optimizer reads numbers from tensors; 1 replaced those that only a real run computes."
             )
 
     def _inputs_text(self) -> str:
         return f"the inputs were {', '.join(map(tensor_text, self._input_tensors())) or 'no tensors'}"
+
+    def account(self) -> Account:
+        """Return the account of the step that was run."""
+        modules = dict(self.module.named_modules())
+        if "aten._cudnn_rnn" in self.watch.by_operation:
+            self.notes.append(
+                "Memory that cuDNN keeps of recurrent layers for the backward pass is not counted."
+            )
+        elif any(isinstance(child, torch.nn.LSTM) for child in modules.values()):
+            self.notes.append(
+                "LSTM layers run step by step, not by oneDNN, which keeps a workspace of unknown size."
+            )
+        self.notes.append(
+            f"The kernels of attention and of the optimizer are those that PyTorch chooses for {self.device}."
+        )
+        return Account(
+            name=type(self.module).__name__,
+            num_parameters=_num_parameters(self.module),
+            flops=_flop_count(self.watch),
+            memory=self._memory_count(),
+            by_module=_count_modules(modules, self.watch.flops, self.saved_by_module),
+            unknown=dict(sorted(self.watch.unknown.items())),
+            conventions=(*self.notes, *ALWAYS),
+            torch_version=torch.__version__,
+        )
+
+    def _memory_count(self) -> MemoryCount:
+        storages = self.storages
+        return MemoryCount(
+            parameters_bytes=storages.live["parameters"],
+            buffers_bytes=storages.live["buffers"],
+            gradients_bytes=self.gradients_bytes,
+            optimizer_state_bytes=self.optimizer_state_bytes,
+            inputs_bytes=storages.live["inputs"],
+            saved_activation_bytes=self.saved_activation_bytes,
+            temporary_peak_bytes=storages.at_peak.get(TEMPORARY, 0),
+            peak_bytes=storages.peak_bytes,
+            peak_phase=storages.peak_phase,
+            at_peak={name: size for name, size in storages.at_peak.items() if size},
+            by_format=self.by_format,
+        )
 
 
 def _sum_of(output: Any) -> torch.Tensor:
@@ -223,3 +276,52 @@ def _sum_of(output: Any) -> torch.Tensor:
 def _tensors(tree: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(dict(tree) if isinstance(tree, Mapping) else tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _flop_count(watch: Watch) -> FlopCount:
+    by_phase: Counter[str] = Counter()
+    for (phase, _), count in watch.flops.items():
+        by_phase[phase] += count
+    return FlopCount(
+        forward=by_phase[FORWARD],
+        backward=by_phase[BACKWARD] + by_phase[RECOMPUTED],
+        recomputed=by_phase[RECOMPUTED],
+        optimizer=by_phase[OPTIMIZER],
+        by_operation=dict(watch.by_operation.most_common()),
+        by_format=dict(watch.by_format.most_common()),
+    )
+
+
+def _count_modules(
+    modules: Mapping[str, Any], flops: Mapping[tuple[str, str | None], int], saved: Mapping[str | None, int]
+) -> tuple[ModuleCount, ...]:
+    """Count each module with its children; work outside all modules is in no count."""
+    sums: Counter[tuple[str, str]] = Counter()
+    counts = [*flops.items(), *((("saved", path), size) for path, size in saved.items())]
+    for (kind, path), count in counts:
+        for outer in _with_outer(path):
+            sums[kind, outer] += count
+    return tuple(
+        ModuleCount(
+            path=path,
+            kind=type(module).__name__,
+            num_parameters=_num_parameters(module),
+            forward_flops=sums[FORWARD, path],
+            backward_flops=sums[BACKWARD, path] + sums[RECOMPUTED, path],
+            recomputed_flops=sums[RECOMPUTED, path],
+            saved_activation_bytes=sums["saved", path],
+        )
+        for path, module in modules.items()
+    )
+
+
+def _with_outer(path: str | None) -> list[str]:
+    """Return a path after its outer paths: "a.b" -> "", "a", "a.b"; empty for None, outside all modules."""
+    if path is None:
+        return []
+    parts = path.split(".") if path else []
+    return [".".join(parts[:length]) for length in range(len(parts) + 1)]
+
+
+def _num_parameters(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

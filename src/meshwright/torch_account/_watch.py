@@ -1,5 +1,9 @@
 """Watch each ATen operation of a step: its FLOPs, phase and module, and the storages that it creates.
 
+A storage counts once, with its exact bytes, from the operation that creates it until it is freed.
+Not counted: memory that a kernel allocates and frees within one operation; the rounding of CUDA's allocator,
+which rounds each storage up to 512 bytes.
+
 In the forward pass an operation belongs to the innermost module whose `forward` runs. In the backward pass it
 belongs to the module in whose forward the autograd node was created, found by the node's sequence number.
 This module imports torch, so it is imported only while accounting.
@@ -9,7 +13,9 @@ from __future__ import annotations
 
 import bisect
 import functools
+import weakref
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +27,103 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshwright.errors import InputError
 
 from ._fakes import Fakes
-from ._flops import RULES, call_of, format_name, is_silent, operation_name, tensor_text, work_of
-from ._storages import Storages
+from ._flops import RULES, call_of, flops_of, format_name, is_silent, operation_name, tensor_text
+
+TEMPORARY = "temporaries"
+SAVED = "saved activations"
+
+
+@dataclass(slots=True)
+class _Storage:
+    reference: Any  # weak
+    format: str
+    num_bytes: int = 0
+    category: str = TEMPORARY
+    saved_times: int = 0
+
+    @property
+    def counts_as(self) -> str:
+        return SAVED if self.category == TEMPORARY and self.saved_times else self.category
+
+
+class Storages:
+    """All storages seen; `live` holds bytes by category now, and `at_peak` holds them at the peak."""
+
+    def __init__(self) -> None:
+        self.live: Counter[str] = Counter()
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.at_peak: dict[str, int] = {}
+        self.peak_phase = ""
+        self._storages: dict[int, _Storage] = {}
+
+    def see(self, tensor: torch.Tensor) -> _Storage:
+        """Record a tensor's storage and return it; if its size has changed, correct the count."""
+        storage = tensor.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        known = self._storages.get(key)
+        if known is None:
+            reference = weakref.ref(storage, lambda _: self._freed(key))
+            known = self._storages[key] = _Storage(reference, format_name(tensor.dtype))
+        if known.num_bytes != num_bytes:
+            self._add(known, num_bytes - known.num_bytes)
+            known.num_bytes = num_bytes
+        return known
+
+    def put(self, tensor: torch.Tensor, category: str) -> None:
+        """Set the category of a tensor's storage, unless it already has one."""
+        known = self.see(tensor)
+        if known.category == TEMPORARY:
+            self._change(known, category=category)
+            known.format = format_name(tensor.dtype)
+
+    def save(self, tensor: torch.Tensor) -> int:
+        """Record that the forward pass keeps a tensor for the backward pass; return the key for `release`."""
+        self._change(self.see(tensor), saved=1)
+        return tensor.untyped_storage()._cdata
+
+    def release(self, key: int) -> None:
+        """Undo one `save`."""
+        if key in self._storages:
+            self._change(self._storages[key], saved=-1)
+
+    def is_new(self, tensor: torch.Tensor) -> bool:
+        """Return True if the tensor's storage is not known yet."""
+        return tensor.untyped_storage()._cdata not in self._storages
+
+    def note_peak(self, phase: str) -> None:
+        """Compare the live bytes with the peak so far."""
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes, self.at_peak, self.peak_phase = self.live_bytes, dict(self.live), phase
+
+    def add_to_peak(self, category: str) -> None:
+        """Change the peak so far as if all current bytes of `category` had been alive then."""
+        more = self.live[category] - self.at_peak.get(category, 0)
+        self.peak_bytes += more
+        self.at_peak[category] = self.live[category]
+
+    def by_format(self) -> dict[str, dict[str, int]]:
+        """Return the live bytes of each category by number format, without temporaries."""
+        sums: dict[str, dict[str, int]] = {}
+        for storage in self._storages.values():
+            if storage.counts_as != TEMPORARY and storage.num_bytes:
+                formats = sums.setdefault(storage.counts_as, {})
+                formats[storage.format] = formats.get(storage.format, 0) + storage.num_bytes
+        return sums
+
+    def _add(self, known: _Storage, num_bytes: int) -> None:
+        self.live[known.counts_as] += num_bytes
+        self.live_bytes += num_bytes
+
+    def _change(self, known: _Storage, *, category: str | None = None, saved: int = 0) -> None:
+        self._add(known, -known.num_bytes)
+        known.category = category or known.category
+        known.saved_times += saved
+        self._add(known, known.num_bytes)
+
+    def _freed(self, key: int) -> None:
+        known = self._storages.pop(key)
+        self._add(known, -known.num_bytes)
 
 
 class ModuleStack:
@@ -142,12 +243,12 @@ class Watch(TorchDispatchMode):
         """Return the fake of a real tensor that a closure or a global holds; it counts among the inputs."""
         if tensor.requires_grad:
             raise InputError(
-                f"the module or the loss uses a tensor that is not the module's and asks for a gradient, "
+                f"the module or the loss uses a tensor from outside the module that requires a gradient, "
                 f"{tensor_text(tensor)}",
                 hint="make it a parameter of the module, and let no closure hold the module",
             )
         fake = self._fakes.tensor(tensor, "a tensor from outside the module")
-        self._storages.put(fake, "inputs", format_name(fake.dtype))
+        self._storages.put(fake, "inputs")
         return fake
 
     def _met(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -156,13 +257,13 @@ class Watch(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             return self.outside(tensor)
         if self._storages.is_new(tensor):  # a fake tensor from outside the module
-            self._storages.put(tensor, "inputs", format_name(tensor.dtype))
+            self._storages.put(tensor, "inputs")
         return tensor
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and has_storage(tensor):
-                self._storages.see(tensor, format_name(tensor.dtype))
+                self._storages.see(tensor)
         if not self.phase:
             return
         self._storages.note_peak(self.phase)
@@ -171,15 +272,15 @@ class Watch(TorchDispatchMode):
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
         call = call_of(func, args, kwargs, result)
-        work = work_of(call) if kind == "rule" else None
-        if work is None:
+        counted = flops_of(call) if kind == "rule" else None
+        if counted is None:
             self.unknown[str(call)] += 1
             return
         path, phase = self._stack.path(), self._phase_now()
-        self.flops[phase, path] += work.flops - work.recomputed_flops
-        self.flops[RECOMPUTED, path] += work.recomputed_flops
-        self.by_operation[call.name] += work.flops
-        self.by_format[work.format] += work.flops
+        self.flops[phase, path] += counted.flops - counted.recomputed_flops
+        self.flops[RECOMPUTED, path] += counted.recomputed_flops
+        self.by_operation[call.name] += counted.flops
+        self.by_format[counted.format] += counted.flops
 
     def _phase_now(self) -> str:
         """Return the phase, with recomputation recognised.
@@ -221,7 +322,7 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided
 
 
-class Saved:
+class SavedTensor:
     """A tensor that autograd keeps for the backward pass; it counts as saved while this object exists."""
 
     __slots__ = ("_key", "_storages", "tensor")
@@ -230,7 +331,7 @@ class Saved:
         self.tensor = tensor
         self._storages = storages
         counts = has_storage(tensor) and isinstance(tensor, FakeTensor)  # a real one is an input
-        self._key = storages.save(tensor, format_name(tensor.dtype)) if counts else None
+        self._key = storages.save(tensor) if counts else None
 
     def __del__(self) -> None:
         if self._key is not None:

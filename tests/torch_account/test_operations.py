@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from meshwright.torch_account._flops import call_of, format_name, tensor_text  # noqa: E402
+from meshwright.torch_account._flops import NAMES, call_of, format_name, is_silent, tensor_text  # noqa: E402
 
 
 def test_arguments_have_the_schemas_names_and_defaults():
@@ -26,3 +26,34 @@ def test_formats_have_our_names_and_where_we_have_none_pytorchs():
         "bf16", "fp8-e4m3", "int64", "bool", "complex fp32", "bits8",
     ]  # fmt: skip
     assert tensor_text(torch.empty(8, 1024, dtype=torch.bfloat16)) == "bf16[8, 1024]"
+
+
+def test_in_place_forms_and_families_are_silent_too():
+    for name in (
+        "cumsum",
+        "cumsum_",
+        "_foreach_addcdiv_",
+        "_fused_adamw_",
+        "native_layer_norm_backward",
+        "view_copy",
+    ):
+        assert is_silent(name), name
+
+
+def test_products_are_not_silent():
+    for name in (
+        "mm",
+        "addmm_",
+        "_foreach_mm",
+        "convolution",
+        "linalg_qr",
+        "_fft_r2c",
+        "_cdist_forward",
+        "cholesky",
+    ):
+        assert not is_silent(name), name
+
+
+def test_each_name_is_an_operation_of_pytorch():
+    gone = [n for n in NAMES if not hasattr(torch.ops.aten, n) and not hasattr(torch.ops.aten, f"{n}_")]
+    assert not gone
