@@ -168,9 +168,9 @@ def test_a_bug_keeps_its_traceback_and_exits_with_4(meshwright, monkeypatch):
     assert done.talk.endswith("AssertionError: a bug\n")
 
 
-@pytest.mark.parametrize("module", ["meshwright", "meshwright.cli"])
-def test_the_package_runs_as_a_module(module: str):
-    done = subprocess.run([sys.executable, "-m", module, "formats", "--json"], capture_output=True, text=True)
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "meshwright", "formats", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("{")
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from meshwright.cli._console import phases, print_json, row, show, table
+from meshwright.cli._console import phases, print_json, show, table
 
 SCRIPT = """
 import sys, time
@@ -60,9 +60,7 @@ def test_on_a_terminal_the_phase_is_shown_and_stdout_stays_clean(environment: di
 
 def test_cells_are_text_and_the_first_column_is_whole(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    made = table("name", "what", right=("what",))
-    row(made, "all-gather[fsdp]", "words " * 12)
-    show(made)
+    show(table(("name", "what"), [("all-gather[fsdp]", "words " * 12)], right=("what",)))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("all-gather[fsdp]")
     assert max(len(line) for line in lines) <= 40

@@ -38,7 +38,7 @@ def test_a_mistake_is_told_in_words_with_status_2(meshwright, tmp_path: Path):
 
 
 def test_on_a_terminal_there_is_a_bar(meshwright, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch):
-    from meshwright.cli._data import _progress
+    from meshwright.cli._console import bar
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -46,9 +46,9 @@ def test_on_a_terminal_there_is_a_bar(meshwright, tmp_path: Path, text: str, mon
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with _progress("tokenizing") as on_progress:
-        on_progress(0, 4000)
-        on_progress(2000, 4000)
+    with bar("tokenizing", of_bytes=True) as update:
+        update(completed=0, total=4000)
+        update(completed=2000, total=4000)
     shown = sys.stderr.getvalue()  # pyright: ignore
     assert "tokenizing" in shown
     assert "2.0/4.0 kB" in shown

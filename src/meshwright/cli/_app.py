@@ -22,7 +22,7 @@ from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, print
 from meshwright.launch import leave
 
 from ._catalog import fleets, formats, init, presets
-from ._console import Command, print_error, quiet_jax_plugins, standard_streams
+from ._console import Command, quiet_jax_plugins, standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
 from ._sweep import sweep
@@ -90,25 +90,34 @@ def main() -> None:
 
 def _status() -> int:
     """Run the command line, report what went wrong, and return the exit status."""
-    interrupts = _noted_interrupts()
+    interrupts = _interrupts_noted()
     try:
         _check_text(sys.argv[1:])
         status = _status_of_app()
         sys.stdout.flush()
         return status
     except MeshwrightError as error:
-        print_error(error)
-        leave(error.message, error.exit_code)
-        return error.exit_code
+        return _reported(error)
     except Exception as error:
         if interrupts:  # an import that Ctrl-C interrupts may fail in any way
             return EXIT_INTERRUPTED
         if isinstance(error, OSError) and error.errno in REFUSALS:
-            return _refused(error)
+            file = "" if error.filename is None else f" {error.filename}"
+            what = f"the system refuses a file{file}: {error.strerror}"
+            hint = "choose another place, or make room or give permission there"
+            return _reported(MeshwrightError(what, hint=hint))
         print(printable(traceback.format_exc()), end="", file=sys.stderr)
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         leave(words, EXIT_BROKE_OFF, wait=True)  # the cause may be a lost peer, which is then reported first
         return EXIT_BROKE_OFF
+
+
+def _reported(error: MeshwrightError) -> int:
+    """Print the error and its hint to stderr, tell the run's other processes, and return the exit status."""
+    print(f"error: {error.message}", file=sys.stderr)
+    print(f"hint: {error.hint}", file=sys.stderr)
+    leave(error.message, error.exit_code)
+    return error.exit_code
 
 
 def _status_of_app() -> int:
@@ -119,7 +128,7 @@ def _status_of_app() -> int:
     raise AssertionError("typer ends every command with SystemExit")
 
 
-def _noted_interrupts() -> list[int]:
+def _interrupts_noted() -> list[int]:
     """Return a list that grows with each Ctrl-C; each also raises `KeyboardInterrupt`, as by default."""
     noted: list[int] = []
 
@@ -133,27 +142,8 @@ def _noted_interrupts() -> list[int]:
 
 
 def _check_text(arguments: Sequence[str]) -> None:
-    """Raise if an argument is not text: it could be written neither to a file nor to a terminal.
-
-    Raises:
-        InputError: an argument is not UTF-8, or holds a zero byte.
-    """
+    """Raise an `InputError` if an argument is not UTF-8, or holds a zero byte."""
     for place, argument in enumerate(arguments, start=1):
         if "\0" in argument or any("\ud800" <= letter <= "\udfff" for letter in argument):
-            shown = ascii(argument[:60])
-            raise InputError(
-                f"argument {place}, {shown}, is no text in UTF-8",
-                hint="rename the file, or give the text in UTF-8",
-            )
-
-
-def _refused(error: OSError) -> int:
-    """Report a file that the system refuses unexpectedly, and return the exit status."""
-    where = "" if error.filename is None else f" {error.filename}"
-    refused = MeshwrightError(
-        f"the system refuses a file{where}: {error.strerror}",
-        hint="choose another place, or make room or give permission there",
-    )
-    print_error(refused)
-    leave(refused.message, refused.exit_code)
-    return refused.exit_code
+            what = f"argument {place}, {argument[:60]!a}, is not text in UTF-8"
+            raise InputError(what, hint="rename the file, or give the text in UTF-8")

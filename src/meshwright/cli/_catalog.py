@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._console import JsonFlag, print_json, row, show, table
+from meshwright.errors import InputError, nearest_name
+from meshwright.units import format_bytes, format_count, format_rate
+
+from ._console import JsonFlag, answer, print_json, table
 
 if TYPE_CHECKING:
     from meshwright.config import RunConfig
     from meshwright.formats import NumberFormat
-    from meshwright.hardware import Chip, Target
+    from meshwright.hardware import Chip, Link
 
 SCHEMA = 1
 TINY = 1e-8  # a gradient of this size is zero in fp16 and in smaller formats
@@ -45,174 +49,146 @@ def fleets(
 
     if name is not None:
         chip = find_chip(name)
-        if as_json:
-            print_json({"schema": SCHEMA, **_chip_dict(chip)})
-        else:
-            _show_chip(chip)
-    elif as_json:
-        print_json({"schema": SCHEMA, "chips": [_chip_dict(chip) for chip in CATALOG.values()]})
+        answer(as_json, {"schema": SCHEMA, **_chip_fields(chip)}, lambda: _chip_page(chip))
     else:
-        _show_chips(tuple(CATALOG.values()))
+        chips = [_chip_fields(chip) for chip in CATALOG.values()]
+        answer(as_json, {"schema": SCHEMA, "chips": chips}, _chips_page)
 
 
-def _weigh_by(chip: Chip) -> str:
-    """Return "compiler" if the chip's own compiler runs without the chip, else "simulate"."""
+def _chip_fields(chip: Chip) -> dict[str, Any]:
+    """Return the record and how to weigh: by its "compiler", which needs no chip, or "simulate"."""
     from meshwright.hardware import why_simulated
 
-    return "simulate" if why_simulated(chip) else "compiler"
+    why = why_simulated(chip)
+    weigh_by = "simulate" if why else "compiler"
+    return {**dataclasses.asdict(chip), "weigh_by": weigh_by, "why_simulated": why}
 
 
-def _chip_dict(chip: Chip) -> dict[str, Any]:
-    from meshwright.hardware import why_simulated
+def _chips_page() -> tuple[Any, ...]:
+    from meshwright.hardware import CATALOG, why_simulated
 
-    return {**dataclasses.asdict(chip), "weigh_by": _weigh_by(chip), "why_simulated": why_simulated(chip)}
-
-
-def _show_chips(chips: tuple[Chip, ...]) -> None:
-    from meshwright.units import format_bytes
-
-    numbers = ("memory", "memory/s", "bf16\nTFLOP/s", "fp8\nTFLOP/s", "inside", "between")
-    made = table("chip", *numbers, "weigh", "confidence", right=numbers)
-    for chip in chips:
-        row(
-            made,
-            chip.name,
-            "" if chip.memory_bytes is None else format_bytes(chip.memory_bytes),
-            _per_second(chip.memory_bytes_per_second),
-            _teraflops(chip, "bf16"),
-            _teraflops(chip, "fp8-e4m3"),
-            _per_second(chip.inside.bytes_per_second if chip.inside else None),
-            _per_second(chip.between.bytes_per_second if chip.between else None),
-            _weigh_by(chip) + ("*" if _weigh_by(chip) == "compiler" and _is_rendered(chip) else ""),
-            chip.confidence,
+    rows: list[list[str]] = []
+    for chip in CATALOG.values():
+        peaks = (chip.peak_flops_per_second.get(name) for name in ("bf16", "fp8-e4m3"))
+        links = (link and link.bytes_per_second for link in (chip.inside, chip.between))
+        compiler = "compiler*" if chip.target is not None and chip.target.rendered else "compiler"
+        rows.append(
+            [
+                chip.name,
+                "" if chip.memory_bytes is None else format_bytes(chip.memory_bytes),
+                _per_second(chip.memory_bytes_per_second),
+                *("" if peak is None else f"{peak / 1e12:,.0f}" for peak in peaks),
+                *map(_per_second, links),
+                "simulate" if why_simulated(chip) else compiler,
+                chip.confidence,
+            ]
         )
-    show(made, LEGEND, HOW_TO_WRITE)
-
-
-def _is_rendered(chip: Chip) -> bool:
-    return chip.target is not None and chip.target.rendered
+    numbers = ("memory", "memory/s", "bf16\nTFLOP/s", "fp8\nTFLOP/s", "inside", "between")
+    return table(("chip", *numbers, "weigh", "confidence"), rows, right=numbers), LEGEND, HOW_TO_WRITE
 
 
 def _per_second(num_bytes: float | None) -> str:
-    from meshwright.units import format_rate
-
     return "" if num_bytes is None else format_rate(num_bytes, "B/s")
 
 
-def _teraflops(chip: Chip, format_name: str) -> str:
-    peak = chip.peak_flops_per_second.get(format_name)
-    return "" if peak is None else f"{peak / 1e12:,.0f}"
+def _link(link: Link) -> str:
+    return f"{link.name}, {_per_second(link.bytes_per_second)}"
 
 
-def _show_chip(chip: Chip) -> None:
-    """Show every figure, with a mark on the doubtful ones, then the source of each group of figures."""
+def _chip_page(chip: Chip) -> tuple[Any, ...]:
+    """Return every figure, with a mark on the doubtful ones, then the source of each group of figures."""
     from rich.text import Text
 
-    figures = table("figure", "value", "", right=("value",))
-    for name, value, field in _figures(chip):
-        row(figures, name, value, "sources disagree, or it varies" if field in chip.uncertain_fields else "")
-    sources = table("figures", "source")
-    for group, source in chip.sources.items():
-        row(sources, group, source)
+    doubt = "sources disagree, or it varies"
+    rows = [
+        (name, value, doubt if field in chip.uncertain_fields else "")
+        for name, value, field in _figures(chip)
+    ]
     lines = [f"{chip.name}: {chip.vendor}, platform {chip.platform}, confidence {chip.confidence}"]
     lines += [f"also written: {', '.join(chip.aliases)}"] if chip.aliases else []
     lines += [f"device kinds: {', '.join(chip.device_kinds) or 'none seen'}"]
     lines += [f"slices: {', '.join(chip.slices.shapes)}"] if chip.slices is not None else []
-    lines += [f"weigh: {_weigh_by(chip)}{_how(chip)}"]
-    show(*(Text(line) for line in lines), "", figures, "", sources)
+    lines += [f"weigh: {_how_it_is_weighed(chip)}"]
+    figures = table(("figure", "value", ""), rows, right=("value",))
+    return *map(Text, lines), "", figures, "", table(("figures", "source"), chip.sources.items())
 
 
-def _figures(chip: Chip) -> list[tuple[str, str, str]]:
-    """Return each known figure of a chip in words, and its field's name as in `uncertain_fields`."""
-    from meshwright.units import format_bytes, format_rate
-
-    found = [(name, format_rate(rate, "FLOP/s"), name) for name, rate in chip.peak_flops_per_second.items()]
-    if chip.memory_bytes is not None:
-        found += [("memory", format_bytes(chip.memory_bytes), "memory_bytes")]
-    if chip.memory_bytes_per_second is not None:
-        rate = _per_second(chip.memory_bytes_per_second)
-        found += [("memory per second", rate, "memory_bytes_per_second")]
-    for name, link in (("inside", chip.inside), ("between", chip.between), ("host", chip.host)):
-        if link is not None:
-            found += [(f"link {name}", f"{link.name}, {_per_second(link.bytes_per_second)}", name)]
-    found += [
-        ("chips per host", str(chip.chips_per_host), "chips_per_host"),
-        ("chips per domain", str(chip.chips_per_domain), "chips_per_domain"),
-    ]
-    if chip.num_sms is not None:
-        found += [("multiprocessors", str(chip.num_sms), "num_sms")]
-    if chip.watts is not None:
-        found += [("watts", f"{chip.watts:g}", "watts")]
-    if chip.target is not None:
-        found += [(f"target: {name}", value, "target") for name, value in _target_figures(chip.target)]
-    return found
-
-
-def _how(chip: Chip) -> str:
-    """Return the words after "compiler" or "simulate": the origin of the target, or why it has none."""
+def _how_it_is_weighed(chip: Chip) -> str:
     from meshwright.hardware import why_simulated
 
     if why := why_simulated(chip):
-        return f" ({why})"
+        return f"simulate ({why})"
     if chip.target is None:
-        return ""
-    return f" (for {'a target made of published figures' if chip.target.rendered else 'a target of XLA'})"
+        return "compiler"
+    origin = "a target made of published figures" if chip.target.rendered else "a target of XLA"
+    return f"compiler (for {origin})"
 
 
-def _target_figures(target: Target) -> list[tuple[str, str]]:
-    """Return in words the figures that the GPU compiler receives in addition to the chip's memory."""
-    from meshwright.units import format_bytes, format_rate
+# The name of a figure, the field of `Chip` or of its `Target`, and the function that puts it in words.
+CHIP_FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("memory", "memory_bytes", format_bytes),
+    ("memory per second", "memory_bytes_per_second", _per_second),
+    ("link inside", "inside", _link),
+    ("link between", "between", _link),
+    ("link host", "host", _link),
+    ("chips per host", "chips_per_host", str),
+    ("chips per domain", "chips_per_domain", str),
+    ("multiprocessors", "num_sms", str),
+    ("watts", "watts", "{:g}".format),
+)
+TARGET_FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("compute capability", "compute_capability", lambda numbers: ".".join(map(str, numbers))),
+    ("multiprocessors", "core_count", str),
+    ("FP32 units each", "fpus_per_core", str),
+    ("clock", "clock_ghz", lambda ghz: format_rate(ghz * 1e9, "Hz")),
+    ("memory per second", "memory_bytes_per_second", _per_second),
+    ("L2 cache", "l2_bytes", format_bytes),
+    ("shared memory each", "shared_memory_per_core_bytes", format_bytes),
+    ("shared memory of a block", "shared_memory_per_block_optin_bytes", format_bytes),
+    ("threads each", "threads_per_core_limit", str),
+    ("NVLink links", "nvlink_active_links", str),
+)
 
-    return [
-        ("compute capability", ".".join(map(str, target.compute_capability))),
-        ("multiprocessors", str(target.core_count)),
-        ("FP32 units each", str(target.fpus_per_core)),
-        ("clock", format_rate(target.clock_ghz * 1e9, "Hz").removesuffix("/s")),
-        ("memory per second", format_rate(target.memory_bytes_per_second, "B/s")),
-        ("L2 cache", format_bytes(target.l2_bytes)),
-        ("shared memory each", format_bytes(target.shared_memory_per_core_bytes)),
-        ("shared memory of a block", format_bytes(target.shared_memory_per_block_optin_bytes)),
-        ("threads each", str(target.threads_per_core_limit)),
-        ("NVLink links", str(target.nvlink_active_links)),
-    ]
+
+def _figures(chip: Chip) -> Iterator[tuple[str, str, str]]:
+    """Yield each known figure of a chip in words, and its field's name as in `uncertain_fields`."""
+    for name, peak in chip.peak_flops_per_second.items():
+        yield name, format_rate(peak, "FLOP/s"), name
+    for name, field, words in CHIP_FIGURES:
+        if (value := getattr(chip, field)) is not None:
+            yield name, words(value), field
+    for name, field, words in TARGET_FIGURES if chip.target is not None else ():
+        yield f"target: {name}", words(getattr(chip.target, field)), "target"
 
 
 def formats(as_json: JsonFlag = False) -> None:
     """Number formats: bits, range, resolution, and what becomes of a gradient of 1e-8."""
     from meshwright.formats import FORMATS
 
-    if as_json:
-        print_json({"schema": SCHEMA, "formats": [_format_dict(each) for each in FORMATS.values()]})
-        return
-    numbers = ("bits", "exponent", "mantissa", "max", "normal from", "smallest", "epsilon")
-    numbers = (*numbers, "1e-8 becomes")
-    made = table("format", *numbers, right=numbers)
-    for each in FORMATS.values():
-        facts = _format_dict(each)
-        tiny = facts["1e-8_becomes"]
-        cells = [f"{facts[key]:.4g}" for key in ("max", "smallest_normal", "smallest_subnormal", "epsilon")]
-        cells.append("" if tiny is None else f"{tiny:.3g}")
-        bits = f"{each.bits_per_value:g}"
-        row(made, each.name, bits, str(each.exponent_bits), str(each.mantissa_bits), *cells)
+    listed = [_format_fields(number_format) for number_format in FORMATS.values()]
+    answer(as_json, {"schema": SCHEMA, "formats": listed}, lambda: _formats_page(listed))
+
+
+def _formats_page(formats: list[dict[str, Any]]) -> tuple[Any, ...]:
+    numbers = ("bits", "exponent", "mantissa", "max", "normal from", "smallest", "epsilon", "1e-8 becomes")
+    rows: list[list[str]] = []
+    for fields in formats:
+        bits = (f"{fields['bits_per_value']:g}", str(fields["exponent_bits"]), str(fields["mantissa_bits"]))
+        limits = (fields[key] for key in ("max", "smallest_normal", "smallest_subnormal", "epsilon"))
+        tiny = fields["1e-8_becomes"]
+        cells = (f"{limit:.4g}" for limit in limits)
+        rows.append([fields["name"], *bits, *cells, "" if tiny is None else f"{tiny:.3g}"])
     note = "bits with a value's share of its block's scale; of block formats one element before its scale"
-    show(made, note)
+    return table(("format", *numbers), rows, right=numbers), note
 
 
-def _format_dict(each: NumberFormat) -> dict[str, Any]:
-    alone = each.is_float and each.block_size == 1  # a block's result depends on its largest value
-    return {
-        "name": each.name,
-        "bits": each.bits,
-        "bits_per_value": each.bits_per_value,
-        "exponent_bits": each.exponent_bits,
-        "mantissa_bits": each.mantissa_bits,
-        "max": each.max,
-        "smallest_normal": each.smallest_normal,
-        "smallest_subnormal": each.smallest_subnormal,
-        "epsilon": each.epsilon,
-        "block_size": each.block_size,
-        "1e-8_becomes": each.round_trip(TINY) if alone else None,
-    }
+def _format_fields(number_format: NumberFormat) -> dict[str, Any]:
+    names = (
+        "name bits bits_per_value exponent_bits mantissa_bits max smallest_normal smallest_subnormal epsilon"
+    )
+    fields = {name: getattr(number_format, name) for name in (*names.split(), "block_size")}
+    alone = number_format.is_float and number_format.block_size == 1  # else the largest of its block matters
+    return {**fields, "1e-8_becomes": number_format.round_trip(TINY) if alone else None}
 
 
 PRESETS_SCHEMA = 1
@@ -227,34 +203,48 @@ def presets(
     """List the configurations that come with Meshwright, or print one as commented TOML."""
     from meshwright.config import commented_toml, load_config, preset_about, preset_names
 
-    if name is not None:
-        config = load_config(name)
-        if as_json:
-            print_json({"schema": PRESETS_SCHEMA, **config.model_dump(mode="json")})
-        else:
-            print(commented_toml(config, about=f"{name}: {preset_about(name)}"), end="")
+    if name is None:
+        listed = [_preset_fields(load_config(preset)) for preset in preset_names()]
+        answer(as_json, {"schema": PRESETS_SCHEMA, "presets": listed}, lambda: _presets_page(listed))
         return
-    found = [_facts(load_config(each)) for each in preset_names()]
+    config = load_config(name)
     if as_json:
-        print_json({"schema": PRESETS_SCHEMA, "presets": found})
-        return
-    from meshwright.units import format_count
+        print_json({"schema": PRESETS_SCHEMA, **config.model_dump(mode="json")})
+    else:
+        print(commented_toml(config, about=f"{name}: {preset_about(name)}"), end="")
 
+
+def _preset_fields(config: RunConfig) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "model": config.model.kind,
+        "num_parameters": config.model.num_parameters,
+        "num_layers": getattr(config.model, "num_layers", None),
+        "sequence_length": config.batch.sequence_length,
+        "tokens_per_step": config.batch.tokens_per_step,
+        "steps": config.steps,
+        "precision": config.precision,
+        "layout": config.layout,
+    }
+
+
+def _presets_page(presets: list[dict[str, Any]]) -> tuple[Any, ...]:
     numbers = ("parameters", "layers", "sequence", "batch tokens")
-    made = table("preset", "model", *numbers, "precision", "layout", right=numbers)
-    for facts in found:
-        row(
-            made,
-            facts["name"],
-            facts["model"],
-            format_count(facts["num_parameters"]),
-            str(facts["num_layers"] or ""),
-            f"{facts['sequence_length']:,}",
-            format_count(facts["tokens_per_step"]),
-            facts["precision"],
-            facts["layout"],
+    rows = [
+        (
+            fields["name"],
+            fields["model"],
+            format_count(fields["num_parameters"]),
+            str(fields["num_layers"] or ""),
+            f"{fields['sequence_length']:,}",
+            format_count(fields["tokens_per_step"]),
+            fields["precision"],
+            fields["layout"],
         )
-    show(made, '\nmeshwright presets NAME shows one in full; a TOML file may start from one: preset = "NAME"')
+        for fields in presets
+    ]
+    note = '\nmeshwright presets NAME shows one in full; a TOML file may start from one: preset = "NAME"'
+    return table(("preset", "model", *numbers, "precision", "layout"), rows, right=numbers), note
 
 
 def init(
@@ -268,44 +258,26 @@ def init(
 ) -> None:
     """Write a configuration with the meaning of every key, which weighs and trains as it stands."""
     from meshwright.config import commented_toml, load_config, preset_about, preset_names
-    from meshwright.errors import InputError, nearest_name
 
     if preset not in preset_names():
         raise InputError(f"no preset is named {preset!r}", hint=nearest_name(preset, preset_names()))
     if path.suffix != ".toml":
         raise InputError(f"{path} does not end in .toml", hint=f"name it {path.with_suffix('.toml')}")
+    commands = f"  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
     about = (
         f"A run to change, begun from the preset {preset}. Keys that have a default may be left out:\n"
         "docs/configuration.md gives it, and says more of each key.\n"
-        f"  meshwright weigh {path} --on 8xH100\n"
-        f"  meshwright train {path}\n\n"
-        f"{preset_about(preset)}"
+        f"{commands}\n\n{preset_about(preset)}"
     )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(commented_toml(load_config(preset), about=about))
     except FileExistsError:
-        raise InputError(f"{path} is there already", hint="name another file, or delete that one") from None
+        raise InputError(f"{path} exists already", hint="name another file, or delete that one") from None
     except OSError as refused:
         hint = "name a file in a folder that exists and can be written"
         raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
     if as_json:
         print_json({"schema": PRESETS_SCHEMA, "file": str(path), "preset": preset})
     else:
-        print(
-            f"{path}, from {preset}. Next:\n  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
-        )
-
-
-def _facts(config: RunConfig) -> dict[str, Any]:
-    return {
-        "name": config.name,
-        "model": config.model.kind,
-        "num_parameters": config.model.num_parameters,
-        "num_layers": getattr(config.model, "num_layers", None),
-        "sequence_length": config.batch.sequence_length,
-        "tokens_per_step": config.batch.tokens_per_step,
-        "steps": config.steps,
-        "precision": config.precision,
-        "layout": config.layout,
-    }
+        print(f"{path}, from {preset}. Next:\n{commands}")

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -24,6 +25,7 @@ from meshwright.errors import InputError, MeshwrightError, printable
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
+    from rich.table import Table
 
 # Device files that exist where the NVIDIA driver (under WSL: Windows' driver) has a GPU.
 NVIDIA_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg")
@@ -47,8 +49,8 @@ class Command(TyperCommand):
         given = list(args)
         rest = super().parse_args(ctx, args)
         values, _, order = self.make_parser(ctx).parse_args(given)
-        for option in {each.name: each for each in order}.values():
-            times = sum(each.name == option.name for each in order)
+        for option in {option.name: option for option in order}.values():
+            times = sum(given_option.name == option.name for given_option in order)
             if isinstance(option, TyperOption) and times > 1 and not (option.multiple or option.is_flag):
                 raise InputError(
                     f"{option.opts[0]} is given {times} times, and takes one value",
@@ -77,21 +79,13 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write `text`, and return its number of characters.
-
-        Raises:
-            MeshwrightError: stdout cannot be written.
-        """
+        """Write `text`, and return its number of characters."""
         with self._failing():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Write the buffered text.
-
-        Raises:
-            MeshwrightError: stdout cannot be written.
-        """
+        """Write the buffered text."""
         with self._failing():
             self._stream.flush()
 
@@ -119,10 +113,11 @@ def standard_streams() -> Iterator[None]:
         except OSError:  # closed: the next opened file would get its number, and the output
             os.dup2(os.open(os.devnull, flags), number)  # writing to stdout then fails, as it should
     before = sys.stdout, sys.stderr
-    streams = [_opened(stream, number) for number, stream in enumerate(before, start=1)]
-    sys.stdout, sys.stderr = (_Stream(each, is_answer=not number) for number, each in enumerate(streams))
+    output, messages = (_opened(stream, number) for number, stream in enumerate(before, start=1))
+    sys.stdout, sys.stderr = _Stream(output, is_answer=True), _Stream(messages, is_answer=False)
     for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer do not check them
-        if not _is_width(os.environ.get(name, "")):
+        width = os.environ.get(name, "")
+        if not (width.isdecimal() and len(width) < 9 and int(width) in WIDTHS):
             os.environ.pop(name, None)
     try:
         yield
@@ -140,10 +135,6 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors="replace")
     return stream
-
-
-def _is_width(text: str) -> bool:
-    return text.isdecimal() and len(text) < 9 and int(text) in WIDTHS
 
 
 def console(*, stderr: bool) -> Console:
@@ -176,17 +167,15 @@ def print_json(answer: object) -> None:
     print(json.dumps(answer, indent=2, allow_nan=False))
 
 
-def write_json(path: Path, answer: object) -> None:
-    """Write JSON to a file.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    try:
-        path.write_text(json.dumps(answer, allow_nan=False))
-    except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
+def answer(
+    as_json: bool, fields: object, page: Callable[[], RenderableType | tuple[RenderableType, ...]]
+) -> None:
+    """Print a command's result: its fields as JSON, or for a person the parts that `page` returns."""
+    if as_json:
+        print_json(fields)
+        return
+    parts = page()
+    show(*parts if isinstance(parts, tuple) else (parts,))
 
 
 def quiet_jax_plugins() -> None:
@@ -195,18 +184,20 @@ def quiet_jax_plugins() -> None:
     The plugin is installed for its compiler. Without a GPU nothing is missing, so nothing is printed. With a
     GPU one line warns that the GPU is not used.
     """
-    logging.getLogger("jax._src.xla_bridge").addFilter(_plugin_error_in_a_line)
 
-
-def _plugin_error_in_a_line(record: logging.LogRecord) -> bool:
-    if not record.getMessage().startswith(JAX_PLUGIN_ERROR) or "cuda" not in record.getMessage():
+    def shorten(record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith(JAX_PLUGIN_ERROR) or "cuda" not in record.getMessage():
+            return True
+        if not any(glob.glob(pattern) for pattern in NVIDIA_DEVICES):
+            return False
+        cause = "" if record.exc_info is None else f": {record.exc_info[1]}"
+        record.msg = (
+            f"warning: JAX cannot use the NVIDIA GPU of this machine{cause}. Run `meshwright doctor`."
+        )
+        record.args, record.exc_info, record.exc_text = (), None, None
         return True
-    if not any(glob.glob(pattern) for pattern in NVIDIA_DEVICES):
-        return False
-    cause = "" if record.exc_info is None else f": {record.exc_info[1]}"
-    record.msg = f"warning: JAX cannot use the NVIDIA GPU of this machine{cause}. Run `meshwright doctor`."
-    record.args, record.exc_info, record.exc_text = (), None, None
-    return True
+
+    logging.getLogger("jax._src.xla_bridge").addFilter(shorten)
 
 
 def say_readings(config: str | None, on: str, layout: str | None) -> None:
@@ -233,47 +224,48 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in (*preset_names(), *map(str, there)) if name.startswith(incomplete)]
 
 
-def print_error(error: MeshwrightError) -> None:
-    """Print the error's message and its hint to stderr."""
-    print(f"error: {error.message}", file=sys.stderr)
-    print(f"hint: {error.hint}", file=sys.stderr)
+@contextmanager
+def phases(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with the phase and the elapsed time, and yield a function that names the phase."""
+    with bar(what) as update:
+        yield lambda phase: update(description=f"{what}: {phase}")
 
 
 @contextmanager
-def phases(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with the phase and the elapsed time, and yield a function that names the phase.
+def bar(what: str, *, of_bytes: bool = False) -> Iterator[Callable[..., None]]:
+    """Show progress on stderr, and yield a function that updates it; in a pipe, show nothing.
 
-    Nothing is shown in a pipe.
+    Args:
+        of_bytes: show a bar of the bytes done in place of a spinner.
+
+    The function takes what `rich.progress.Progress.update` takes: `description`, `completed`, `total`.
     """
     if not sys.stderr.isatty():
-        yield _ignore
+        yield lambda **state: None
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich import progress as rich
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what)
-        yield lambda phase: progress.update(task, description=f"{what}: {phase}")
-
-
-def _ignore(phase: str) -> None:
-    """Ignore a phase."""
+    words = rich.TextColumn("{task.description}", markup=False)
+    columns = (rich.SpinnerColumn(), words, rich.TimeElapsedColumn())
+    if of_bytes:
+        columns = (words, rich.BarColumn(), rich.DownloadColumn(), rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        yield partial(progress.update, progress.add_task(what, total=None))
 
 
-def table(*columns: str, right: Sequence[str] = ()) -> Any:
-    """Return a rich table in the style of all commands; columns named in `right` hold numbers."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
+    """Return a rich table in the style of all commands; columns named in `right` hold numbers.
+
+    Cells are text, not markup: "[tensor]" stays as it is.
+    """
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, column in enumerate(columns):
         # The first column holds names; a name broken over lines cannot be copied.
         justify = "right" if column in right else "left"
         made.add_column(column, justify=justify, overflow="fold", no_wrap=place == 0)
+    for cells in rows:
+        made.add_row(*map(Text, cells))
     return made
-
-
-def row(made: Any, *cells: str, style: str = "") -> None:
-    """Add a row of text that is not read as markup: "[tensor]" stays as it is."""
-    from rich.text import Text
-
-    made.add_row(*(Text(cell) for cell in cells), style=style)

@@ -9,14 +9,16 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ._console import Command, JsonFlag, console, phases, print_json, show
+from ._console import Command, JsonFlag, answer, bar, phases, print_json
+
+if TYPE_CHECKING:
+    from meshwright.checkpoint import Rejected
 
 data = typer.Typer(help="Make token files from text, or a small set of images.", no_args_is_help=True)
 
@@ -51,8 +53,8 @@ def tokenize(
     """Tokens of texts, as training reads them. Killed, the same command goes on where it stopped."""
     from meshwright.data import tokenize as make
 
-    with _progress("tokenizing") as on_progress:
-        facts = make(
+    with bar("tokenizing", of_bytes=True) as update:
+        made = make(
             inputs,
             to,
             tokenizer=tokenizer,
@@ -60,16 +62,11 @@ def tokenize(
             end_of_document=end_of_document,
             text_key=text_key,
             workers=os.cpu_count() or 1 if workers is None else workers,
-            on_progress=on_progress,
+            on_progress=lambda done, total: update(completed=done, total=total),
         )
-    if as_json:
-        print_json(dataclasses.asdict(facts))
-        return
-    ends = "" if facts.end_of_document is None else f", each ending with {facts.end_of_document}"
-    show(
-        f"{to}: {facts.num_tokens:,} tokens of {facts.num_documents:,} documents{ends}; {facts.dtype}, "
-        f"vocabulary {facts.vocab_size:,}"
-    )
+    ends = "" if made.end_of_document is None else f", each ending with {made.end_of_document}"
+    words = f"{made.num_tokens:,} tokens of {made.num_documents:,} documents{ends}; {made.dtype}, vocabulary"
+    answer(as_json, dataclasses.asdict(made), lambda: f"{to}: {words} {made.vocab_size:,}")
 
 
 @data.command(
@@ -83,24 +80,8 @@ def sample_images(
     from meshwright.data import write_sample_images
 
     rows = write_sample_images(to)
-    if as_json:
-        print_json({"folder": str(to), "rows": rows})
-        return
-    show(f"{to}: {rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of the bytes done on stderr, and yield a function that updates it; silent in a pipe."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    words = f"{rows['train']:,} images to train and {rows['held-out']:,} held out; data.folder={to}"
+    answer(as_json, {"folder": str(to), "rows": rows}, lambda: f"{to}: {words}")
 
 
 SAMPLE_SCHEMA = 1
@@ -152,12 +133,10 @@ def sample(
             tokenizer=tokenizer,
             on_phase=on_phase,
         )
-    for each in written.rejected:
-        print(f"warning: the checkpoint of step {each.step} is damaged: {each.why}", file=sys.stderr)
+    rejected = _warned(written.rejected)
     if as_json:
-        rejected = [{"step": each.step, "why": each.why} for each in written.rejected]
-        answer = {name: value for name, value in dataclasses.asdict(written).items() if name != "rejected"}
-        print_json({"schema": SAMPLE_SCHEMA, **answer, "rejected": rejected})
+        fields = {name: value for name, value in dataclasses.asdict(written).items() if name != "rejected"}
+        print_json({"schema": SAMPLE_SCHEMA, **fields, "rejected": rejected})
     else:
         print(written.prompt + written.text)
 
@@ -179,16 +158,20 @@ def export(
 
     with phases(f"exporting {run}") as on_phase:
         on_phase("verifying the checkpoint")
-        found = checkpoint_of(run, step)
+        checkpoint = checkpoint_of(run, step)
         on_phase("writing")
-        arrays = export_parameters(found, to)
-    for each in found.rejected:
-        print(f"warning: the checkpoint of step {each.step} is damaged: {each.why}", file=sys.stderr)
-    if as_json:
-        listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
-        rejected = [{"step": each.step, "why": each.why} for each in found.rejected]
-        answer = {"file": str(to), "step": found.step, "arrays": listed, "rejected": rejected}
-        print_json({"schema": EXPORT_SCHEMA, **answer})
-    else:
-        num_parameters = sum(math.prod(array.shape) for array in arrays.values())
-        show(f"{to}: {format_count(num_parameters)} parameters in {len(arrays)} arrays, step {found.step}")
+        arrays = export_parameters(checkpoint, to)
+    listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
+    fields = {"schema": EXPORT_SCHEMA, "file": str(to), "step": checkpoint.step, "arrays": listed}
+    num_parameters = format_count(sum(math.prod(array.shape) for array in arrays.values()))
+    words = f"{num_parameters} parameters in {len(arrays)} arrays, step {checkpoint.step}"
+    answer(as_json, {**fields, "rejected": _warned(checkpoint.rejected)}, lambda: f"{to}: {words}")
+
+
+def _warned(rejected: Sequence[Rejected]) -> list[dict[str, Any]]:
+    """Warn of each damaged checkpoint that was passed over, and return them for the JSON answer."""
+    for checkpoint in rejected:
+        print(
+            f"warning: the checkpoint of step {checkpoint.step} is damaged: {checkpoint.why}", file=sys.stderr
+        )
+    return [{"step": checkpoint.step, "why": checkpoint.why} for checkpoint in rejected]

@@ -15,8 +15,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import typer
 
 from meshwright.children import own_python, working_folder
 
-from ._console import JsonFlag, phases, print_json, row, show, table
+from ._console import JsonFlag, answer, phases, table
 
 SCHEMA = 1
 TIME_LIMIT_SECONDS = 180
@@ -53,44 +54,28 @@ print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetCheck:
-    """The state of one compile target: the versions of its packages, and the result of a trial.
-
-    `compiles` is None if packages are missing, so that it was not tried. `words` is the output of a failed
-    trial.
-    """
-
-    platform: str
-    fleet: str
-    packages: dict[str, str | None]
-    compiles: bool | None
-    words: str
-    install: str
-
-
 def doctor(as_json: JsonFlag = False) -> None:
     """Which compile targets and devices this machine has, and how to get the missing ones."""
     with phases("looking at this machine") as on_phase, ThreadPoolExecutor() as pool:
         on_phase("compiling a small step for each target")
         attached = pool.submit(_attached_devices)
-        checks = list(pool.map(_check, TARGETS))
-        devices, device_words = attached.result()
-    answer = {
+        targets = list(pool.map(_checked, TARGETS))
+        devices, device_error = attached.result()
+    fields = {
         "schema": SCHEMA,
-        "versions": _versions(),
-        "targets": [asdict(check) for check in checks],
+        "versions": {
+            "python": f"{platform.python_version()} at {sys.executable}",
+            **{package: _version(package) for package in ("meshwright", "jax", "jaxlib")},
+        },
+        "targets": targets,
         "only_simulated": _only_simulated(),
         "devices": devices,
-        "device_error": device_words,
+        "device_error": device_error,
         "machine": _machine(),
-        "cache": _cache_facts(),
+        "cache": _cache(),
     }
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer, checks)
-    if device_words or any(check.compiles is False for check in checks):
+    answer(as_json, fields, lambda: _page(fields))
+    if device_error or any(target["compiles"] is False for target in targets):
         raise typer.Exit(1)
 
 
@@ -101,22 +86,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _versions() -> dict[str, str | None]:
-    return {
-        "python": f"{platform.python_version()} at {sys.executable}",
-        **{package: _version(package) for package in ("meshwright", "jax", "jaxlib")},
-    }
+def _checked(name: str) -> dict[str, Any]:
+    """Return the state of a compile target: the versions of its packages, and the result of a trial.
 
-
-def _check(name: str) -> TargetCheck:
-    """Try one target if its packages are installed."""
-    fleet, extra, needs = TARGETS[name]
-    packages = {package: _version(package) for package in needs}
+    `compiles` is None if packages are missing, so that it was not tried. `words` is the output of a failed
+    trial.
+    """
+    fleet, extra, purposes = TARGETS[name]
+    packages = {package: _version(package) for package in purposes}
     install = f"pip install 'meshwright[{extra}]'" if None in packages.values() else ""
     compiles, words = (None, "") if install else _try(name, fleet)
-    return TargetCheck(
-        platform=name, fleet=fleet, packages=packages, compiles=compiles, words=words, install=install
-    )
+    state = {"platform": name, "fleet": fleet, "packages": packages, "compiles": compiles}
+    return {**state, "words": words, "install": install}
 
 
 def _try(name: str, fleet: str) -> tuple[bool, str]:
@@ -135,9 +116,8 @@ def _attached_devices() -> tuple[list[dict[str, Any]], str]:
     status, output, words = _run(["-c", LOOK_FOR_DEVICES], {})
     if status != 0:
         return [], words
-    found = [tuple(each) for each in json.loads(output.splitlines()[-1])]
-    kinds = dict.fromkeys(found)
-    return [{"platform": p, "kind": k, "count": found.count((p, k))} for p, k in kinds], ""
+    counts = Counter((name, kind) for name, kind in json.loads(output.splitlines()[-1]))
+    return [{"platform": name, "kind": kind, "count": n} for (name, kind), n in counts.items()], ""
 
 
 def _run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
@@ -177,11 +157,10 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _cache_facts() -> dict[str, Any]:
+def _cache() -> dict[str, Any]:
     from meshwright.compiler import cache_root
 
-    root = cache_root()
-    return {"folder": str(root), "num_bytes": _folder_bytes(root)}
+    return {"folder": str(cache_root()), "num_bytes": _folder_bytes(cache_root())}
 
 
 def _folder_bytes(root: Path) -> int:
@@ -189,49 +168,44 @@ def _folder_bytes(root: Path) -> int:
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 total += os.stat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
     return total
 
 
-def _show(answer: dict[str, Any], checks: list[TargetCheck]) -> None:
+def _page(fields: dict[str, Any]) -> tuple[Any, ...]:
     from rich.text import Text
 
     from meshwright.units import format_bytes
 
-    facts = table("here", "")
-    for package, version in answer["versions"].items():
-        row(facts, package, version or "not installed as a package")
-    machine, cache = answer["machine"], answer["cache"]
-    memory = (
-        f"{format_bytes(machine['memory_bytes'])}, {format_bytes(machine['available_memory_bytes'])} free"
+    machine, cache = fields["machine"], fields["cache"]
+    total, free = (format_bytes(machine[key]) for key in ("memory_bytes", "available_memory_bytes"))
+    here = [(name, version or "not installed as a package") for name, version in fields["versions"].items()]
+    here += [("cores", str(machine["cores"])), ("memory", f"{total}, {free} free")]
+    here += [("cache", f"{cache['folder']}, {format_bytes(cache['num_bytes'])}")]
+    here += [("attached", f"{d['count']} x {d['kind']} ({d['platform']})") for d in fields["devices"]]
+    if fields["device_error"]:
+        here.append(("attached", f"JAX finds no device: {fields['device_error']}"))
+    states = {True: "compiles", False: "FAILS", None: "missing"}
+    targets: list[tuple[str, str, str]] = []
+    notes: list[str | Text] = []
+    for target in fields["targets"]:
+        name, fleet, purposes = target["platform"], target["fleet"], TARGETS[target["platform"]][2]
+        packages = (f"{p} {v or 'missing'} ({purposes[p]})" for p, v in target["packages"].items())
+        targets.append((f"{name} ({fleet})", states[target["compiles"]], "\n".join(packages)))
+        if target["install"]:
+            notes += ["", Text(f"{name}: {target['install']}")]
+        if target["compiles"] is False:
+            notes += ["", Text(f"{name} failed on {fleet}:\n{target['words']}")]
+    simulated = [(", ".join(chips), why) for why, chips in fields["only_simulated"].items()]
+    return (
+        table(("here", ""), here),
+        "",
+        table(("compile target", "state", "packages"), targets),
+        "",
+        table(("only with --simulate", "why"), simulated),
+        *notes,
     )
-    row(facts, "cores", str(machine["cores"]))
-    row(facts, "memory", memory)
-    row(facts, "cache", f"{cache['folder']}, {format_bytes(cache['num_bytes'])}")
-    for device in answer["devices"]:
-        row(facts, "attached", f"{device['count']} x {device['kind']} ({device['platform']})")
-    if answer["device_error"]:
-        row(facts, "attached", f"JAX finds no device: {answer['device_error']}")
-    targets = table("compile target", "state", "packages")
-    for check in checks:
-        state = {True: "compiles", False: "FAILS", None: "missing"}[check.compiles]
-        what = TARGETS[check.platform][2]
-        packages = [
-            f"{name} {version or 'missing'} ({what[name]})" for name, version in check.packages.items()
-        ]
-        row(targets, f"{check.platform} ({check.fleet})", state, "\n".join(packages))
-    simulated = table("only with --simulate", "why")
-    for why, chips in answer["only_simulated"].items():
-        row(simulated, ", ".join(chips), why)
-    show(facts, "", targets, "", simulated)
-    for check in checks:
-        if check.install:
-            show("", Text(f"{check.platform}: {check.install}"))
-        if check.compiles is False:
-            show("", Text(f"{check.platform} failed on {check.fleet}:\n{check.words}"))
 
 
 def probe(as_json: JsonFlag = False) -> None:
@@ -241,9 +215,10 @@ def probe(as_json: JsonFlag = False) -> None:
     with phases("measuring this machine, best done while nothing else runs") as on_phase:
         on_phase("products, attention, memory, messages")
         calibration = measure.probe()
-    if as_json:
-        print_json(dataclasses.asdict(calibration))
-        return
-    from meshwright.report import calibration_text
 
-    show(calibration_text(calibration))
+    def page() -> Any:
+        from meshwright.report import calibration_text
+
+        return calibration_text(calibration)
+
+    answer(as_json, dataclasses.asdict(calibration), page)

@@ -16,9 +16,11 @@ import typer
 
 from meshwright.errors import InputError, MeshwrightError
 
-from ._console import JsonFlag, complete_config, phases, print_json, say_readings, show, write_json
+from ._console import JsonFlag, answer, complete_config, phases, say_readings
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from meshwright.results import Phase
     from meshwright.torch_account import Account
 
@@ -107,15 +109,15 @@ def weigh(
     if html is not None:
         weighing.to_html(html)
     if trace is not None:
-        write_json(trace, weighing.trace())
-    if as_json:
-        print_json(weighing.to_dict() | ({} if changes is None else changes.to_dict()))
-    else:
+        weighing.to_perfetto(trace)
+
+    def page() -> tuple[RenderableType, ...]:
         from meshwright.report import changes_text, screen_text, weighing_text
 
-        show(weighing_text(weighing) if verbose else screen_text(weighing))
-        if changes is not None:
-            show(changes_text(changes))
+        text = weighing_text(weighing) if verbose else screen_text(weighing)
+        return (text,) if changes is None else (text, changes_text(changes))
+
+    answer(as_json, weighing.to_dict() | ({} if changes is None else changes.to_dict()), page)
     if check and weighing.fits is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -139,13 +141,14 @@ def account(
 
     resource_tracker.ensure_running()  # multiprocessing shares it: started here, it is not ended below
     with ending_descendants(), phases(f"accounting {function}"):
-        found = _account_apart(function)
-    if as_json:
-        print_json(found.to_dict())
-    else:
+        made = _account_apart(function)
+
+    def page() -> RenderableType:
         from meshwright.report import account_text
 
-        show(account_text(found))
+        return account_text(made)
+
+    answer(as_json, made.to_dict(), page)
 
 
 def _account_apart(function: str) -> Account:
@@ -168,18 +171,18 @@ def _account_apart(function: str) -> Account:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
         try:
-            answer: Account | MeshwrightError | str = ours.recv()
+            made: Account | MeshwrightError | str = ours.recv()
         except EOFError:
             child.join()
             raise _ended(function, child.exitcode or 0, crash.read()) from None
         finally:
             child.terminate()
             child.join()
-    if isinstance(answer, MeshwrightError):
-        raise answer
-    if isinstance(answer, str):
-        raise RuntimeError(f"in the process that accounts for {function}:\n{answer}")
-    return answer
+    if isinstance(made, MeshwrightError):
+        raise made
+    if isinstance(made, str):
+        raise RuntimeError(f"in the process that accounts for {function}:\n{made}")
+    return made
 
 
 def _ended(function: str, status: int, crash: str) -> InputError:

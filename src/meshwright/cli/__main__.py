@@ -1,5 +1,0 @@
-"""Run the command `meshwright` as `python -m meshwright.cli`."""
-
-from meshwright.cli import main
-
-main()
