@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 
 import pytest
 
+from meshwright import measure
 from meshwright.cli import _doctor
+from meshwright.hardware import Calibration
 
 
 @pytest.fixture
@@ -99,3 +102,19 @@ def test_the_cache_is_measured_in_all_its_folders(tmp_path):
     (tmp_path / "y").write_bytes(b"123")
     assert _doctor._folder_bytes(tmp_path) == 8
     assert _doctor._folder_bytes(tmp_path / "absent") == 0
+
+
+CALIBRATION = Calibration(
+    matmul_flops_per_second={"fp32": 1e11},
+    memory_bytes_per_second=2e10,
+    launch_seconds=3e-6,
+    date="2026-11-21",
+    source="a test",
+)
+
+
+def test_what_was_measured_is_shown_or_given_as_json(meshwright, monkeypatch):
+    monkeypatch.setattr(measure, "probe", lambda: CALIBRATION)
+    assert "large product in fp32" in meshwright("probe").output
+    answer = meshwright("probe", "--json")
+    assert Calibration.from_json(json.dumps(answer.json)) == CALIBRATION

@@ -171,17 +171,15 @@ def _account_apart(function: str) -> Account:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         theirs.close()
         try:
-            made: Account | MeshwrightError | str = ours.recv()
+            made: Account | Exception = ours.recv()
         except EOFError:
             child.join()
             raise _ended(function, child.exitcode or 0, crash.read()) from None
         finally:
             child.terminate()
             child.join()
-    if isinstance(made, MeshwrightError):
+    if isinstance(made, Exception):
         raise made
-    if isinstance(made, str):
-        raise RuntimeError(f"in the process that accounts for {function}:\n{made}")
     return made
 
 
@@ -207,7 +205,8 @@ def _answer(answers: Connection, function: str, folder: str, crash: str) -> None
         except MeshwrightError as error:
             answers.send(error)
         except Exception:
-            answers.send(traceback.format_exc())
+            what = f"in the process that accounts for {function}:\n{traceback.format_exc()}"
+            answers.send(RuntimeError(what))
         except BaseException as ended:  # Ctrl-C is blocked here: the function raised this itself
             what = f"{function}, or what it calls, raised {type(ended).__name__}"
             answers.send(InputError(what, hint="raise an Exception for what goes wrong"))
