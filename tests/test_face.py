@@ -28,7 +28,7 @@ def test_a_config_is_loaded_with_overrides_as_a_dict_or_as_texts():
     [
         ({"model.num_layerz": 2}, "num_layerz"),
         ({"": 2}, "override '' is not section.key"),
-        ({"model.a.b": 2}, "override 'model.a.b=2': model.a.b is too deep"),
+        ({"model.a.b": 2}, "override 'model.a.b=2': model.a.b is nested too deeply"),
         ({"model.num_layers": "two"}, "num_layers"),
         ("model.num_layers", "is not section.key=value"),
     ],

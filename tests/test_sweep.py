@@ -101,7 +101,7 @@ def test_a_folder_of_another_sweep_is_refused_before_the_first_run(made, monkeyp
         (("seed=1,2", "seed=3,4"), "seed is swept twice", "seed=3,4"),
         (("seed=1,2,1",), "has 1 twice", "write seed=1,2"),
         (("seed=1,,2",), "has an empty value", "write seed=1,2"),
-        (("sede=1,2",), "sede is no section or key", "seed"),
+        (("sede=1,2",), "sede is not a section or a key", "seed"),
         (("seed=1,two",), 'seed = "two"', "whole number"),
         (("seed",), "nothing to sweep", "seed=VALUE"),
     ],

@@ -198,7 +198,7 @@ def test_the_heads_work_is_split_over_the_stages_by_position():
 
 def test_stages_keep_their_activations_on_the_devices():
     config = load_config("bytes-nano", ["remat=full", "offload=both"])
-    with pytest.raises(InputError, match="offload = 'both', but stage = 2 keeps what it saves") as caught:
+    with pytest.raises(InputError, match="offload = 'both', but stage = 2 keeps saved activations") as caught:
         check_layout(config, Layout.parse("stage=2"))
     assert 'use offload = "optimizer"' in caught.value.hint
     check_layout(config, Layout.parse("data=2"))

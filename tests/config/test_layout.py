@@ -76,13 +76,13 @@ def test_a_foreign_program_names_its_own_axes():
         ("sp=2", "axis 'sp' has several meanings", "context=..."),
         ("mp=2", "axis 'mp' has several meanings", "tensor=... for a split of each matrix, or stage=..."),
         ("data=2,data=4", "axis 'data' is written twice", "keep one data=..."),
-        ("data=0", "data=0 is no number of devices", "data=-1"),
-        ("data=-2", "data=-2 is no number of devices", "data=-1"),
+        ("data=0", "data=0 is not a number of devices", "data=-1"),
+        ("data=-2", "data=-2 is not a number of devices", "data=-1"),
         ("data", "cannot read 'data'", "fsdp=64,tensor=8"),
         ("", "cannot read ''", "fsdp=64,tensor=8"),
         ("data=2,", "cannot read ''", "fsdp=64,tensor=8"),
         ("data=2 fsdp=4", "cannot read 'data=2 fsdp=4'", "fsdp=64,tensor=8"),
-        ("data=-1,fsdp=-1", "data and fsdp are -1, but only one", "give fsdp a size"),
+        ("data=-1,fsdp=-1", "data and fsdp are -1, and only one", "give fsdp a size"),
     ],
 )
 def test_what_is_no_layout_is_refused(text: str, message: str, hint: str):

@@ -92,16 +92,16 @@ def test_a_data_path_is_relative_to_its_file(tmp_path: Path, monkeypatch: pytest
     ("content", "message", "hint"),
     [
         ('preset = "lama3-8b"', "no preset is named 'lama3-8b'", "did you mean 'llama3-8b'?"),
-        ("steps = ", "is not TOML: ", "mend the place"),
-        ("\udcff", "is not TOML: ", "mend the place"),
+        ("steps = ", "is not TOML: ", "fix the line"),
+        ("\udcff", "is not TOML: ", "fix the line"),
         (
             'preset = "bytes-nano"\nname = "x"',
-            "name is no key of a file",
-            "the file's own name is used: mine",
+            "a file cannot set name",
+            "a run is named after its file: mine",
         ),
         (
             'presset = "bytes-nano"',
-            "presset is no section or key of a run",
+            "presset is not a section or a key of a run",
             "presset: did you mean 'preset'?",
         ),
     ],
@@ -163,9 +163,13 @@ def test_an_unknown_preset_or_file_names_the_nearest(tmp_path: Path):
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("model.num_layers", "'model.num_layers' is not section.key=value", "as in model.num_layers=12"),
+        (
+            "model.num_layers",
+            "'model.num_layers' is not section.key=value",
+            "write it as in model.num_layers=12",
+        ),
         ("model..x=3", "is not section.key=value", "as in"),
-        ("model.num_layers.x=3", "model.num_layers.x is too deep", "write model.num_layers=3"),
+        ("model.num_layers.x=3", "model.num_layers.x is nested too deeply", "write model.num_layers=3"),
     ],
 )
 def test_an_override_that_is_none_is_refused(override: str, message: str, hint: str):

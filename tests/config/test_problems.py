@@ -7,10 +7,10 @@ from meshwright.errors import InputError
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("model.num_layerz=3", "model.num_layerz is no key of model (transformer)", "'num_layers'"),
-        ("batch.sequence=3", "batch.sequence is no key of batch", "'sequences'"),
-        ("modle.num_layers=3", "modle is no section or key of a run", "'model'"),
-        ("sede=3", "sede is no section or key of a run", "'seed'"),
+        ("model.num_layerz=3", "model.num_layerz is not a key of model (transformer)", "'num_layers'"),
+        ("batch.sequence=3", "batch.sequence is not a key of batch", "'sequences'"),
+        ("modle.num_layers=3", "modle is not a section or a key of a run", "'model'"),
+        ("sede=3", "sede is not a section or a key of a run", "'seed'"),
         ("batch.sequences='12'", 'batch.sequences = "12": expected a whole number', "= 12 without quotes"),
         ("steps=1.5", "steps = 1.5: expected a whole number", "a whole number"),
         ("seed=true", "seed = true: expected a whole number", "a whole number"),
@@ -68,7 +68,7 @@ def test_everything_wrong_is_said_at_once():
         load_config("bytes-nano", ["model.num_layerz=3", "batch.sequences=0", "optimizer.kind=adamax"])
     assert caught.value.message.splitlines() == [
         "bytes-nano: 3 things are wrong",
-        "  model.num_layerz is no key of model (transformer)",
+        "  model.num_layerz is not a key of model (transformer)",
         '  optimizer.kind = "adamax": expected one of adafactor, adagrad, adam, adamw, lion, muon, rmsprop, '
         "sgd",
         "  batch.sequences = 0: expected at least 1",

@@ -131,7 +131,7 @@ def test_training_without_steps_says_what_is_missing():
     assert trainable(config, 7).steps == 7
     assert trainable(load_config("bytes-nano"), 7).steps == 20
     cosine = overridden(config, ["schedule.kind=cosine", "schedule.warmup_steps=9"])
-    with pytest.raises(InputError, match=r"warmup_steps = 9 leaves nothing of steps = 7"):
+    with pytest.raises(InputError, match=r"warmup_steps = 9 is not below steps = 7"):
         trainable(cosine, 7)
 
 

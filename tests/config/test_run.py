@@ -55,7 +55,7 @@ def test_only_a_transformer_rematerialises_by_default():
             'batch.base_sequences = 4 has no effect with schedule.scale = "none"',
             'schedule.scale = "linear" or "sqrt"',
         ),
-        ("bytes-10m", "schedule.warmup_steps=200", "leaves nothing of steps = 200", "warmup_steps = 199"),
+        ("bytes-10m", "schedule.warmup_steps=200", "is not below steps = 200", "warmup_steps = 199"),
         ("bytes-nano", "layout=tenosr=2", "layout = 'tenosr=2': layout", "did you mean 'tensor'?"),
     ],
 )

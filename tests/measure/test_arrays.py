@@ -89,7 +89,7 @@ def test_pythons_objects_in_an_array_are_refused():
 
 
 def test_a_masked_array_is_refused():
-    with pytest.raises(InputError, match="a is an array of numpy with a mask") as caught:
+    with pytest.raises(InputError, match="a is a masked array of numpy") as caught:
         alone(np.ma.zeros(3))
     assert caught.value.hint == "give its .data and its .mask"
 

@@ -50,7 +50,7 @@ def test_a_count_of_thousands_of_digits_is_refused_in_words():
     "price", [0, -1.8, float("nan"), float("inf"), 1e300, "", "$1.80", "free", "x" * 999]
 )
 def test_what_is_no_price_is_refused_in_words(price):
-    with pytest.raises(InputError, match="is no price of a device-hour") as refused:
+    with pytest.raises(InputError, match="is not a price of a device-hour") as refused:
         checked_price(price)
     assert "1.80" in refused.value.hint
 

@@ -156,8 +156,8 @@ class Layout:
                 )
             if size < 1 and size != -1:
                 raise InputError(
-                    f"layout {text!r}: {name}={size} is no number of devices",
-                    hint=f"use {name}=1 or more, or {name}=-1 for what is left of the fleet",
+                    f"layout {text!r}: {name}={size} is not a number of devices",
+                    hint=f"use {name}=1 or more, or {name}=-1 for the remaining devices",
                 )
             axes[name] = size
         if math.prod(axes.values()) not in range(-_LARGEST, _LARGEST + 1):
@@ -167,7 +167,7 @@ class Layout:
         open_axes = [name for name, size in axes.items() if size == -1]
         if len(open_axes) > 1:
             raise InputError(
-                f"layout {text!r}: {' and '.join(open_axes)} are -1, but only one axis can be what is left",
+                f"layout {text!r}: {' and '.join(open_axes)} are -1, and only one axis can take what remains",
                 hint=f"give {', '.join(open_axes[1:])} a size",
             )
         return cls(axes=tuple(axes.items()))

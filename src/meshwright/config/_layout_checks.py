@@ -89,7 +89,7 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         what = f"= true, but stage = {stages} splits layers that are stacked"
         yield "model.unroll", what, "use model.unroll = false"
     elif config.offload in ("activations", "both"):
-        what = f"= {config.offload!r}, but stage = {stages} keeps what it saves in slots on the devices"
+        what = f"= {config.offload!r}, but stage = {stages} keeps saved activations in slots on the devices"
         yield "offload", what, 'use offload = "optimizer"'
 
 

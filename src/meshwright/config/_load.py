@@ -69,7 +69,7 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     name, tree = _read(text)
     tree = _merged(tree, _override_tree(overrides))
     if "name" in tree:
-        raise InputError(f"{name}: name is no key of a file", hint=f"the file's own name is used: {name}")
+        raise InputError(f"{name}: a file cannot set name", hint=f"a run is named after its file: {name}")
     return _checked(name, tree)
 
 
@@ -176,7 +176,7 @@ def _absolute(key: str, folder: Path, path: str) -> str:
     try:
         return str((folder / path).resolve()) if path else path
     except (ValueError, RuntimeError) as wrong:
-        raise InputError(f"{key} = {path!r} is no path: {wrong}", hint="name a file or a folder") from None
+        raise InputError(f"{key} = {path!r} is not a path: {wrong}", hint="name a file or a folder") from None
 
 
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
@@ -190,13 +190,13 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="name a readable TOML file") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or beyond Python's limits
-        raise InputError(f"{path} is not TOML: {error}", hint="mend the place it names") from None
+        raise InputError(f"{path} is not TOML: {error}", hint="fix the line that it names") from None
     _make_paths_absolute(tree, path.parent)
     preset = tree.pop("preset", None)
     if preset is None:
         return path.stem, tree
     if not isinstance(preset, str):
-        raise InputError(f"{path}: preset is no text", hint=f'write preset = "{preset_names()[0]}"')
+        raise InputError(f"{path}: preset is not text", hint=f'write preset = "{preset_names()[0]}"')
     return path.stem, _merged(_read_preset(preset), tree)
 
 
@@ -240,7 +240,7 @@ def _override_tree(overrides: Overrides) -> dict[str, Any]:
         if len(keys) > 2:
             shown = f"{dotted}={value}"
             raise InputError(
-                f"override {shown!r}: {dotted} is too deep; {'.'.join(keys[:2])} holds one value",
+                f"override {shown!r}: {dotted} is nested too deeply: {'.'.join(keys[:2])} has one value",
                 hint=f"write {'.'.join(keys[:2])}={value}",
             )
         if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str | Path):
@@ -256,7 +256,7 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         for key, value in overrides.items():
             if not all(key.split(".")):
                 raise InputError(
-                    f"override {key!r} is not section.key", hint='as in {"model.num_layers": 12}'
+                    f"override {key!r} is not section.key", hint='write it as in {"model.num_layers": 12}'
                 )
             if is_table(value) and "." not in key:
                 yield from _override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
@@ -267,7 +267,7 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         dotted, equals, text = override.partition("=")
         if not equals or not all(dotted.strip().split(".")):
             raise InputError(
-                f"override {override!r} is not section.key=value", hint="as in model.num_layers=12"
+                f"override {override!r} is not section.key=value", hint="write it as in model.num_layers=12"
             )
         yield dotted.strip(), _override_value(text.strip())
 

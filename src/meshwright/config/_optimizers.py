@@ -286,8 +286,10 @@ class MuonOptimizer(Section):
 
 def _check_nesterov(nesterov: bool, momentum: float) -> None:
     if nesterov and momentum == 0:
-        what = "= true, but momentum = 0 leaves nothing to look ahead with"
-        raise_problems([("nesterov", what, "set optimizer.momentum, 0.9 for one, or nesterov = false")])
+        what = "= true, but momentum = 0 leaves no momentum to look ahead with"
+        raise_problems(
+            [("nesterov", what, "set optimizer.momentum, for example to 0.9, or nesterov = false")]
+        )
 
 
 Warmup = Annotated[
@@ -386,7 +388,7 @@ def schedule_problems(schedule: Schedule, steps: int | None) -> list[Problem]:
     warmup = schedule.warmup_steps
     if warmup < steps or isinstance(schedule, ConstantSchedule | InverseRootSchedule):
         return []
-    what = f"= {warmup} leaves nothing of steps = {steps}"
+    what = f"= {warmup} is not below steps = {steps}"
     return [("schedule.warmup_steps", what, f"use at most schedule.warmup_steps = {steps - 1}")]
 
 

@@ -291,7 +291,7 @@ def _problems_of_detail(detail: ErrorDetails) -> list[Problem]:
         return [(path, "is missing", f"set {path}")]
     if kind == "extra_forbidden":
         owner = f"{section} ({tag})" if tag else section
-        what = f"is no key of {owner}" if key else "is no section or key of a run"
+        what = f"is not a key of {owner}" if key else "is not a section or a key of a run"
         return [(path, what, _key_hint(section, tag, key) if key else _section_hint(section, value))]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return [_tag_problem(section, value)]

@@ -265,7 +265,7 @@ def _jax_device(device: Any, memory_kind: str | None) -> str:
 def _numpy(array: Any, path: str) -> ArrayFootprint:
     if isinstance(array, np.ma.MaskedArray):
         raise InputError(
-            f"{path} is an array of numpy with a mask: two arrays", hint="give its .data and its .mask"
+            f"{path} is a masked array of numpy, which holds two arrays", hint="give its .data and its .mask"
         )
     if array.dtype.hasobject:
         raise InputError(

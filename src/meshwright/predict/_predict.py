@@ -61,7 +61,7 @@ def interval_of(
     if calibration is None or machine.basis == "calibration":
         reasons = [widths()[name].reason for name in names if widths()[name].reason]
     else:
-        reasons = ["rates that were measured here: no run was set beside such a prediction"]
+        reasons = ["rates that were measured here: no run was compared with such a prediction"]
     refused = [*_without_source(machine, walked, formats)]
     low = min((widths()[name].low for name in names), default=1.0)
     high = max((widths()[name].high for name in names), default=1.0)

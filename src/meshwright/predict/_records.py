@@ -133,7 +133,7 @@ def run_total(
         InputError: there are more than 1e18 steps.
     """
     if steps > MOST_STEPS:
-        raise InputError("more than 1e18 steps cannot be a run", hint="set fewer steps")
+        raise InputError("a run cannot have more than 1e18 steps", hint="set fewer steps")
     device_hours = step_seconds.times(steps * num_devices / SECONDS_PER_HOUR)
     price = price_per_device_hour
     return RunTotal(
@@ -173,7 +173,7 @@ def checked_price(price: float | str) -> float:
         number = math.nan
     if not 0 < number <= MOST_PRICE:
         raise InputError(
-            f"{str(price)[:40]!r} is no price of a device-hour",
+            f"{str(price)[:40]!r} is not a price of a device-hour",
             hint="write a number above zero without its currency: 1.80",
         )
     return number

@@ -130,7 +130,7 @@ def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     yield Help(
         what="nothing computed again in the backward pass",
         saving_seconds=again.saving(Change(skips=skips)),
-        certainty=f"bound: what is kept instead is neither written nor read here; {room}",
+        certainty=f"bound: writing and reading the values kept instead is not counted; {room}",
     )
 
 
