@@ -148,6 +148,7 @@ def test_the_tools_keep_their_old_names():
         "meshwright.api._weigh",
         "meshwright.hardware._chip",
         "meshwright.hardware._fleet",
+        "meshwright.reconciliation._reconcile",
         "meshwright.records",
         "meshwright.errors",
         "meshwright.units",

@@ -1,6 +1,6 @@
 """Describe chips, links and fleets: their rates and sizes, and the facts that a compiler needs about them.
 
-Imports: `errors`, `formats`; no jax. Used by: everything that weighs, predicts, plans or trains.
+Imports: `errors`, `formats`, `records`; no jax. Used by: everything that weighs, predicts, plans or trains.
 Every figure is in catalog.toml with its source. Names are matched whole, never by substring.
 """
 

@@ -229,6 +229,9 @@ def why_simulated(chip: Chip) -> str:
     """Return the reason why no compiler can compile for this chip without one present; "" where one can.
 
     Packages that are missing on this machine do not count: `meshwright doctor` names those.
+
+    >>> why_simulated(CATALOG["H100"])
+    ''
     """
     if chip.platform in ("tpu", "cpu"):
         return ""
