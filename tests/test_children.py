@@ -15,7 +15,7 @@ import pytest
 from meshwright.children import ABANDONED_SECONDS, OWNER, own_python, working_folder
 
 PATIENCE_SECONDS = 60
-SHADOWS = ("secrets", "numpy", "jax", "psutil", "token")
+SHADOWS = ("secrets", "numpy", "jax", "psutil", "token", "ast", "inspect")
 
 
 @pytest.fixture

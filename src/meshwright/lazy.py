@@ -1,16 +1,13 @@
 """Import a package's names when they are first used, so that importing the package itself loads nothing.
 
-Imports: the standard library. Used by: `meshwright` and the packages some of whose names bring jax.
+Imports: the standard library, most of it late: when `python -m meshwright` imports this module, the working
+directory is still on the module path. Used by: `meshwright` and the packages some of whose names bring jax.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 
@@ -20,24 +17,33 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
     The names are those that the package's `__init__` imports below `if TYPE_CHECKING:`. So they are listed
     once, for type checkers and at run time. The returned function raises `AttributeError` for other names.
     """
-
-    @functools.cache
-    def homes() -> dict[str, str | None]:
-        blocks = (node for node in ast.parse(inspect.getsource(sys.modules[package])).body)
-        imports = (node for block in blocks if isinstance(block, ast.If) for node in block.body)
-        return {
-            alias.name: node.module
-            for node in imports
-            if isinstance(node, ast.ImportFrom) and node.level
-            for alias in node.names
-        }
+    homes: dict[str, str | None] = {}
 
     def named(name: str) -> Any:
-        if name.startswith("__") or name not in homes():
+        from importlib import import_module
+
+        if not homes:
+            homes.update(_homes(package))
+        if name.startswith("__") or name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = homes()[name]
+        home = homes[name]
         if home is None:  # `from . import name`: a module
             return import_module(f"{package}.{name}")
         return getattr(import_module(f"{package}.{home}"), name)
 
     return named
+
+
+def _homes(package: str) -> dict[str, str | None]:
+    """Return each name that the package imports for type checkers, and the module that defines it."""
+    import ast
+
+    loader: Any = sys.modules[package].__loader__
+    blocks = (node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
+    imports = (node for block in blocks for node in block.body)
+    return {
+        alias.name: node.module
+        for node in imports
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+    }
