@@ -57,6 +57,15 @@ def little_optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Compile workers are forks of one process, where a test changes neither environment nor directory."""
+    from meshwright.compiler import warm_workers
+
+    with warm_workers():
+        yield
+
+
 @pytest.fixture
 def mesh() -> Callable[..., Mesh]:
     """A mesh of axes over as many simulated devices as they need."""

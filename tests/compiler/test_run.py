@@ -1,5 +1,7 @@
 """How workers end: by their limits, by signals, with their parents. None of these compiles anything."""
 
+import concurrent.futures
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,28 +11,39 @@ import textwrap
 import psutil
 import pytest
 
-from meshwright.compiler import cache_root, compile_program
+from meshwright.compiler import cache_root, compile_program, warm_workers
 from meshwright.errors import CompileError
 
 PATIENCE_SECONDS = 60  # until a test that hangs is given up
 
 
-@pytest.fixture
-def worker_runs(request_for, tmp_path, monkeypatch):
+@pytest.fixture(params=["new process", "fork"])
+def worker_runs(request, request_for, tmp_path, monkeypatch):
     """Compiles a program whose function does what the text says, with a cache that no other test uses."""
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    forks = warm_workers() if request.param == "fork" else contextlib.nullcontext()
 
     def run(text, **limits):
         (tmp_path / "somebodys.py").write_text(f"def train_step(mesh):\n{textwrap.indent(text, '    ')}\n")
-        request = request_for("somebodys:train_step", "1xCPU", "data=1", search_path=(str(tmp_path),))
-        return compile_program(request, **limits)
+        program = request_for("somebodys:train_step", "1xCPU", "data=1", search_path=(str(tmp_path),))
+        return compile_program(program, **limits)
 
-    return run
+    before = templates()
+    with forks:
+        yield run
+    assert templates() == before
+
+
+def templates():
+    """The processes that workers are forked from; they are told no folders, only whose children they are."""
+    own = str(os.getpid())
+    return [p for p in psutil.Process().children() if p.cmdline()[-2:] == ["meshwright.worker._main", own]]
 
 
 def workers():
     """Compile workers among this process's descendants; other tests may have left helpers of their own."""
-    return [p for p in psutil.Process().children(recursive=True) if "meshwright.worker._main" in p.cmdline()]
+    all_of_them = psutil.Process().children(recursive=True)
+    return [p for p in all_of_them if "meshwright.worker._main" in p.cmdline() and p not in templates()]
 
 
 def unfinished():
@@ -91,20 +104,22 @@ def test_a_child_that_a_users_function_forks_does_not_outlive_the_command(worker
 
 
 PARENT = """
-import os, sys
-from meshwright.compiler import Request, compile_program
+import contextlib, sys
+from meshwright.compiler import Request, compile_program, warm_workers
 request = Request.from_json(sys.stdin.read())
-compile_program(request, on_phase=lambda phase: print(phase, flush=True))
+with warm_workers() if "fork" in sys.argv else contextlib.nullcontext():
+    compile_program(request, on_phase=lambda phase: print(phase, flush=True))
 """
 
 
+@pytest.mark.parametrize(("how", "count"), [("new process", 2), ("fork", 3)])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=lambda sent: sent.name)
-def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent):
+def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent, how, count):
     (tmp_path / "sleeper.py").write_text("import time\ndef train_step(mesh): time.sleep(1000)\n")
     request = request_for("sleeper:train_step", "1xCPU", "data=1", search_path=(str(tmp_path),))
     environment = {**os.environ, "MESHWRIGHT_CACHE_DIR": str(tmp_path / "cache")}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT],
+        [sys.executable, "-c", PARENT, how],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,7 +131,7 @@ def test_a_parent_that_is_stopped_leaves_no_worker(request_for, tmp_path, sent):
     while "tracing" not in parent.stdout.readline():  # the worker is in the function now
         assert parent.poll() is None, parent.stderr.read()
     workers = psutil.Process(parent.pid).children(recursive=True)
-    assert len(workers) == 2  # the worker, and the process that guards it
+    assert len(workers) == count  # the worker, the process that guards it, and a template
     parent.send_signal(sent)
     parent.wait(PATIENCE_SECONDS)
     _, alive = psutil.wait_procs(workers, PATIENCE_SECONDS)
@@ -146,3 +161,48 @@ def test_phases_are_told_a_program_is_cached_and_a_corrupt_one_is_compiled_again
     assert not cached
     assert place == folder
     assert again.fingerprint == first.fingerprint
+
+
+@pytest.fixture
+def compiled(request_for, tmp_path, monkeypatch):
+    """Compiles a program whose function does what the text says, with the workers that the test chooses."""
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(text, name="somebodys"):
+        (tmp_path / f"{name}.py").write_text(f"def train_step(mesh):\n{textwrap.indent(text, '    ')}\n")
+        return compile_program(
+            request_for(f"{name}:train_step", "1xCPU", "data=1", search_path=(str(tmp_path),))
+        )
+
+    return run
+
+
+def test_a_template_that_cannot_start_leaves_its_last_words(compiled, monkeypatch, tmp_path):
+    (tmp_path / "jax.py").write_text("raise RuntimeError('a broken jax')")
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    with warm_workers(), pytest.raises(CompileError) as error:
+        compiled("pass")
+    assert "ended (exit status 1) while starting" in error.value.message
+    assert error.value.message.endswith("RuntimeError: a broken jax")
+
+
+def test_forks_are_not_used_where_the_environment_has_changed(compiled, monkeypatch):
+    with warm_workers():
+        before = templates()
+        monkeypatch.setenv("SOMEBODYS_SETTING", "7")
+        with pytest.raises(CompileError, match=r"ended \(exit status 7\)"):
+            compiled("import os; os._exit(int(os.environ['SOMEBODYS_SETTING']))")
+        assert templates() == before
+
+
+def test_forks_run_side_by_side(compiled, tmp_path):
+    """Each of two waits until it sees the other."""
+    text = "import os, time; open({!r}, 'w')\nwhile not os.path.exists({!r}): time.sleep(0.01)\nos._exit(7)"
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    with warm_workers(), concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(compiled, text.format(own, other), name)
+            for name, own, other in (("first", one, two), ("second", two, one))
+        ]
+        assert [str(run.exception(PATIENCE_SECONDS)).count("exit status 7") for run in runs] == [1, 1]

@@ -7,19 +7,18 @@ CHECK failure kills its process, and a planner must survive that.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from ..children import end_session, own_python, working_folder
+from ..children import working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
 from ._record import Compiled, Request
+from ._workers import STDERR_FILE, Worker, start_worker
 
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
@@ -71,26 +70,18 @@ def _work(
     """Run a worker to its end. Return its answer, or raise its error."""
     with working_folder("meshwright-worker-") as work:
         (work / "request.json").write_text(request.to_json())
-        told = (str(work), str(made), str(os.getpid()))
-        with open(work / "stderr", "wb") as stderr:
-            process = subprocess.Popen(
-                own_python("-m", "meshwright.worker._main", *told),
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        worker = start_worker(work, made)
         try:
-            passed = _watch(process, work, on_phase, seconds, num_bytes)
+            passed = _watch(worker, work, on_phase, seconds, num_bytes)
         finally:
-            end_session(process)
+            worker.end()
         if passed:
             raise CompileError(f"compiling {request.name} for {request.fleet}: {passed[0]}", hint=passed[1])
-        return _answer(request, process.returncode, work)
+        return _answer(request, worker.poll() or 0, work)
 
 
 def _watch(
-    process: subprocess.Popen[bytes],
+    worker: Worker,
     work: Path,
     on_phase: Callable[[str], None],
     seconds: float,
@@ -98,7 +89,7 @@ def _watch(
 ) -> tuple[str, str] | None:
     """Wait for the worker. Return the limit that it passed with a hint, or None."""
     started, last = time.monotonic(), ""
-    while process.poll() is None:
+    while worker.poll() is None:
         phase = _told(work / "phase") or last or "starting"
         if phase != last:
             on_phase(phase)
@@ -142,7 +133,7 @@ def _answer(request: Request, status: int, work: Path) -> dict[str, str]:
 
 def _died(request: Request, status: int, work: Path) -> CompileError:
     """Return the error for a worker that ended without an answer: its exit status, phase and last output."""
-    said = (work / "stderr").read_text(errors="replace").splitlines()
+    said = (work / STDERR_FILE).read_text(errors="replace").splitlines()
     lines = [line for line in said if line.strip() and not line.startswith("Extension modules: ")]
     crash = next((place for place, line in enumerate(lines) if line.startswith(CRASHED)), None)
     # The innermost Python line comes first after a crash, but last in an exception's traceback.

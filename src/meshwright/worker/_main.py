@@ -1,9 +1,12 @@
-"""Run the compile worker: `python -m meshwright.worker._main WORK_FOLDER MADE_FOLDER PARENT_PID`.
+"""Run a compile worker: `python -m meshwright.worker._main PARENT_PID [WORK_FOLDER MADE_FOLDER]`.
 
 It reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target, and
 fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase holds its current phase, and WORK_FOLDER/pid its
 process number. It writes answer.json last. When its parent ends, it ends too, with all processes that the
 user's function started.
+
+Without folders, the process becomes a template: it imports what every worker needs, then forks a worker for
+each pair of folders that its standard input names (`compiler.warm_workers`).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from ..compiler import (
     installed_versions,
 )
 from ..errors import CompileError, InputError, MeshwrightError
+from ._template import fork_for_each_request, set_environment
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 ROLES = {
@@ -122,9 +126,7 @@ def _identity() -> Any:
 
 def _devices(request: Request) -> list[Any]:
     """Return the target's devices: described ones, or simulated ones on the CPU."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax's cached programs come without dumps
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "true"  # the chips are described, not used
+    set_environment()
     import jax
 
     if request.platform == "cpu":
@@ -271,4 +273,6 @@ def _compiler_name(platform: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    caller, *folders = sys.argv[1:]
+    work_folder, made_folder, caller = (*folders, caller) if folders else fork_for_each_request()
+    main(Path(work_folder), Path(made_folder), int(caller))
