@@ -11,6 +11,9 @@ TORCH_LOCK := $(wildcard requirements/torch-py$(subst .,,$(basename $(TAG))).txt
 TESTABLE := $(VENV)/.testable-$(TAG)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SOURCES := src tests benchmarks examples
+# The tests take all cores, and 4 GiB of memory for each.
+WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
+	print(max(1, min(os.cpu_count(), m >> 32)))')
 
 .PHONY: help demo demo-weigh test test-wide test-long lint types contract lock clean
 
@@ -34,10 +37,10 @@ demo-weigh: $(INSTALLED)
 	$(BIN)/python examples/demo.py --weigh
 
 test: $(TESTABLE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=20 -m 'not wide and not long and not gpu'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 -m 'not wide and not long and not gpu'
 
 test-wide: $(TESTABLE)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -m 'wide and not long and not gpu'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m 'wide and not long and not gpu'
 
 test-long: $(TESTABLE)
 	$(BIN)/python benchmarks/long_tests.py

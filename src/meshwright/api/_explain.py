@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from ..compiler import warm_workers
 from ..config import Layout, check_layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
@@ -20,6 +21,7 @@ LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below 
 REMAT = ("none", "dots-attention", "dots", "full")  # from the most results kept to the fewest
 
 
+@warm_workers()
 def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -> Changes:
     """Compile every change that this config accepts, and return them with the largest memory saving first.
 

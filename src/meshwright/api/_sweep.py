@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compiler import warm_workers
 from ..config import RunConfig, trainable
 from ..errors import InputError, MeshwrightError
 from ..reconciliation import Measurement
@@ -35,6 +36,7 @@ LONGEST_NAME = 80  # characters of the name of a run's folder
 Values = dict[str, str]
 
 
+@warm_workers()
 def sweep(
     config: str | RunConfig,
     over: Sequence[str] | Mapping[str, Any],
