@@ -60,6 +60,12 @@ def test_what_a_loop_only_reads_is_named_by_what_went_in(module):
     assert origins(module).of("q", "{3}") == ("jit(f)/neg", "x.py:3")
 
 
+def test_a_condition_sees_the_state_that_the_body_makes(module):
+    found = origins(module)
+    assert found.of("p", "{2}") == ("jit(f)/jvp(mlp)/tanh", "m.py:25")
+    assert found.of("p", "{3}") == ("jit(f)/neg", "x.py:3")
+
+
 def test_what_is_not_in_the_program_has_no_origin(module):
     assert origins(module).of("nowhere", "{}") == ("", "")
 

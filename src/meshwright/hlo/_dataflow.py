@@ -84,7 +84,7 @@ class Origins:
             body = self._program.computations[instruction.called["body"][0]]
             return self._operand(body, Operand(name=body.root.name), index)
         if opcode == "parameter" and home.name in self._loops and index:
-            return self._around(home, instruction, index)
+            return self._around(home, index)
         if opcode == "parameter" and home.name in self._fusions:
             outside, fusion = self._fusions[home.name]
             return self._operand(outside, fusion.operands[int(instruction.literal)], index)
@@ -101,14 +101,18 @@ class Origins:
             return self._operand(home, instruction.operands[0], ())
         return None
 
-    def _around(self, body: Computation, parameter: Instruction, index: tuple[int, ...]) -> Place | None:
-        """Step from a loop's parameter to the body's value for the next round, or to the loop's input."""
-        computation, loop = self._loops[body.name]
+    def _around(self, home: Computation, index: tuple[int, ...]) -> Place | None:
+        """Step from the parameter of a loop's body or condition to the body's value for the next round.
+
+        Step to the loop's input where the body passes the value on.
+        """
+        computation, loop = self._loops[home.name]
+        body = self._program.computations[loop.called["body"][0]]
         if body.root.opcode == "tuple":
-            handed = body.root.operands[index[0]]
+            handed, state = body.root.operands[index[0]], body.parameters[0].name
             maker = body.by_name[handed.name]
-            passed = maker.opcode == "get-tuple-element" and maker.operands[0].name == parameter.name
-            if not passed and handed.name != parameter.name:
+            passed = maker.opcode == "get-tuple-element" and maker.operands[0].name == state
+            if not passed and handed.name != state:
                 return self._operand(body, handed, index[1:])
         return self._operand(computation, loop.operands[0], index)
 
