@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._replication import Alike, axes_of_sharding
+from meshwright.ledger._findings import Replication, axes_of_sharding
 
 MESH = (("data", 4), ("tensor", 2))
 BATCH = "%x = f32[8]{0} parameter(0), sharding={devices=[4,2]<=[8] last_tile_dim_replicate}"
@@ -24,7 +24,7 @@ def alike(samples, module):
             samples.compiled("cruncher-8xH100"), mesh_axes=MESH, num_parameters=1, arguments=(argument,)
         )
         first = BATCH + ', metadata={op_name="x"}'
-        return Alike(module(first, WHOLE, *lines, before=before), compiled)
+        return Replication(module(first, WHOLE, *lines, before=before), compiled)
 
     return build
 
@@ -74,7 +74,7 @@ def test_where_no_sharding_is_printed_the_arguments_own_axes_are_taken(
         samples.compiled("cruncher-8xH100"), mesh_axes=MESH, num_parameters=1, arguments=(argument,)
     )
     program = module('%x = f32[8]{0} parameter(0), metadata={op_name="x"}', "ROOT %r = f32[8]{0} negate(%x)")
-    found = Alike(program, compiled)
+    found = Replication(program, compiled)
     assert (found.batch_axes, found.along("r", ())) == (batch_axes, along)
 
 
@@ -158,7 +158,7 @@ def test_a_sharding_as_xla_prints_it_divides_over_these_axes(text, axes):
 
 def test_a_foreign_steps_batch_is_what_it_does_not_give_back(samples):
     compiled, program = samples.compiled("transformer-8xH100"), samples.program("transformer-8xH100")
-    found = Alike(program, compiled)
+    found = Replication(program, compiled)
     assert compiled.num_parameters is None
     assert found.batch_axes == ("fsdp",)  # the tokens' alone; parameters are split over tensor too
     assert found.forward_axes == ("fsdp", "tensor")

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from meshwright.ledger._attribution import parse_assignment, parse_live_ranges
+from meshwright.ledger._memory import parse_assignment, parse_live_ranges
 
 
 def test_every_allocation_and_value_of_every_sample_is_read(samples):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._attribution import LiveRange, Owners, Value
+from meshwright.ledger._memory import LiveRange, Owners, Value
 
 WEIGHTS = 2 * 2048 * 512 + 4 * (4 * 512 * 512 + 2 * 512 * 1024)  # of the sample Transformer
 
@@ -168,9 +168,9 @@ def test_a_foreign_programs_gradients_have_the_shape_of_any_floating_argument(sa
     dot = next(
         i
         for _, i in program.instructions()
-        if "transpose(jvp" in i.op_name and i.shapes[0].dims == (1024, 1024)
+        if "transpose(jvp" in i.op_name and i.arrays[0].dims == (1024, 1024)
     )
-    assert owners.of(value(dot.name, str(dot.shapes[0]))).category == "gradients"
+    assert owners.of(value(dot.name, str(dot.arrays[0]))).category == "gradients"
 
 
 def test_a_stack_that_the_forward_loop_fills_is_saved_while_it_is_filled(module):

@@ -54,7 +54,7 @@ def test_flops_by_module_add_up_and_say_what_several_devices_do_alike(samples):
 
 
 def test_products_merged_under_one_name_are_no_waste(samples):
-    from meshwright.ledger._ledger import _waste
+    from meshwright.ledger._flops import _waste
 
     model = {"block/query": 4, "block/key": 4, "mlp/up": 8}
     assert _waste(model, {"block/query": 8, "mlp/up": 8}) == {}

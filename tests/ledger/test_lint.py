@@ -8,7 +8,7 @@ import pytest
 from meshwright import weigh
 from meshwright.hardware import Fleet
 from meshwright.ledger import executions_of
-from meshwright.ledger._lint import findings_of
+from meshwright.ledger._findings import findings_of
 from meshwright.ledger._traffic import traffic_of
 
 FIXTURES = Path(__file__).parent / "fixtures"

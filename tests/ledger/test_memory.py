@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.hardware import Fleet
-from meshwright.ledger._attribution import Allocation, LiveRange, Value
-from meshwright.ledger._memory import _live_bytes, memory_of
+from meshwright.ledger._memory import Allocation, LiveRange, Value, _live_bytes, memory_of
 
 GPU = [
     "convolution-8xH100",

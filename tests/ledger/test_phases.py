@@ -1,6 +1,6 @@
 import pytest
 
-from meshwright.hlo import Phases, has_path
+from meshwright.hlo import ProgramPhases
 from meshwright.hlo._scopes import PHASES
 
 
@@ -23,13 +23,13 @@ def test_a_path_tells_the_phase(module, name, phase):
         '%d = f32[] negate(%x), metadata={op_name="jit(step)/jvp()/neg"}',
         f'ROOT %r = f32[] negate(%d), metadata={{op_name="{name}"}}',
     )
-    assert Phases(program).of(program.entry, program.entry.root) == phase
+    assert ProgramPhases(program).of(program.entry, program.entry.root) == phase
     assert phase in PHASES
 
 
 def test_a_program_that_takes_no_gradient_is_all_forward(module):
     program = module('ROOT %x = f32[] constant(0), metadata={op_name="jit(f)/dot_general"}')
-    assert Phases(program).of(program.entry, program.entry.root) == "forward"
+    assert ProgramPhases(program).of(program.entry, program.entry.root) == "forward"
 
 
 def chain(module, first, last):
@@ -56,7 +56,7 @@ def chain(module, first, last):
 )
 def test_a_nameless_instruction_takes_its_neighbours_phase(module, first, last, phase):
     program = chain(module, first, last)
-    assert Phases(program).of(program.entry, program.entry.by_name["c"]) == phase
+    assert ProgramPhases(program).of(program.entry, program.entry.by_name["c"]) == phase
 
 
 def test_a_value_that_xla_computes_again_is_recomputation(module):
@@ -71,18 +71,18 @@ def test_a_value_that_xla_computes_again_is_recomputation(module):
         f"%gemm.2.clone = f32[] negate(%x), {name}",
         f"ROOT %rematch = f32[] negate(%x), {name}",
     )
-    phases = Phases(program)
+    phases = ProgramPhases(program)
     found = [phases.of(program.entry, i) for i in program.entry.instructions]
     assert found == ["backward"] * 3 + ["recompute"] * 3 + ["backward"] * 2
 
 
 def test_an_argument_and_a_name_of_xlas_own_are_no_path(module):
     program = chain(module, "state['w']", "jit(f)/b")
-    assert [has_path(i) for i in program.entry.instructions] == [False, False, False, False, True]
+    assert [i.has_path for i in program.entry.instructions] == [False, False, False, False, True]
 
 
 def test_a_nameless_inside_of_a_fusion_is_part_of_the_fusion(samples):
     program = samples.program("cruncher-8xCPU")
-    phases = Phases(program)
+    phases = ProgramPhases(program)
     heads = [i for i in program.entry.instructions if i.opcode == "dot" and not i.op_name]
     assert [phases.of(program.entry, i) for i in heads] == ["forward", "backward"]

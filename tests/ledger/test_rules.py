@@ -5,6 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.errors import InputError
+from meshwright.ledger import MultiplyAdds, _rules, executions_of, register_call
+from meshwright.ledger._flops import executed_flops
 from meshwright.ledger._rules import unpriced_work, work_of
 
 
@@ -260,3 +263,48 @@ def test_every_kind_of_work_in_the_samples_is_known(samples):
         )
     )
     assert kinds == {"matmul", "attention", "convolution"}
+
+
+@pytest.fixture
+def without_rules(monkeypatch):
+    monkeypatch.setattr(_rules, "_REGISTERED", {})
+
+
+@pytest.fixture
+def my_call(module, without_rules):
+    return module(
+        "%a = bf16[4,8]{1,0} parameter(0)",
+        "%b = bf16[8,2]{1,0} parameter(1)",
+        '%c = (bf16[4,2]{1,0}, u8[64]{0}) custom-call(%a, %b), custom_call_target="my_kernel_v2"',
+        "ROOT %r = f32[] constant(0)",
+    )
+
+
+def matmul(call):
+    (_, (rows, inner)), (_, (_, columns)) = call.operands
+    assert call.results[0] == ("bf16", (rows, columns))
+    return MultiplyAdds(kind="matmul", flops=2 * rows * inner * columns, format="bf16")
+
+
+def test_a_call_without_a_rule_is_unpriced_and_with_one_counted(my_call):
+    assert list(executed_flops(executions_of(my_call)).unpriced) == [
+        "my_kernel_v2(bf16[4,8], bf16[8,2]) -> bf16[4,2], u8[64], from an unnamed operation"
+    ]
+    register_call("my_kernel", matmul)
+    found = executed_flops(executions_of(my_call))
+    assert (found.total, dict(found.by_format), dict(found.unpriced)) == (128, {"bf16": 128}, {})
+
+
+def test_the_longest_beginning_decides(my_call):
+    register_call("my_kernel", matmul)
+    register_call("my_kernel_v2", lambda call: MultiplyAdds(kind="matmul", flops=7, format="bf16"))
+    assert executed_flops(executions_of(my_call)).total == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("", matmul), "without a name"), (("k", 3), "the rule for 'k' is no function: 3")],
+)
+def test_a_rule_needs_a_name_and_a_function(without_rules, arguments, words):
+    with pytest.raises(InputError, match=words):
+        register_call(*arguments)

@@ -38,8 +38,8 @@ def test_a_conditional_has_one_branch_in_flops_messages_and_seconds(round_machin
     fleet = Fleet.parse("8xH100")
     flops = executed_flops(executions)
     assert flops.total == 2 * 64**3
-    assert list(flops.assumptions) == ["conditional at %c: counted by its dearest branch, 1 of 2"]
-    assert traffic_of(executions, MESH, fleet) == ((), ())
+    assert list(flops.assumptions) == ["conditional at %c: counted by its most expensive branch, 1 of 2"]
+    assert traffic_of(executions, MESH, fleet) == ((), {})
     walked = walk(round_machine, executions, MESH)
     assert not walked.transfers
     assert walked.flops.total() == flops.total

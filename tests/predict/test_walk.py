@@ -149,7 +149,7 @@ def test_a_link_that_a_loop_uses_is_free_when_the_loop_ends(walked):
     assert walked(after).seconds == pytest.approx(walked(text).seconds + GATHER)
 
 
-def test_a_conditional_costs_its_dearest_branch(walked):
+def test_a_conditional_costs_its_most_expensive_branch(walked):
     branches = """
 %cheap (a: f32[1000000]) -> f32[1000000] {
   ROOT %a = f32[1000000] parameter(0)

@@ -4,13 +4,11 @@ Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `api`, 
 traced program).
 """
 
-from ._dataflow import MOVING as MOVING
-from ._dataflow import Origins as Origins
+from ._dataflow import Dataflow as Dataflow
 from ._dataflow import Place as Place
-from ._dataflow import Sources as Sources
-from ._executions import RUNNING as RUNNING
 from ._executions import Execution as Execution
 from ._executions import Executions as Executions
+from ._executions import trips_of as trips_of
 from ._groups import Axes as Axes
 from ._groups import Coordinates as Coordinates
 from ._groups import axes_of as axes_of
@@ -19,11 +17,14 @@ from ._groups import dimensions_of as dimensions_of
 from ._groups import iota_of as iota_of
 from ._groups import leaves_the_domain as leaves_the_domain
 from ._groups import parse_groups as parse_groups
-from ._loops import trips_of as trips_of
-from ._scopes import Phases as Phases
-from ._scopes import has_path as has_path
+from ._scopes import ProgramPhases as ProgramPhases
 from ._scopes import module_of as module_of
+from ._scopes import phase_of as phase_of
 from ._scopes import shares_of as shares_of
+from ._text import COLLECTIVES as COLLECTIVES
+from ._text import FREE as FREE
+from ._text import OTHER_EXCHANGES as OTHER_EXCHANGES
+from ._text import RUNNING as RUNNING
 from ._text import Array as Array
 from ._text import Computation as Computation
 from ._text import Instruction as Instruction

@@ -17,8 +17,10 @@ other runs are its bubble. `taken_A_of_B`: A of B runs, over all stages, take th
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import deque
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from ._text import Computation, Instruction, Program
@@ -30,103 +32,80 @@ _REPEAT = re.compile(r"\.remat\d*(\.\d+)?(?=\.|$)")
 _ORDER = ("forward", "recompute", "backward", "optimizer")
 
 
-def has_path(instruction: Instruction) -> bool:
-    """Return whether JAX named the instruction.
+def phase_of(path: str, otherwise: str = "other") -> str:
+    """Return the phase of an operation from the path of scopes and transformations that it was traced under.
 
-    An argument's path and a name that XLA makes itself ("multiply.3") contain no slash.
+    `otherwise`: the phase of a path that shows none.
+
+    >>> phase_of("jit(step)/transpose(jvp(layers))/mlp/dot_general")
+    'backward'
     """
-    return "/" in instruction.op_name
+    if "rematted_computation" in path:
+        return "recompute"
+    if "transpose(" in path:
+        return "backward"
+    if "jvp(" in path:
+        return "forward"
+    return "optimizer" if _OPTIMIZER.search(path) else otherwise
 
 
-class Phases:
+class ProgramPhases:
     """Find the phases of the instructions of one program."""
 
     def __init__(self, program: Program) -> None:
         names = {instruction.op_name for _, instruction in program.instructions()}
         differentiated = any("jvp(" in name or "transpose(" in name for name in names)
         self._otherwise = "other" if differentiated else "forward"
-        self._repeats = _repeats(program)
-        self._users: dict[str, dict[str, list[Instruction]]] = {}
+        self._repeated = {name for c in program.computations.values() for name in _repeated_in(c)}
 
-    def repeats(self, instruction: Instruction) -> bool:
+    def is_repeated(self, instruction: Instruction) -> bool:
         """Return whether XLA's rematerialisation pass computes a value again here to save memory."""
-        return instruction.name in self._repeats
+        return instruction.name in self._repeated
 
     def of(self, computation: Computation, instruction: Instruction) -> str:
-        """Return the phase from the instruction's own name, else from its neighbours in its computation."""
-        if self.repeats(instruction):
-            return "recompute"
-        if has_path(instruction):
-            return self._named(instruction.op_name)
-        return self._inherited(computation, instruction)
+        """Return the phase from the instruction's own name, else from its neighbours in its computation.
 
-    def users_of(self, computation: Computation, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Return the instructions of the same computation that use the instruction's result."""
-        return tuple(self._users_in(computation).get(instruction.name, ()))
-
-    def _named(self, op_name: str) -> str:
-        if "rematted_computation" in op_name:
-            return "recompute"
-        if "transpose(" in op_name:
-            return "backward"
-        if "jvp(" in op_name:
-            return "forward"
-        return "optimizer" if _OPTIMIZER.search(op_name) else self._otherwise
-
-    def _inherited(self, computation: Computation, instruction: Instruction) -> str:
-        """Return the earliest phase that uses the value.
-
-        If only the optimizer uses it, return the latest phase that it is computed from.
+        A value that XLA left unnamed has the earliest phase that uses it. If only the optimizer uses it, it
+        has the latest phase that it is computed from.
         """
-        users = self._reached(instruction, self._users_in(computation))
+        if self.is_repeated(instruction):
+            return "recompute"
+        if instruction.has_path:
+            return phase_of(instruction.op_name, self._otherwise)
+        users = self._reached(instruction, lambda i: computation.users[i.name])
         for phase in _ORDER[:-1]:
             if phase in users:
                 return phase
-        made_from = {
-            i.name: [computation.by_name[o.name] for o in i.operands] for i in computation.instructions
-        }
-        makers = self._reached(instruction, made_from)
+        makers = self._reached(instruction, lambda i: [computation.by_name[o.name] for o in i.operands])
         for phase in reversed(_ORDER[:-1]):
             if phase in makers:
                 return phase
         return "optimizer" if "optimizer" in users else self._otherwise
 
-    def _reached(self, start: Instruction, edges: dict[str, list[Instruction]]) -> set[str]:
-        """Return the phases of the nearest named instructions along `edges`, passing through unnamed ones."""
-        found: set[str] = set()
+    def _reached(self, start: Instruction, next_to: Callable[[Instruction], list[Instruction]]) -> set[str]:
+        """Return the phases of the nearest named instructions, passing through unnamed ones."""
+        phases: set[str] = set()
         seen = {start.name}
-        queue = deque(edges.get(start.name, []))
+        queue = deque(next_to(start))
         while queue:
             instruction = queue.popleft()
             if instruction.name in seen:
                 continue
             seen.add(instruction.name)
-            if has_path(instruction):
-                found.add(self._named(instruction.op_name))
+            if instruction.has_path:
+                phases.add(phase_of(instruction.op_name, self._otherwise))
             else:
-                queue.extend(edges.get(instruction.name, []))
-        return found
-
-    def _users_in(self, computation: Computation) -> dict[str, list[Instruction]]:
-        if computation.name not in self._users:
-            users: dict[str, list[Instruction]] = {}
-            for instruction in computation.instructions:
-                for operand in instruction.operands:
-                    users.setdefault(operand.name, []).append(instruction)
-            self._users[computation.name] = users
-        return self._users[computation.name]
+                queue.extend(next_to(instruction))
+        return phases
 
 
-def _repeats(program: Program) -> set[str]:
-    found: set[str] = set()
-    for computation in program.computations.values():
-        seen: set[str] = set()
-        for instruction in computation.instructions:
-            original = _REPEAT.sub("", instruction.name)
-            if original != instruction.name and original in seen:
-                found.add(instruction.name)
-            seen.add(original)
-    return found
+def _repeated_in(computation: Computation) -> Iterator[str]:
+    seen: set[str] = set()
+    for instruction in computation.instructions:
+        original = _REPEAT.sub("", instruction.name)
+        if original != instruction.name and original in seen:
+            yield instruction.name
+        seen.add(original)
 
 
 # Names that JAX adds itself, and the scope of Meshwright's accumulation loop: never part of a model.
@@ -160,7 +139,7 @@ def module_of(op_name: str) -> str:
     path = op_name.split("(", 1)[0] if op_name.startswith("(") else op_name
     scopes = [scope for part in _parts(path)[:-1] if (scope := _scope(part))]
     # A scope appears twice where a transformation begins inside it: "jvp(loss)/transpose(loss)".
-    return "/".join(scope for place, scope in enumerate(scopes) if scopes[place - 1 : place] != [scope])
+    return "/".join(scope for scope, _ in itertools.groupby(scopes))
 
 
 def _parts(path: str) -> list[str]:

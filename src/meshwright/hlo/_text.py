@@ -37,7 +37,6 @@ class Array:
 
     dtype: str
     dims: tuple[int, ...]
-    layout: str  # as printed: "{1,0:T(8,128)S(1)}", or ""
     memory_space: int  # 0 is the device's main memory; 5 the host's on NVIDIA
 
     @property
@@ -66,17 +65,20 @@ def leaves_of(shape: Shape) -> tuple[Array, ...]:
 
 def split_text(text: str) -> list[str]:
     """Split `text` at the commas outside brackets and strings."""
-    parts: list[str] = []
-    depth, start = 0, 0
-    for token in TOKEN.finditer(text):
-        if token[0] in "([{":
-            depth += 1
-        elif token[0] in ")]}":
-            depth -= 1
-        elif token[0] == "," and not depth:
+    parts, start = list[str](), 0
+    for token, depth in _tokens(text):
+        if token[0] == "," and not depth:
             parts.append(text[start : token.start()].strip())
             start = token.end()
     return [*parts, text[start:].strip()]
+
+
+def _tokens(text: str, start: int = 0) -> Iterator[tuple[re.Match[str], int]]:
+    """Yield the brackets, commas and strings of `text` from `start` on, each with the depth after it."""
+    depth = 0
+    for token in TOKEN.finditer(text, start):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        yield token, depth
 
 
 @functools.lru_cache(maxsize=100_000)
@@ -93,17 +95,32 @@ def parse_shape(text: str) -> Shape:
     if not match or match[1] not in DTYPE_BITS:
         raise ValueError(f"shape {text!r}")
     dims = tuple(int(d.removeprefix("<=")) for d in match[2].split(",") if d)
-    layout = match[3] or ""
-    space = _MEMORY_SPACE.search(layout)
-    return Array(dtype=match[1], dims=dims, layout=layout, memory_space=int(space[1]) if space else 0)
+    space = _MEMORY_SPACE.search(match[3] or "")
+    return Array(dtype=match[1], dims=dims, memory_space=int(space[1]) if space else 0)
 
+
+# Opcodes by what they do. The other modules and packages take them from here.
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+OTHER_EXCHANGES = ("send", "collective-broadcast", "ragged-all-to-all")
+"""Opcodes that exchange data between devices and have no rule for their bytes."""
+RUNNING = ("fusion", "call", "async-start", "custom-call")
+"""Opcodes that execute the computations they name as they stand."""
+FREE = frozenset((
+    "parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency",
+    "partition-id", "replica-id", "opt-barrier", "domain",
+))  # fmt: skip
+"""Opcodes that launch no kernel: names, views and constants."""
+MOVING = frozenset((
+    "bitcast", "copy", "convert", "reshape", "transpose", "opt-barrier", "copy-start", "copy-done",
+    "async-done", "all-gather-done",
+))  # fmt: skip
+"""Opcodes that hand on all elements of their first operand, perhaps in another format or place."""
 
 # Attributes that name computations. `select` and `scatter` belong to select-and-scatter.
 CALLING = frozenset((
     "calls", "body", "condition", "to_apply", "branch_computations", "true_computation",
     "false_computation", "called_computations", "select", "scatter", "comparator",
 ))  # fmt: skip
-NAMING_INSTRUCTIONS = frozenset(("control-predecessors",))
 
 _NAME = r"[\w.\-]+"
 _COMPUTATION = re.compile(rf"(ENTRY )?%?({_NAME}) (?:\(.*\) -> .* )?\{{$")
@@ -127,13 +144,14 @@ class Operand:
     index: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Instruction:
     """One instruction of the schedule.
 
     `literal`: the text between the parentheses of a constant or parameter, which have no operands.
     `attributes`: each attribute's text as printed.
     `called`: the names of the computations in each calling attribute.
+    `op_name`: the path that JAX gave to the operation, or an argument's path; "" without one.
     """
 
     name: str
@@ -144,23 +162,40 @@ class Instruction:
     attributes: dict[str, str]
     called: dict[str, tuple[str, ...]]
     op_name: str
-    is_root: bool
 
     @property
-    def shapes(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """Arrays of the result, with tuples flattened."""
         return leaves_of(self.shape)
 
     @property
-    def array(self) -> Array:
-        """Shape of a result that is a single array."""
-        assert isinstance(self.shape, Array), f"%{self.name} ({self.opcode}) gives a tuple"
-        return self.shape
+    def num_bytes(self) -> int:
+        """Bytes of the result."""
+        return sum(array.num_bytes for array in self.arrays)
+
+    @property
+    def has_path(self) -> bool:
+        """True if JAX named the instruction.
+
+        An argument's path and a name that XLA makes itself ("multiply.3") contain no slash.
+        """
+        return "/" in self.op_name
 
     @property
     def all_called(self) -> tuple[str, ...]:
         """Names of all computations that the instruction calls, in the order printed."""
         return tuple(name for names in self.called.values() for name in names)
+
+    @property
+    def collective(self) -> str:
+        """Kind of the collective that the instruction is, starts or ends; "" for any other instruction."""
+        kind = self.opcode.removesuffix("-start").removesuffix("-done")
+        return kind if kind in COLLECTIVES else ""
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True if the compiler decided that the collective started here does not run beside computation."""
+        return bool(self.backend_config.get("collective_backend_config", {}).get("is_sync", False))
 
     @property
     def backend_config(self) -> dict[str, Any]:
@@ -188,26 +223,45 @@ class Instruction:
         count = self.backend_config.get("known_trip_count") if self.opcode == "while" else None
         return int(count["n"]) if count else None
 
-    @property
-    def parameter_number(self) -> int | None:
-        """Number of a parameter; None for any other instruction."""
-        return int(self.literal) if self.opcode == "parameter" else None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Computation:
-    """Instructions in schedule order; `by_name` finds one by its name."""
+    """Instructions in schedule order; the value of `root` is the result."""
 
     name: str
     instructions: tuple[Instruction, ...]
-    by_name: dict[str, Instruction]
     root: Instruction
 
-    @property
+    @functools.cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        """The instructions by name."""
+        return {instruction.name: instruction for instruction in self.instructions}
+
+    @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """Parameters in the order of their numbers."""
-        found = [i for i in self.instructions if i.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda i: int(i.literal)))
+        parameters = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(parameters, key=lambda i: int(i.literal)))
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that use a value, once for each use, by the name of the one that makes it."""
+        users: dict[str, list[Instruction]] = {instruction.name: [] for instruction in self.instructions}
+        for instruction in self.instructions:
+            for operand in instruction.operands:
+                users[operand.name].append(instruction)
+        return users
+
+    def done_of(self, start: Instruction) -> Instruction:
+        """Return the `-done` that awaits what `start` started.
+
+        Raises:
+            ValueError: nothing in this computation awaits it.
+        """
+        for user in self.users[start.name]:
+            if user.opcode.endswith("-done"):
+                return user
+        raise ValueError(f"%{start.name} is started and never awaited in %{self.name}")
 
     def operand_shape(self, operand: Operand) -> Shape:
         """Return the shape of the value that `operand` uses."""
@@ -217,50 +271,30 @@ class Computation:
             shape = shape[index]
         return shape
 
-    def operand_shapes(self, instruction: Instruction) -> tuple[Shape, ...]:
-        """Return the shapes of an instruction's operands."""
-        return tuple(self.operand_shape(operand) for operand in instruction.operands)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """One frame of the Python stack in which an operation was traced."""
-
-    file: str
-    function: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+    def operand_arrays(self, instruction: Instruction) -> tuple[Array, ...]:
+        """Return the arrays of an instruction's operands, with tuples flattened."""
+        return tuple(a for operand in instruction.operands for a in leaves_of(self.operand_shape(operand)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A whole module: its computations by name, and the tables that lead to source lines."""
+    """A whole module: its computations by name, and source lines ("model.py:25") by stack frame."""
 
-    name: str
-    header: str  # the HloModule line: aliases, layouts, num_partitions
     computations: dict[str, Computation]
     entry: Computation
-    frames: dict[int, tuple[Frame, int]] = field(repr=False)  # the frame and its parent's id (0: none)
-
-    def stack(self, instruction: Instruction) -> tuple[Frame, ...]:
-        """Return the Python frames that an instruction comes from, innermost first; empty where unknown."""
-        metadata = instruction.attributes.get("metadata", "")
-        if source := _SOURCE.search(metadata):
-            return (Frame(file=_unquoted(source[1]), function="", line=int(source[2] or 0)),)
-        found: list[Frame] = []
-        match = _FRAME_ID.search(metadata)
-        identifier = int(match[1]) if match else 0
-        while identifier:
-            frame, identifier = self.frames[identifier]
-            found.append(frame)
-        return tuple(found)
+    lines_by_frame: dict[int, str] = field(repr=False)
 
     def source_line(self, instruction: Instruction) -> str:
         """Return the innermost frame ("model.py:25"), or "" where the compiler does not know it."""
-        frames = self.stack(instruction)
-        return str(frames[0]) if frames else ""
+        metadata = instruction.attributes.get("metadata", "")
+        if source := _SOURCE.search(metadata):
+            return _line(source[1], source[2] or "0")
+        match = _FRAME_ID.search(metadata)
+        return self.lines_by_frame[int(match[1])] if match and int(match[1]) else ""
+
+    def called_by(self, instruction: Instruction) -> tuple[Computation, ...]:
+        """Return the computations that an instruction calls, in the order printed."""
+        return tuple(self.computations[name] for name in instruction.all_called)
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
         """Yield every instruction once, with the computation that contains it."""
@@ -299,8 +333,7 @@ def parse_program(text: str) -> Program:
     if entry is None:
         raise ValueError("the module has no ENTRY computation")
     _check_references(computations)
-    name = header.removeprefix("HloModule ").split(",")[0]
-    return Program(name=name, header=header, computations=computations, entry=entry, frames=_frames(tables))
+    return Program(computations=computations, entry=entry, lines_by_frame=_lines_by_frame(tables))
 
 
 def _check_references(computations: dict[str, Computation]) -> None:
@@ -313,22 +346,21 @@ def _check_references(computations: dict[str, Computation]) -> None:
 
 
 def _computation(name: str, lines: Iterator[tuple[int, str]]) -> Computation:
-    found: list[Instruction] = []
+    instructions, roots = list[Instruction](), list[Instruction]()
     for number, line in lines:
         if _END.match(line):
             break
         try:
-            found.append(_instruction(line))
+            instructions.append(_instruction(line))
         except (ValueError, KeyError, IndexError) as wrong:
             raise ValueError(f"line {number} is not understood ({wrong}): {line[:200]}") from wrong
+        if line.lstrip().startswith("ROOT "):
+            roots.append(instructions[-1])
     else:
         raise ValueError(f"computation %{name} does not end")
-    roots = [i for i in found if i.is_root]
     if len(roots) != 1:
         raise ValueError(f"computation %{name} has {len(roots)} roots")
-    return Computation(
-        name=name, instructions=tuple(found), by_name={i.name: i for i in found}, root=roots[0]
-    )
+    return Computation(name=name, instructions=tuple(instructions), root=roots[0])
 
 
 def _instruction(line: str) -> Instruction:
@@ -347,8 +379,7 @@ def _instruction(line: str) -> Instruction:
     attributes = dict(_attribute(part) for part in split_text(line[closing:]) if part)
     if "device_ids" in attributes:  # the comma belongs to one value: mesh[..], device_ids=(..) {..}
         attributes["replica_groups"] += f", device_ids={attributes.pop('device_ids')}"
-    metadata = attributes.get("metadata", "")
-    op_name = _OP_NAME.search(metadata)
+    op_name = _OP_NAME.search(attributes.get("metadata", ""))
     return Instruction(
         name=start[2],
         opcode=opcode[1],
@@ -356,22 +387,16 @@ def _instruction(line: str) -> Instruction:
         operands=() if plain else _operands(inside),
         literal=inside if plain else "",
         attributes=attributes,
-        called={key: _called(value) for key, value in attributes.items() if _names_computations(key, value)},
+        called={k: tuple(_CALLED.findall(v)) for k, v in attributes.items() if _names_computations(k, v)},
         op_name=_unquoted(op_name[1]) if op_name else "",
-        is_root=start[1] is not None,
     )
 
 
 def _closing(text: str, at: int) -> int:
     """Return the index just past the parenthesis that closes the one at `at`, skipping strings."""
-    depth = 0
-    for token in TOKEN.finditer(text, at):
-        if token[0] in "([{":
-            depth += 1
-        elif token[0] in ")]}":
-            depth -= 1
-            if not depth:
-                return token.end()
+    for token, depth in _tokens(text, at):
+        if not depth:
+            return token.end()
     raise ValueError("unbalanced parentheses")
 
 
@@ -385,13 +410,9 @@ def _attribute(part: str) -> tuple[str, str]:
 def _names_computations(key: str, value: str) -> bool:
     if key in CALLING and _CALLED.search(value):
         return True
-    if value.startswith(("%", "{%")) and key not in NAMING_INSTRUCTIONS:
+    if value.startswith(("%", "{%")) and key != "control-predecessors":
         raise ValueError(f"attribute {key!r} names something unknown")
     return False
-
-
-def _called(value: str) -> tuple[str, ...]:
-    return tuple(_CALLED.findall(value))
 
 
 def _operands(text: str) -> tuple[Operand, ...]:
@@ -412,19 +433,16 @@ def _unquoted(text: str) -> str:
     return re.sub(r"\\(.)", lambda m: plain.get(m[1], m[1]), text)
 
 
-def _frames(tables: dict[str, dict[int, str]]) -> dict[int, tuple[Frame, int]]:
+def _line(file: str, number: int | str) -> str:
+    return f"{_unquoted(file).rsplit('/', 1)[-1]}:{number}"
+
+
+def _lines_by_frame(tables: dict[str, dict[int, str]]) -> dict[int, str]:
     def numbers(row: str) -> dict[str, int]:
         return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row)}
 
-    frames: dict[int, tuple[Frame, int]] = {}
-    for identifier, row in tables["StackFrames"].items():
-        fields = numbers(row)
-        location = numbers(tables["FileLocations"][fields["file_location_id"]])
-        frame = Frame(
-            file=_unquoted(tables["FileNames"][location["file_name_id"]].strip('"')),
-            function=_unquoted(tables["FunctionNames"][location["function_name_id"]].strip('"')),
-            line=location["line"],
-        )
-        # XLA prints a parent's id one too high, so 1 means no parent (xla/hlo/ir/hlo_module.cc).
-        frames[identifier] = (frame, max(0, fields.get("parent_frame_id", 0) - 1))
-    return frames
+    lines: dict[int, str] = {}
+    for frame, row in tables["StackFrames"].items():
+        location = numbers(tables["FileLocations"][numbers(row)["file_location_id"]])
+        lines[frame] = _line(tables["FileNames"][location["file_name_id"]].strip('"'), location["line"])
+    return lines

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -472,7 +471,7 @@ def _flat(value: AxisMasks) -> int:
 
 
 def _union(values: Iterable[AxisMasks]) -> int:
-    return functools.reduce(operator.or_, map(_flat, values), 0)
+    return functools.reduce(lambda mask, value: mask | _flat(value), values, 0)
 
 
 def _filled(shape: Shape, mask: int) -> AxisMasks:

@@ -20,38 +20,145 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from meshwright.compiler import Compiled
 from meshwright.hlo import (
-    MOVING,
     RUNNING,
     Computation,
+    Dataflow,
     Execution,
     Executions,
     Instruction,
-    Phases,
     Program,
-    has_path,
+    ProgramPhases,
     module_of,
     shares_of,
 )
 
-from ._rules import Work, elementwise_of, unpriced_work, work_of
+from ._records import FlopLedger
+from ._rules import MultiplyAdds, elementwise_of, unpriced_work, work_of
 
 ByPhaseAndModule = Mapping[str, Mapping[str, int]]
 Counts = Counter[tuple[str, str]]  # by phase and module
+_WITHOUT_RESULT = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional")
 
 
-class Merged:
-    """Find the merged products of one program."""
+@dataclass(slots=True)
+class ExecutedFlops:
+    """Sums over one device's program.
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._fusions = {
-            i.all_called[0]: (computation, i)
-            for computation, i in program.instructions()
-            if i.opcode == "fusion"
-        }
+    `merged`: the part of `by_phase_and_module` in merged products, each under one of its modules' names.
+    `first_by_module`: work that is not recomputation, without the bubble's. `bubble`: the part of the sums
+    that a pipeline stage computes without a microbatch; a fraction, because only the sum over its loops is
+    whole. `elementwise`: operations by class, which are in no other sum. `unpriced`: how often each entry
+    runs. `assumptions`: how often each conditional runs.
+    """
 
-    def holds(self, computation: Computation, product: Instruction, module: str) -> bool:
+    by_phase: Counter[str] = field(default_factory=Counter[str])
+    by_format: Counter[str] = field(default_factory=Counter[str])
+    by_phase_and_module: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    merged: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    first_by_module: dict[str, Fraction] = field(default_factory=dict[str, Fraction])
+    bubble: Fraction = Fraction(0)
+    elementwise: Counter[str] = field(default_factory=Counter[str])
+    unpriced: Counter[str] = field(default_factory=Counter[str])
+    assumptions: Counter[str] = field(default_factory=Counter[str])
+
+    @property
+    def total(self) -> int:
+        """FLOPs of all phases."""
+        return self.by_phase.total()
+
+
+def executions_of(program: Program) -> Executions:
+    """Return the executions of a program, with the branch of most multiply-adds for each conditional.
+
+    Among equal branches, choose the one whose instructions write the most bytes.
+    """
+    return Executions(program, _weight)
+
+
+def _weight(program: Program, computation: Computation, instruction: Instruction) -> tuple[int, int]:
+    work = work_of(computation, instruction)
+    written = 0 if instruction.opcode in _WITHOUT_RESULT else instruction.num_bytes
+    return work.flops if work else 0, written
+
+
+def instruction_work(
+    program: Program, computation: Computation, instruction: Instruction
+) -> tuple[MultiplyAdds, ...]:
+    """Return the multiply-adds of one run of a scheduled instruction, including those inside its fusion.
+
+    Loops and branches are not entered: the caller, which walks the schedule, walks their bodies itself.
+    """
+    own = work_of(computation, instruction)
+    work = [own] if own else []
+    if instruction.opcode in RUNNING:
+        for inner in program.called_by(instruction):
+            for each in inner.instructions:
+                work.extend(instruction_work(program, inner, each))
+    return tuple(work)
+
+
+def executed_flops(executions: Executions) -> ExecutedFlops:
+    """Return the FLOPs that one device executes in one step."""
+    count = _Count(executions)
+    for execution in executions:
+        count.add(execution)
+    return count.total
+
+
+class _Count:
+    """Sum up executions."""
+
+    def __init__(self, executions: Executions) -> None:
+        self.total = ExecutedFlops()
+        self._executions, self._program = executions, executions.program
+        self._phases, self._dataflow = ProgramPhases(self._program), Dataflow(self._program)
+
+    def add(self, execution: Execution) -> None:
+        home, instruction, times = execution.computation, execution.instruction, execution.times
+        if work := work_of(home, instruction):
+            self._multiply_adds(work, execution)
+        elif elementwise := elementwise_of(self._program, home, instruction):
+            self.total.elementwise[elementwise[0]] += times * elementwise[1]
+        elif unpriced := self._unpriced(execution):
+            self.total.unpriced[unpriced] += times
+        if instruction.opcode == "conditional":
+            self._conditional(instruction, times)
+
+    def _multiply_adds(self, work: MultiplyAdds, execution: Execution) -> None:
+        """Add the work of one instruction under the module where a reader would look for it."""
+        total, (home, named) = self.total, self._named(execution)
+        phase, module = self._phases.of(home, named), module_of(named.op_name)
+        shares = shares_of(named.op_name)
+        taken = shares.get("taken", 1)
+        flops, again = (int(execution.times * n * taken) for n in (work.flops, work.recompute_flops))
+        for its, amount in ((phase, flops - again), ("recompute", again)):
+            if amount:
+                total.by_phase[its] += amount
+                total.by_phase_and_module[its, module] += amount
+        if work.kind == "matmul" and self._is_merged(execution.computation, execution.instruction, module):
+            total.merged[phase, module] += flops
+        total.by_format[work.format] += flops
+        busy = shares.get("busy", Fraction(1))
+        total.bubble += flops * (1 - busy)
+        if phase != "recompute":
+            before = total.first_by_module.get(module, Fraction(0))
+            total.first_by_module[module] = before + (flops - again) * busy
+
+    def _named(self, execution: Execution) -> tuple[Computation, Instruction]:
+        """Return the instruction whose path names an execution, and its computation.
+
+        A fusion names the unnamed instructions inside it. A fusion that recomputes names all of them.
+        """
+        caller = execution.caller
+        if caller is not None and caller.instruction.opcode in ("fusion", "async-start"):
+            outer = self._named(caller)
+            if not execution.instruction.has_path or self._phases.is_repeated(outer[1]):
+                return outer
+        return execution.computation, execution.instruction
+
+    def _is_merged(self, computation: Computation, product: Instruction, module: str) -> bool:
         """Return whether an operand of a product is a concatenation that XLA made to merge products.
 
         XLA names it after the product or not at all; in jaxlib 0.12 also after the scope around the product's
@@ -59,31 +166,44 @@ class Merged:
         name that ends in "/concatenate", and is not a merger.
         """
         for operand in product.operands[:2]:
-            found = self._maker(computation, computation.by_name[operand.name])
-            if found is not None and found.opcode == "concatenate":
-                if not has_path(found):
+            maker = self._dataflow.maker(computation, computation.by_name[operand.name])
+            if maker.opcode == "concatenate":
+                if not maker.has_path:
                     return True
-                place, is_models = module_of(found.op_name), found.op_name.endswith("/concatenate")
+                place, is_models = module_of(maker.op_name), maker.op_name.endswith("/concatenate")
                 return place == module or (place == _scope(module) and not is_models)
         return False
 
-    def _maker(self, home: Computation, value: Instruction) -> Instruction | None:
-        """Return the instruction that computes a value, looking through data movement and fusions."""
-        seen: set[str] = set()
-        while value.name not in seen:
-            seen.add(value.name)
-            if value.opcode == "parameter" and home.name in self._fusions:
-                number = int(value.literal)
-                home, fusion = self._fusions[home.name]
-                value = home.by_name[fusion.operands[number].name]
-            elif value.opcode == "fusion":
-                home = self._program.computations[value.all_called[0]]
-                value = home.root
-            elif value.opcode in MOVING and value.operands:
-                value = home.by_name[value.operands[0].name]
-            else:
-                return value
-        return None
+    def _conditional(self, instruction: Instruction, times: int) -> None:
+        """Record which branch is counted, and list the unpriced work of the other branches."""
+        chosen, branches = self._executions.branch(instruction), self._executions.branches(instruction)
+        lacking = [self._unpriced_in(branch, times) for branch in branches]
+        most: Counter[str] = Counter()
+        for unpriced in lacking:
+            most |= unpriced
+        self.total.unpriced.update(most - lacking[chosen])
+        place = self._program.source_line(instruction) or instruction.op_name or f"%{instruction.name}"
+        text = (
+            f"conditional at {place}: counted by its most expensive branch, {chosen + 1} of {len(branches)}"
+        )
+        if taken := shares_of(instruction.op_name).get("taken"):
+            text += f", FLOPs by the {taken} of all runs that take it"
+        self.total.assumptions[text] += times
+
+    def _unpriced_in(self, branch: Computation, times: int) -> Counter[str]:
+        unpriced: Counter[str] = Counter()
+        for execution in self._executions.within(branch, times):
+            if entry := self._unpriced(execution):
+                unpriced[entry] += execution.times
+        return unpriced
+
+    def _unpriced(self, execution: Execution) -> str | None:
+        """Describe an instruction without a rule, or a loop of unknown length; return None for any other."""
+        home, instruction = execution.computation, execution.instruction
+        if instruction.opcode == "while" and self._executions.trips(home, instruction) is None:
+            place = instruction.op_name or "an unnamed operation"
+            return f"while %{instruction.name} of unknown length, from {place}: body counted once"
+        return unpriced_work(home, instruction)
 
 
 def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Counts:
@@ -140,162 +260,52 @@ def _scope(module: str) -> str:
     return module.rpartition("/")[0]
 
 
-_VIEWS = ("parameter", "constant", "bitcast", "get-tuple-element", "tuple", "while", "conditional")
+def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
+    """Return the FLOPs of all devices, each of which runs the same program."""
+    devices, traced = compiled.num_devices, compiled.traced_flops
+    parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
+    counts, merged = (
+        Counter({key: devices * flops for key, flops in each.items()})
+        for each in (executed.by_phase_and_module, executed.merged)
+    )
+    shared = shared_out(counts, merged, traced.by_phase_and_module)
+    by_phase = Counter({phase: devices * flops for phase, flops in executed.by_phase.items() if flops})
+    first = Counter({module: int(devices * flops) for module, flops in executed.first_by_module.items()})
+    only = first_runs(shared, traced.by_phase_and_module)
+    if only:
+        by_phase["forward"] += only.total()
+        by_phase["recompute"] -= only.total()
+        first += only
+    by_module: Counter[str] = Counter()
+    for (_, module), flops in shared.items():
+        by_module[module] += flops
+    return FlopLedger(
+        model=sum(flops for phase, flops in traced.by_phase.items() if phase != "recompute"),
+        executed=devices * executed.total,
+        recomputed=by_phase["recompute"],
+        by_phase={phase: flops for phase, flops in by_phase.items() if flops},
+        by_format={name: devices * flops for name, flops in executed.by_format.items() if flops},
+        by_module=dict(by_module.most_common()),
+        model_by_module=traced.by_module,
+        waste_by_module=_waste(traced.by_module, first),
+        rule_6nd=None if parameters is None or tokens is None else 6 * parameters * tokens,
+        bubble=int(devices * executed.bubble),
+        elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
+    )
 
 
-@dataclass(slots=True)
-class ExecutedFlops:
-    """Sums over one device's program.
+def _waste(model: dict[str, int], executed: Mapping[str, int]) -> dict[str, int]:
+    """Return the FLOPs executed beyond the model by the scope around each module, most first.
 
-    `merged`: the part of `by_phase_and_module` in merged products, each under one of its modules' names.
-    `first_by_module`: work that is not recomputation, without the bubble's. `bubble`: the part of the sums
-    that a pipeline stage computes without a microbatch; a fraction, because only the sum over its loops is
-    whole. `elementwise`: operations by class, which are in no other sum. `unpriced`: how often each entry
-    runs. `assumptions`: how often each conditional runs.
+    The module itself is not used: where the compiler merges products (such as those of queries and keys), it
+    keeps the name of one of them. The result is empty for a program that was compiled before modules were
+    counted. Convolutions with padding execute fewer FLOPs than the model counts, which hides as much waste in
+    the same scope.
     """
-
-    by_phase: Counter[str] = field(default_factory=Counter[str])
-    by_format: Counter[str] = field(default_factory=Counter[str])
-    by_kind: Counter[str] = field(default_factory=Counter[str])
-    by_phase_and_module: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    merged: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    first_by_module: dict[str, Fraction] = field(default_factory=dict[str, Fraction])
-    bubble: Fraction = Fraction(0)
-    elementwise: Counter[str] = field(default_factory=Counter[str])
-    unpriced: Counter[str] = field(default_factory=Counter[str])
-    assumptions: Counter[str] = field(default_factory=Counter[str])
-
-    @property
-    def total(self) -> int:
-        """FLOPs of all phases."""
-        return self.by_phase.total()
-
-
-def executions_of(program: Program) -> Executions:
-    """Return the executions of a program, with the branch of most multiply-adds for each conditional.
-
-    Among equal branches, choose the one whose instructions write the most bytes.
-    """
-    return Executions(program, _weight)
-
-
-def _weight(program: Program, computation: Computation, instruction: Instruction) -> tuple[int, int]:
-    found = work_of(computation, instruction)
-    written = 0 if instruction.opcode in _VIEWS else sum(array.num_bytes for array in instruction.shapes)
-    return found.flops if found else 0, written
-
-
-def executed_flops(executions: Executions) -> ExecutedFlops:
-    """Return the FLOPs that one device executes in one step."""
-    count = _Count(executions)
-    for execution in executions:
-        count.add(execution)
-    return count.total
-
-
-def instruction_work(
-    program: Program, computation: Computation, instruction: Instruction
-) -> tuple[Work, ...]:
-    """Return the multiply-adds of one run of a scheduled instruction, including those inside its fusion.
-
-    Loops and branches are not entered: the caller, which walks the schedule, walks their bodies itself.
-    """
-    found = work_of(computation, instruction)
-    inner: list[Work] = [found] if found else []
-    if instruction.opcode in RUNNING:
-        for name in instruction.all_called:
-            called = program.computations[name]
-            for each in called.instructions:
-                inner.extend(instruction_work(program, called, each))
-    return tuple(inner)
-
-
-_Place = tuple[Computation, Instruction]
-
-
-class _Count:
-    """Sum up executions."""
-
-    def __init__(self, executions: Executions) -> None:
-        self.total = ExecutedFlops()
-        self._executions = executions
-        self._program = executions.program
-        self._phases = Phases(self._program)
-        self._merged = Merged(self._program)
-
-    def add(self, execution: Execution) -> None:
-        home, instruction, times = execution.computation, execution.instruction, execution.times
-        if found := work_of(home, instruction):
-            self._multiply_adds(found, execution)
-        elif done := elementwise_of(self._program, home, instruction):
-            self.total.elementwise[done[0]] += times * done[1]
-        elif unpriced := unpriced_work(home, instruction):
-            self.total.unpriced[unpriced] += times
-        if instruction.opcode == "while" and self._executions.trips(home, instruction) is None:
-            self.total.unpriced[_unknown_length(instruction)] += times
-        elif instruction.opcode == "conditional":
-            self._conditional(instruction, times)
-
-    def _multiply_adds(self, work: Work, execution: Execution) -> None:
-        """Add the work of one instruction under the module where a reader would look for it."""
-        total, place = self.total, self._named(execution)
-        phase, module = self._phases.of(*place), module_of(place[1].op_name)
-        shares = shares_of(place[1].op_name)
-        taken = shares.get("taken", 1)
-        flops, again = (int(execution.times * n * taken) for n in (work.flops, work.recompute_flops))
-        for its, amount in ((phase, flops - again), ("recompute", again)):
-            if amount:
-                total.by_phase[its] += amount
-                total.by_phase_and_module[its, module] += amount
-        if work.kind == "matmul" and self._merged.holds(execution.computation, execution.instruction, module):
-            total.merged[phase, module] += flops
-        total.by_format[work.format] += flops
-        total.by_kind[work.kind] += flops
-        busy = shares.get("busy", Fraction(1))
-        total.bubble += flops * (1 - busy)
-        if phase != "recompute":
-            before = total.first_by_module.get(module, Fraction(0))
-            total.first_by_module[module] = before + (flops - again) * busy
-
-    def _named(self, execution: Execution) -> _Place:
-        """Return the instruction whose path names an execution, and its computation.
-
-        A fusion names the unnamed instructions inside it. A fusion that recomputes names all of them.
-        """
-        caller = execution.caller
-        if caller is not None and caller.instruction.opcode in ("fusion", "async-start"):
-            outer = self._named(caller)
-            if not has_path(execution.instruction) or self._phases.repeats(outer[1]):
-                return outer
-        return execution.computation, execution.instruction
-
-    def _conditional(self, instruction: Instruction, times: int) -> None:
-        """Record which branch is counted, and list the unpriced work of the other branches."""
-        chosen, branches = self._executions.branch(instruction), self._executions.branches(instruction)
-        lacking = [self._unpriced_in(branch, times) for branch in branches]
-        most: Counter[str] = Counter()
-        for unpriced in lacking:
-            most |= unpriced
-        self.total.unpriced.update(most - lacking[chosen])
-        place = self._program.source_line(instruction) or instruction.op_name or f"%{instruction.name}"
-        text = f"conditional at {place}: counted by its dearest branch, {chosen + 1} of {len(branches)}"
-        if taken := shares_of(instruction.op_name).get("taken"):
-            text += f", FLOPs by the {taken} of all runs that take it"
-        self.total.assumptions[text] += times
-
-    def _unpriced_in(self, branch: Computation, times: int) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for execution in self._executions.within(branch, times):
-            home, instruction = execution.computation, execution.instruction
-            if work_of(home, instruction) or elementwise_of(self._program, home, instruction):
-                continue
-            if unpriced := unpriced_work(home, instruction):
-                found[unpriced] += execution.times
-            if instruction.opcode == "while" and self._executions.trips(home, instruction) is None:
-                found[_unknown_length(instruction)] += execution.times
-        return found
-
-
-def _unknown_length(loop: Instruction) -> str:
-    place = loop.op_name or "an unnamed operation"
-    return f"while %{loop.name} of unknown length, from {place}: body counted once"
+    if not model:
+        return {}
+    beyond: Counter[str] = Counter()
+    for sign, counts in ((1, executed), (-1, model)):
+        for module, flops in counts.items():
+            beyond[module.rpartition("/")[0] or module] += sign * flops
+    return {module: flops for module, flops in beyond.most_common() if flops > 0}

@@ -1,5 +1,9 @@
 """Account for the memory of one device: what is reserved, what lives at the peak, and what the device allows.
 
+XLA places every value of a program in an allocation (`*buffer-assignment.txt`). It also lists the
+instructions of the flattened schedule during which the value lives (`*live-range.txt`). The texts are those
+of a `Compiled` folder (forms of jaxlib 0.10 to 0.12). Text that is not understood raises an error.
+
 Reserved: the sum of the compiler's allocations in device memory, without thread-local scratch. These are
 arguments (donated ones once, with the outputs written over them), other outputs, constants and temporaries.
 Peak: everything but the temporaries, plus the most that lives in the temporaries at one instant. A tuple's
@@ -12,18 +16,298 @@ Not counted: what `allowance` lists; fragmentation inside the runtime's own allo
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
-from meshwright.hlo import module_of
+from meshwright.hlo import Array, Dataflow, Place, Program, ProgramPhases, leaves_of, module_of, parse_shape
 from meshwright.units import format_bytes
 
-from ..hlo import Program, leaves_of, parse_shape
-from ._attribution import Allocation, LiveRange, Owner, Owners, Value, parse_assignment, parse_live_ranges
 from ._records import Buffer, MemoryLedger, Timeline
+
+_ALLOCATION = re.compile(r"allocation \d+: size (\d+)(.*):$")
+_VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.+)$")
+# The first of these words that occurs tells the kind of an allocation.
+_KINDS = {
+    ", parameter ": "parameter",
+    ", thread-local": "thread-local",
+    ", constant": "constant",
+    "maybe-live-out": "output",
+}
+_RANGE = re.compile(r" {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One value in its allocation; `index` is its element in the instruction's tuple: "{2}", or "{}"."""
+
+    name: str
+    index: str
+    num_bytes: int
+    offset_bytes: int
+    shape: str
+
+    @property
+    def is_tuple_table(self) -> bool:
+        """True if the value is a tuple's table of pointers."""
+        return self.shape.startswith("(")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """One block of memory; `color` names the memory, and 0 is the device's main memory."""
+
+    num_bytes: int
+    kind: str  # parameter | constant | thread-local | temporary | output
+    parameter: int | None
+    color: int
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRange:
+    """First and last instruction at which a value lives, both included."""
+
+    first: int
+    last: int
+
+
+_Ranges = Mapping[tuple[str, str], LiveRange]  # by instruction and index in its tuple
+
+
+def parse_assignment(text: str) -> tuple[Allocation, ...]:
+    """Parse the text of a buffer assignment.
+
+    Raises:
+        ValueError: a line is not understood.
+    """
+    heads: list[re.Match[str]] = []
+    values: list[list[Value]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _VALUE.match(line):
+            name, index, size, offset, shape = match.groups()
+            value = Value(
+                name=name, index=index or "{}", num_bytes=int(size), offset_bytes=int(offset), shape=shape
+            )
+            values[-1].append(value)
+        elif match := _ALLOCATION.match(line):
+            heads.append(match)
+            values.append([])
+        elif line.strip() not in ("", "BufferAssignment:"):
+            raise ValueError(f"buffer assignment, line {number} is not understood: {line[:200]}")
+    return tuple(_allocation(head, tuple(held)) for head, held in zip(heads, values, strict=True))
+
+
+def _allocation(head: re.Match[str], values: tuple[Value, ...]) -> Allocation:
+    size, words = head.groups()
+    parameter = re.search(r", parameter (\d+)", words)
+    color = re.search(r", color (\d+)", words)
+    return Allocation(
+        num_bytes=int(size),
+        kind=next((kind for mark, kind in _KINDS.items() if mark in words), "temporary"),
+        parameter=int(parameter[1]) if parameter else None,
+        color=int(color[1]) if color else 0,
+        values=values,
+    )
+
+
+def parse_live_ranges(text: str) -> dict[tuple[str, str], LiveRange]:
+    """Parse the live ranges, by (instruction, index in its tuple).
+
+    Raises:
+        ValueError: a line of the section is not understood, or the section is missing.
+    """
+    start, end = text.find("  BufferLiveRange:\n"), text.find("  Live ranges at ")
+    if start < 0 or end < 0:
+        raise ValueError(f"live ranges have no section of that name: {text[:200]!r}")
+    ranges: dict[tuple[str, str], LiveRange] = {}
+    for line in text[start:end].splitlines()[1:]:
+        match = _RANGE.match(line)
+        if not match:
+            raise ValueError(f"live range is not understood: {line[:200]}")
+        ranges[match[1], match[2]] = LiveRange(first=int(match[3]), last=int(match[4]))
+    return ranges
+
+
+def _range(value: Value, ranges: _Ranges) -> LiveRange:
+    if (value.name, value.index) not in ranges:
+        raise ValueError(f"value {value.name}{value.index} has no live range")
+    return ranges[value.name, value.index]
+
+
+FLOATING = ("f64", "f32", "f16", "bf16")
+_LOSS = re.compile(r"[/(]loss[)/]")
+_BY_PHASE = {
+    "backward": "activation_gradients",
+    "recompute": "recomputed_activations",
+    "optimizer": "optimizer_temporaries",
+    "other": "other",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The role of a value, the rule that decided it, and the rule's certainty.
+
+    `operation` and `source_line` are "" where unknown. Certainties:
+    * `structural`: the compiler's own facts: the path of an argument, or data that is only moved from one.
+    * `named`: the path that JAX gave to the operation that computes the value (`jvp`, `transpose(jvp)`,
+      `rematted_computation`, the scopes `loss` and `optimizer`).
+    * `shape`: a value of the backward pass with the shape of a parameter, sharded or not. An activation of
+      that shape would be mistaken for a gradient.
+    * `inherited`: the compiler named nothing, so the phase is that of the neighbours.
+    * `fallback`: none of the above.
+    """
+
+    category: str
+    rule: str
+    certainty: str
+    phase: str = ""
+    operation: str = ""
+    source_line: str = ""
+
+
+class Owners:
+    """Find the owners of the values of one program.
+
+    Args:
+        program: the optimised program.
+        roles: role and path of each argument of the program, by its number.
+        arguments: the arguments as they were requested, with their global shapes.
+        ranges: the live range of each value.
+        scopes_are_ours: whether a scope `loss` holds the loss alone, as in Meshwright's own steps.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        roles: Mapping[int, tuple[str, str]],
+        arguments: Sequence[Argument],
+        ranges: _Ranges,
+        *,
+        scopes_are_ours: bool,
+    ) -> None:
+        self._program, self._roles, self._scopes_are_ours = program, roles, scopes_are_ours
+        self._dataflow, self._phases = Dataflow(program), ProgramPhases(program)
+        self._numbers = {i.name: int(i.literal) for i in program.entry.parameters}
+        self._ranges = ranges
+        self._parameter_shapes = _parameter_shapes(program, roles, arguments)
+        last = max((when.last for when in ranges.values()), default=0)
+        self._backward_starts = self._first_backward(last + 1)
+        self._has_backward = self._backward_starts <= last
+
+    def of(self, value: Value) -> Owner:
+        """Return the owner of one value."""
+        if value.name in self._numbers:
+            role, path = self._roles[self._numbers[value.name]]
+            return Owner(role, "an argument", "structural", operation=path)
+        trail = self._dataflow.trail(value.name, value.index)
+        if not trail:
+            return Owner("other", "not in the program's text", "fallback")
+        named = [place for place in trail if place[1].has_path]
+        _, maker, _ = (named or trail)[-1]
+        phase, line = self._phase(named or trail), self._program.source_line(maker)
+
+        def owner(category: str, rule: str, certainty: str, operation: str = maker.op_name) -> Owner:
+            return Owner(category, rule, certainty, phase, operation, line)
+
+        number = self._dataflow.argument_of(trail[0])
+        if number is not None:
+            role, path = self._roles[number]
+            category = "gathered_parameters" if role == "parameters" else role
+            return owner(category, "moves an argument", "structural", maker.op_name or path)
+        shape = _array(value)
+        if shape is not None and trail[0][1].opcode in ("custom-call", "fusion") and _is_bytes(shape):
+            return owner("workspaces", "bytes of a library call", "structural")
+        certainty = "named" if named else "inherited"
+        in_loss = self._scopes_are_ours and _LOSS.search(maker.op_name) is not None
+        after_forward = phase in ("backward", "other") or (in_loss and "transpose(" in maker.op_name)
+        if after_forward and self._has_shape_of_a_parameter(shape):
+            return owner("gradients", "shape of a parameter", "shape" if named else "inherited")
+        if in_loss:
+            return owner("logits_and_loss", "scope loss", certainty)
+        kept = phase == "forward" and self._is_kept(value, trail)
+        if not kept and self._serves_a_collective(trail[0]):
+            return owner("collective_staging", "a collective's buffer", "structural")
+        if phase == "forward":
+            category = "saved_activations" if kept else "forward_temporaries"
+            return owner(category, "made in the forward pass", certainty)
+        return owner(_BY_PHASE[phase], f"phase {phase}", "fallback" if phase == "other" else certainty)
+
+    def _is_kept(self, value: Value, trail: list[Place]) -> bool:
+        """Return whether the backward pass uses a forward value or the stack that it is put into."""
+        stacked = any(instruction.opcode == "dynamic-update-slice" for _, instruction, _ in trail)
+        lives_on = self._ranges[value.name, value.index].last >= self._backward_starts
+        return lives_on or (stacked and self._has_backward)
+
+    def _phase(self, places: list[Place]) -> str:
+        """Return the last phase along the trail that is not `other`, because loops' names often show none."""
+        phases = (self._phases.of(home, instruction) for home, instruction, _ in reversed(places))
+        return next((phase for phase in phases if phase != "other"), "other")
+
+    def _serves_a_collective(self, place: Place) -> bool:
+        """Return whether a collective makes the value, or is its only user."""
+        home, instruction, _ = place
+        users = home.users[instruction.name]
+        return bool(instruction.collective or (len(users) == 1 and users[0].collective))
+
+    def _has_shape_of_a_parameter(self, shape: Array | None) -> bool:
+        if shape is None or shape.dtype not in FLOATING:
+            return False
+        return _without_ones(shape.dims) in self._parameter_shapes
+
+    def _first_backward(self, otherwise: int) -> int:
+        """Return the instant at which the first backward value is made; `otherwise` if none is made."""
+        starts = [
+            when.first
+            for (name, _), when in self._ranges.items()
+            if (place := self._dataflow.place_of(name)) is not None
+            and place[1].has_path
+            and self._phases.of(*place) == "backward"
+        ]
+        return min(starts, default=otherwise)
+
+
+def _array(value: Value) -> Array | None:
+    """Return the shape of a value; None for a tuple's table of pointers."""
+    leaves = leaves_of(parse_shape(value.shape))
+    return leaves[0] if len(leaves) == 1 and not value.is_tuple_table else None
+
+
+def _is_bytes(shape: Array) -> bool:
+    return shape.dtype in ("u8", "s8") and len(shape.dims) == 1
+
+
+def _without_ones(dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in dims if size != 1))
+
+
+def _parameter_shapes(
+    program: Program, roles: Mapping[int, tuple[str, str]], arguments: Sequence[Argument]
+) -> set[tuple[int, ...]]:
+    """Return the dimensions that a parameter's gradient may have during a step, sorted and without ones.
+
+    Each dimension is whole or sharded. The first may be missing, because it may be the layers that a loop
+    runs over. Arrays of a single number are left out. Where no argument is named a parameter (a foreign
+    program), every floating-point argument counts as one.
+    """
+    whole = {argument.path: argument.shape for argument in arguments}
+    known = any(role == "parameters" for role, _ in roles.values())
+    shapes: set[tuple[int, ...]] = set()
+    for parameter in program.entry.parameters:
+        role, path = roles[int(parameter.literal)]
+        array = parameter.arrays[0]
+        if (known and role != "parameters") or array.dtype not in FLOATING:
+            continue
+        both = [{here, there} for here, there in zip(array.dims, whole.get(path, array.dims), strict=True)]
+        for dims in (both, both[1:]):
+            shapes.update(_without_ones(choice) for choice in itertools.product(*dims))
+    return shapes - {()}
+
 
 GIBIBYTE, MEBIBYTE = 2**30, 2**20
 
@@ -98,15 +382,6 @@ _IDLE = {
     "output": "outputs",
     "constant": "constants",
 }
-_Ranges = Mapping[tuple[str, str], LiveRange]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """Bytes of an allocation that one value holds at an instant."""
-
-    value: Value
-    num_bytes: int
 
 
 def memory_of(
@@ -153,7 +428,7 @@ def memory_of(
         allowance=allowance(fleet, compiled.mesh_axes),
         usable_bytes=usable_bytes(fleet),
         by_category=by_category,
-        optimizer_state_by_moment=_by_moment(held, filing.roles, compiled.arguments),
+        optimizer_state_by_moment=filing.bytes_by_moment(),
         buffers=buffers,
         timeline=filing.timeline(totals, instant),
         host_bytes=sum(a.num_bytes for a in host),
@@ -174,31 +449,6 @@ def _of_on_chip(reported: int, swept: int) -> str:
     return f"{words}; its live ranges add up to {format_bytes(swept)} in both"
 
 
-def _roles(program: Program, known: tuple[Argument, ...]) -> dict[int, tuple[str, str]]:
-    """Return each argument's role and path by parameter number.
-
-    XLA drops unused arguments, so arguments are matched by path.
-    """
-    roles = {argument.path: argument.role for argument in known}
-    found: dict[int, tuple[str, str]] = {}
-    for parameter in program.entry.parameters:
-        path = parameter.op_name
-        found[int(parameter.literal)] = (roles.get(path, "arguments"), path)
-    return found
-
-
-def _by_moment(
-    held: list[Allocation], roles: Mapping[int, tuple[str, str]], known: tuple[Argument, ...]
-) -> dict[str, int]:
-    moments = {argument.path: argument.moment for argument in known}
-    found: Counter[str] = Counter()
-    for allocation in held:
-        if allocation.parameter is not None and roles[allocation.parameter][0] == "optimizer_state":
-            path = roles[allocation.parameter][1]
-            found[moments.get(path, "") or "other"] += allocation.num_bytes
-    return dict(found.most_common())
-
-
 def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
     """Return the live bytes of the temporaries at each instant at which a value is made.
 
@@ -213,7 +463,7 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
             while waiting and _range(waiting[-1], ranges).first <= instant:
                 alive.append(waiting.pop())
             alive = _alive(alive, ranges, instant)
-            totals[instant] += sum(piece.num_bytes for piece in _pieces(alive))
+            totals[instant] += sum(num_bytes for _, num_bytes in _pieces(alive))
     return totals
 
 
@@ -229,12 +479,6 @@ def _with_constants(
     return {**{(value.name, value.index): whole for value in constants}, **ranges}
 
 
-def _range(value: Value, ranges: _Ranges) -> LiveRange:
-    if (value.name, value.index) not in ranges:
-        raise ValueError(f"value {value.name}{value.index} has no live range")
-    return ranges[value.name, value.index]
-
-
 def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value]:
     """Return the values alive at `instant` by offset, without tables of pointers."""
     alive: list[Value] = []
@@ -245,13 +489,13 @@ def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value
     return sorted(alive, key=lambda v: (v.offset_bytes, -v.num_bytes))
 
 
-def _pieces(alive: list[Value]) -> Iterator[_Piece]:
-    """Yield the bytes of each value that no value before it covers, so that each byte counts once."""
+def _pieces(alive: list[Value]) -> Iterator[tuple[Value, int]]:
+    """Yield each value with its bytes that no value before it covers, so that each byte counts once."""
     end = 0
     for value in alive:
         stop = value.offset_bytes + value.num_bytes
         if stop > end:
-            yield _Piece(value=value, num_bytes=stop - max(end, value.offset_bytes))
+            yield value, stop - max(end, value.offset_bytes)
             end = stop
 
 
@@ -259,12 +503,17 @@ class _Filing:
     """Attribute the bytes of a program's allocations to their owners."""
 
     def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
-        self.roles = _roles(program, compiled.arguments)
+        # XLA drops unused arguments, so arguments are matched by path.
+        self._arguments = {a.path: a for a in compiled.arguments}
+        self._roles: dict[int, tuple[str, str]] = {}
+        for parameter in program.entry.parameters:
+            argument = self._arguments.get(parameter.op_name)
+            role = argument.role if argument else "arguments"
+            self._roles[int(parameter.literal)] = (role, parameter.op_name)
         self._held, self._ranges = held, ranges
         self._last_instant = max((when.last for when in ranges.values()), default=0)
-        self._arguments = {a.path: a for a in compiled.arguments}
         ours = compiled.num_parameters is not None
-        self._owners = Owners(program, self.roles, compiled.arguments, ranges, scopes_are_ours=ours)
+        self._owners = Owners(program, self._roles, compiled.arguments, ranges, scopes_are_ours=ours)
         self._known: dict[tuple[str, str], Owner] = {}
 
     def at(self, instant: int) -> tuple[dict[str, int], tuple[Buffer, ...]]:
@@ -273,10 +522,10 @@ class _Filing:
         buffers: list[Buffer] = []
         for allocation in self._held:
             left = allocation.num_bytes
-            for piece, owner in self._filed(allocation, instant):
-                totals[owner.category] += piece.num_bytes
-                buffers.append(self._buffer(piece, owner))
-                left -= piece.num_bytes
+            for value, num_bytes, owner in self._filed(allocation, instant):
+                totals[owner.category] += num_bytes
+                buffers.append(self._buffer(value, num_bytes, owner))
+                left -= num_bytes
             totals[_IDLE[allocation.kind]] += left
         buffers.sort(key=lambda b: (-b.num_bytes, b.name))
         return {name: size for name, size in totals.most_common() if size}, tuple(buffers)
@@ -290,8 +539,8 @@ class _Filing:
         for instant in chosen:
             totals: Counter[str] = Counter()
             for allocation in self._held:
-                for piece, owner in self._filed(allocation, instant):
-                    totals[owner.category] += piece.num_bytes
+                for _, num_bytes, owner in self._filed(allocation, instant):
+                    totals[owner.category] += num_bytes
             rows.append(totals)
         names = sorted({name for row in rows for name in row}, key=lambda n: -max(row[n] for row in rows))
         return Timeline(
@@ -301,19 +550,31 @@ class _Filing:
             by_category={name: tuple(row[name] for row in rows) for name in names},
         )
 
-    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[_Piece, Owner]]:
-        for piece in _pieces(_alive(allocation.values, self._ranges, instant)):
-            yield piece, self._owner(piece.value, allocation)
+    def bytes_by_moment(self) -> dict[str, int]:
+        """Return the bytes of the optimizer's state by moment, most first."""
+        by_moment: Counter[str] = Counter()
+        for allocation in self._held:
+            if allocation.parameter is not None:
+                role, path = self._roles[allocation.parameter]
+                if role == "optimizer_state":
+                    by_moment[self._arguments[path].moment or "other"] += allocation.num_bytes
+        return dict(by_moment.most_common())
+
+    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[Value, int, Owner]]:
+        for value, num_bytes in _pieces(_alive(allocation.values, self._ranges, instant)):
+            yield value, num_bytes, self._owner(value, allocation)
 
     def _owner(self, value: Value, allocation: Allocation) -> Owner:
+        """Return a value's owner, or its category by what the allocation shows."""
         key = (value.name, value.index)
         if key not in self._known:
             owner = self._owners.of(value)
             if allocation.kind in ("constant", "output") and owner.rule != "an argument":
-                owner = self._owners.filed_as(owner, f"{allocation.kind}s", "the allocation's kind")
+                category, rule = f"{allocation.kind}s", "the allocation's kind"
+                owner = replace(owner, category=category, rule=rule, certainty="structural")
             elif allocation.parameter is not None and self._is_the_new_one(value, allocation):
-                role = self.roles[allocation.parameter][0]
-                owner = self._owners.filed_as(owner, role, "the argument's new value")
+                role, rule = self._roles[allocation.parameter][0], "the argument's new value"
+                owner = replace(owner, category=role, rule=rule, certainty="structural")
             self._known[key] = owner
         return self._known[key]
 
@@ -322,12 +583,11 @@ class _Filing:
         last = _range(value, self._ranges).last
         return value.num_bytes == allocation.num_bytes and last == self._last_instant
 
-    def _buffer(self, piece: _Piece, owner: Owner) -> Buffer:
-        value, when = piece.value, _range(piece.value, self._ranges)
-        argument = self._arguments.get(owner.operation)
+    def _buffer(self, value: Value, num_bytes: int, owner: Owner) -> Buffer:
+        when, argument = _range(value, self._ranges), self._arguments.get(owner.operation)
         return Buffer(
             name=value.name if value.index == "{}" else value.name + value.index,
-            num_bytes=piece.num_bytes,
+            num_bytes=num_bytes,
             shape=value.shape.split("{")[0],
             format=leaves_of(parse_shape(value.shape))[0].dtype,
             category=owner.category,

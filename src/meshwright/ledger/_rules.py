@@ -29,13 +29,13 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ..hlo import Array, Computation, Instruction, Program, has_path, leaves_of
+from ..hlo import Array, Computation, Instruction, Program
 
 Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class MultiplyAdds:
     """Multiply-adds of one kind in one instruction.
 
     `format`: the number format of the first operand; fp8-e5m2 for a product of fp8-e4m3 and fp8-e5m2.
@@ -49,7 +49,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CustomCall:
     """A custom call of the compiled program, on one device; tuples are flattened."""
 
     target: str
@@ -58,11 +58,11 @@ class Call:
     backend_config: str
 
 
-Rule = Callable[[Call], Work]
-_RULES: dict[str, Rule] = {}
+_Rule = Callable[[Computation, Instruction], MultiplyAdds | None]
+_REGISTERED: dict[str, Callable[[CustomCall], MultiplyAdds]] = {}
 
 
-def register_call(target: str, rule: Rule) -> None:
+def register_call(target: str, rule: Callable[[CustomCall], MultiplyAdds]) -> None:
     """Count the custom calls whose target begins with `target` by your own rule from now on.
 
     Your rule takes precedence over the built-in rules. The ledger's executed FLOPs, and the time predicted
@@ -70,24 +70,23 @@ def register_call(target: str, rule: Rule) -> None:
 
     Args:
         target: the beginning of `custom_call_target`, as the ledger's `unpriced` names it.
-        rule: a function that takes the `Call` and returns its `Work` on one device.
+        rule: a function that takes the `CustomCall` and returns its `MultiplyAdds` on one device.
 
     Raises:
         InputError: the target is empty, or `rule` is not a function.
+
+    >>> from meshwright.ledger import CustomCall, MultiplyAdds
+    >>> def my_matmul(call: CustomCall) -> MultiplyAdds:
+    ...     (_, (m, k)), (_, (_, n)) = call.operands
+    ...     return MultiplyAdds(kind="matmul", flops=2 * m * k * n, format="bf16")
+    >>> register_call("my_matmul", my_matmul)
     """
     if not target:
         raise InputError("a rule for a custom call without a name", hint="name the beginning of its target")
     if not callable(rule):
-        raise InputError(
-            f"the rule for {target!r} is no function: {rule!r}", hint="give a function of a Call"
-        )
-    _RULES[target] = rule
-
-
-def registered(target: str) -> Rule | None:
-    """Return the user's rule whose registered beginning of `target` is longest; None if none matches."""
-    found = [beginning for beginning in _RULES if target.startswith(beginning)]
-    return _RULES[max(found, key=len)] if found else None
+        hint = "give a function of a CustomCall"
+        raise InputError(f"the rule for {target!r} is no function: {rule!r}", hint=hint)
+    _REGISTERED[target] = rule
 
 
 FORMATS = {
@@ -106,44 +105,50 @@ WITHOUT_MATMULS = frozenset((
 OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft", "sort", "topk"))
 
 
-def work_of(computation: Computation, instruction: Instruction) -> Work | None:
+def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds | None:
     """Return the multiply-adds of `instruction` itself, without what it calls; None where it has none.
 
     Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
     attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats
     the scores. Each counts by half where the mask is causal.
     """
-    rule = _OPCODE_RULES.get(instruction.opcode)
-    if instruction.opcode == "custom-call":
-        target = instruction.custom_call_target
-        if (own := registered(target)) is not None:
-            return own(_call(computation, instruction))
-        rule = next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
+    rule = _rule_for(instruction)
     return rule(computation, instruction) if rule else None
 
 
 def unpriced_work(computation: Computation, instruction: Instruction) -> str | None:
     """Describe an instruction that could do multiply-adds and has no rule; return None for any other."""
+    name = instruction.custom_call_target or instruction.opcode
     if instruction.opcode == "custom-call":
-        name = instruction.custom_call_target
-        known = name in WITHOUT_MATMULS or registered(name) is not None
-        if known or any(name.startswith(prefix) for prefix, _ in _TARGET_RULES):
-            return None
-    elif instruction.opcode in OPCODES_WITHOUT_RULE:
-        name = instruction.opcode
+        has_rule = name in WITHOUT_MATMULS or _rule_for(instruction) is not None
     else:
+        has_rule = name not in OPCODES_WITHOUT_RULE
+    if has_rule:
         return None
-    inputs = ", ".join(str(a) for s in computation.operand_shapes(instruction) for a in leaves_of(s))
-    outputs = ", ".join(map(str, instruction.shapes))
+    inputs, outputs = (
+        ", ".join(map(str, arrays))
+        for arrays in (computation.operand_arrays(instruction), instruction.arrays)
+    )
     return f"{name}({inputs}) -> {outputs}, from {instruction.op_name or 'an unnamed operation'}"
 
 
-def _call(computation: Computation, instruction: Instruction) -> Call:
-    operands = computation.operand_shapes(instruction)
-    return Call(
+def _rule_for(instruction: Instruction) -> _Rule | None:
+    """Return the user's rule with the longest beginning of a call's target, else the built-in one."""
+    if instruction.opcode != "custom-call":
+        return _OPCODE_RULES.get(instruction.opcode)
+    target = instruction.custom_call_target
+    beginnings = [beginning for beginning in _REGISTERED if target.startswith(beginning)]
+    if beginnings:
+        rule = _REGISTERED[max(beginnings, key=len)]
+        return lambda computation, instruction: rule(_call(computation, instruction))
+    return next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
+
+
+def _call(computation: Computation, instruction: Instruction) -> CustomCall:
+    return CustomCall(
         target=instruction.custom_call_target,
-        operands=tuple((a.dtype, a.dims) for shape in operands for a in leaves_of(shape)),
-        results=tuple((a.dtype, a.dims) for a in instruction.shapes),
+        operands=tuple((a.dtype, a.dims) for a in computation.operand_arrays(instruction)),
+        results=tuple((a.dtype, a.dims) for a in instruction.arrays),
         backend_config=instruction.attributes.get("backend_config", ""),
     )
 
@@ -153,21 +158,19 @@ def format_of(dtype: str) -> str:
     return FORMATS.get(dtype, dtype)
 
 
-def _array(computation: Computation, instruction: Instruction, number: int) -> Array:
-    return leaves_of(computation.operand_shape(instruction.operands[number]))[0]
+def left_dimensions(instruction: Instruction, kind: str) -> list[int]:
+    """Return the `batch` or `contracting` dimensions of a product's left operand.
 
-
-def _dims(text: str) -> tuple[int, ...]:
-    return tuple(int(d) for d in re.findall(r"\d+", text))
-
-
-def _product_format(computation: Computation, instruction: Instruction) -> str:
-    """Return the left operand's format, or E5M2 for a product of E4M3 and E5M2.
-
-    E5M2 is the gradient's format. The compiler may swap the sides, so the gradient may be on either.
+    They stand in the attributes of a dot, and in the configuration of a call of cuBLAS.
     """
-    left, right = (format_of(_array(computation, instruction, n).dtype) for n in (0, 1))
-    return right if (left, right) == ("fp8-e4m3", "fp8-e5m2") else left
+    if instruction.opcode == "custom-call":
+        numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
+        return [int(d) for d in numbers.get(f"lhs_{kind}_dimensions", [])]
+    return _dims(instruction, f"lhs_{kind}_dims")
+
+
+def _dims(instruction: Instruction, attribute: str) -> list[int]:
+    return [int(d) for d in re.findall(r"\d+", instruction.attributes.get(attribute, ""))]
 
 
 def _multiply_add(array: Array) -> int:
@@ -175,26 +178,31 @@ def _multiply_add(array: Array) -> int:
     return 8 if array.dtype.startswith("c") else 2
 
 
-def _dot(computation: Computation, instruction: Instruction) -> Work:
-    left = _array(computation, instruction, 0)
-    contracted = _dims(instruction.attributes.get("lhs_contracting_dims", ""))
-    products = instruction.shapes[0].num_elements * math.prod(left.dims[d] for d in contracted)
-    flops = _multiply_add(left) * products
-    return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
+def _dot(computation: Computation, instruction: Instruction) -> MultiplyAdds:
+    """Count a dot or a call of cuBLAS.
+
+    A product of E4M3 and E5M2 has the gradient's format, E5M2. The compiler may swap the sides, so the
+    gradient may be on either.
+    """
+    left, right = computation.operand_arrays(instruction)[:2]
+    contracted = math.prod(left.dims[d] for d in left_dimensions(instruction, "contracting"))
+    flops = _multiply_add(left) * instruction.arrays[0].num_elements * contracted
+    formats = format_of(left.dtype), format_of(right.dtype)
+    format_name = formats[1] if formats == ("fp8-e4m3", "fp8-e5m2") else formats[0]
+    return MultiplyAdds(kind="matmul", flops=flops, format=format_name)
 
 
-def _ragged_dot(computation: Computation, instruction: Instruction) -> Work:
+def _ragged_dot(computation: Computation, instruction: Instruction) -> MultiplyAdds:
     """Count a ragged dot: each row meets only its own group's matrix, so groups do not multiply the work."""
-    left, right = (_array(computation, instruction, n) for n in (0, 1))
-    spent: set[int] = set()
-    for attribute in ("rhs_contracting_dims", "rhs_batch_dims", "rhs_group_dims"):
-        spent |= set(_dims(instruction.attributes.get(attribute, "")))
+    left, right = computation.operand_arrays(instruction)[:2]
+    attributes = ("rhs_contracting_dims", "rhs_batch_dims", "rhs_group_dims")
+    spent = {d for attribute in attributes for d in _dims(instruction, attribute)}
     columns = math.prod(size for d, size in enumerate(right.dims) if d not in spent)
     flops = _multiply_add(left) * left.num_elements * columns
-    return Work(kind="matmul", flops=flops, format=format_of(left.dtype))
+    return MultiplyAdds(kind="matmul", flops=flops, format=format_of(left.dtype))
 
 
-def _multiply(computation: Computation, instruction: Instruction) -> Work | None:
+def _multiply(computation: Computation, instruction: Instruction) -> MultiplyAdds | None:
     """Count an elementwise product that XLA made from a dot with a dimension of one.
 
     A sum may follow it. Each element of the product counts as one multiply-add.
@@ -202,101 +210,73 @@ def _multiply(computation: Computation, instruction: Instruction) -> Work | None
     if not isinstance(shape := instruction.shape, Array) or shape.dtype[0] in "su":
         return None  # an integer product is the partitioner's arithmetic on offsets
     names = [instruction.op_name]
-    if not has_path(instruction):  # on TPUs only the sum over the products keeps the path
-        names = [
-            user.op_name
-            for user in computation.instructions
-            if user.opcode == "reduce" and user.operands[0].name == instruction.name
-        ]
+    if not instruction.has_path:  # on TPUs only the sum over the products keeps the path
+        users = computation.users[instruction.name]
+        names = [u.op_name for u in users if u.opcode == "reduce" and u.operands[0].name == instruction.name]
     if not any(name.endswith("dot_general") for name in names):
         return None
     flops = _multiply_add(shape) * shape.num_elements
-    return Work(kind="matmul", flops=flops, format=format_of(shape.dtype))
+    return MultiplyAdds(kind="matmul", flops=flops, format=format_of(shape.dtype))
 
 
-def _gemm(computation: Computation, instruction: Instruction) -> Work:
-    numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
-    left = _array(computation, instruction, 0)
-    contracted = [left.dims[int(d)] for d in numbers["lhs_contracting_dimensions"]]
-    flops = _multiply_add(left) * instruction.shapes[0].num_elements * math.prod(contracted)
-    return Work(kind="matmul", flops=flops, format=_product_format(computation, instruction))
-
-
-def _attention(computation: Computation, instruction: Instruction) -> Work:
+def _attention(computation: Computation, instruction: Instruction) -> MultiplyAdds:
     config: dict[str, Any] = instruction.backend_config["cudnn_fmha_backend_config"]
-    query = _array(computation, instruction, 0)
+    query = computation.operand_arrays(instruction)[0]
     scores = [int(d) for d in config["intermediate_tensor_shape"]["dimensions"]]
     one = 2 * math.prod(scores) * query.dims[-1]
     if "CAUSAL" in config["mask_type"]:
         one //= 2
     backward = "Backward" in instruction.custom_call_target
-    return Work(
+    num_matmuls, repeated = (5, one) if backward else (2, 0)
+    return MultiplyAdds(
         kind="attention",
-        flops=one * (5 if backward else 2),
+        flops=num_matmuls * one,
         format=format_of(query.dtype),
-        recompute_flops=one if backward else 0,
+        recompute_flops=repeated,
     )
 
 
-def _convolution(computation: Computation, instruction: Instruction) -> Work:
-    image, kernel = (_array(computation, instruction, n) for n in (0, 1))
-    flops = _convolution_flops(instruction, image=image, kernel=kernel, result=instruction.shapes[0])
-    return Work(kind="convolution", flops=flops, format=format_of(image.dtype))
-
-
-def _cudnn_convolution(computation: Computation, instruction: Instruction) -> Work:
-    """Count one of cuDNN's three convolution calls.
-
-    All three keep the forward convolution's window and labels. Only the roles of the arrays change.
-    """
-    first, second = (_array(computation, instruction, n) for n in (0, 1))
-    result, target = instruction.shapes[0], instruction.custom_call_target
-    if target.startswith("__cudnn$convBackwardFilter"):
-        arrays = {"image": first, "result": second, "kernel": result}
-    elif target.startswith("__cudnn$convBackwardInput"):
-        arrays = {"result": first, "kernel": second, "image": result}
-    else:
-        arrays = {"image": first, "kernel": second, "result": result}
-    flops = _convolution_flops(instruction, **arrays)
-    return Work(kind="convolution", flops=flops, format=format_of(first.dtype))
-
-
-def _convolution_flops(instruction: Instruction, *, image: Array, kernel: Array, result: Array) -> int:
-    """Return multiply-add x batch x input features x output features x pairs that meet a real element.
+def _convolution(computation: Computation, instruction: Instruction) -> MultiplyAdds:
+    """Count a convolution: multiply-add x batch x features in x features out x pairs that meet an element.
 
     A pair is an output position and a window position. XLA's HloCostAnalysis::HandleConvolution counts the
-    same. A TPU's matmul is the case without a window.
+    same. A TPU's matmul is the case without a window. cuDNN's three calls keep the forward convolution's
+    window and labels; only the roles of the arrays change.
     """
+    first, second = computation.operand_arrays(instruction)[:2]
+    result, target = instruction.arrays[0], instruction.custom_call_target
+    image, kernel, out = first, second, result
+    if target.startswith("__cudnn$convBackwardFilter"):
+        kernel, out = result, second
+    elif target.startswith("__cudnn$convBackwardInput"):
+        image, out = result, first
     labels = re.match(r"([^_]+)_([^-]+)->(.+)$", instruction.attributes["dim_labels"])
     assert labels, f"%{instruction.name}: dim_labels {instruction.attributes['dim_labels']!r}"
     in_labels, kernel_labels, out_labels = labels.groups()
-    window = _window(instruction.attributes.get("window", "{}"))
+    window = _window(instruction)
     pairs = 1
     for label in (c for c in kernel_labels if c.isdigit()):
-        number = int(label)
+        fields = {name: values[int(label)] for name, values in window.items()}
         pairs *= _meeting_pairs(
             size=image.dims[in_labels.index(label)],
             window=kernel.dims[kernel_labels.index(label)],
-            outputs=result.dims[out_labels.index(label)],
-            stride=_of(window, "stride", number, 1),
-            low=_of(window, "pad", number, 0),
-            base_dilation=_of(window, "lhs_dilate", number, 1),
-            window_dilation=_of(window, "rhs_dilate", number, 1),
+            outputs=out.dims[out_labels.index(label)],
+            stride=fields.get("stride", 1),
+            low=fields.get("pad", 0),
+            base_dilation=fields.get("lhs_dilate", 1),
+            window_dilation=fields.get("rhs_dilate", 1),
         )
-    batch_groups = int(instruction.attributes.get("batch_group_count", "1"))
-    batch = image.dims[in_labels.index("b")] // batch_groups
+    batch = image.dims[in_labels.index("b")] // int(instruction.attributes.get("batch_group_count", "1"))
     features = kernel.dims[kernel_labels.index("i")] * kernel.dims[kernel_labels.index("o")]
-    return _multiply_add(image) * batch * features * pairs
+    flops = _multiply_add(image) * batch * features * pairs
+    return MultiplyAdds(kind="convolution", flops=flops, format=format_of(first.dtype))
 
 
-def _window(text: str) -> dict[str, list[int]]:
+def _window(instruction: Instruction) -> dict[str, list[int]]:
     """Parse each field of a window by spatial dimension; "pad=1_2x0_0" keeps only its low side (1, 0)."""
-    fields = re.findall(r"(\w+)=(\S+)", text.strip("{}"))
+    text = instruction.attributes.get("window", "{}").strip("{}")
+    fields = re.findall(r"(\w+)=(\S+)", text)
     return {key: [int(part.split("_")[0]) for part in value.split("x")] for key, value in fields}
-
-
-def _of(window: dict[str, list[int]], key: str, number: int, otherwise: int) -> int:
-    return window[key][number] if key in window else otherwise
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -317,7 +297,6 @@ def _meeting_pairs(
     return pairs
 
 
-_Rule = Callable[[Computation, Instruction], Work | None]
 _OPCODE_RULES: dict[str, _Rule] = {
     "dot": _dot,
     "scaled-dot": _dot,
@@ -326,27 +305,27 @@ _OPCODE_RULES: dict[str, _Rule] = {
     "convolution": _convolution,
 }
 _TARGET_RULES: tuple[tuple[str, _Rule], ...] = (
-    ("__cublas$gemm", _gemm),
-    ("__cublas$lt$matmul", _gemm),
-    ("__cudnn$conv", _cudnn_convolution),
+    ("__cublas$gemm", _dot),
+    ("__cublas$lt$matmul", _dot),
+    ("__cudnn$conv", _convolution),
     ("__cudnn$fmha", _attention),
 )
 
-
 CLASSES = ("arithmetic", "transcendental", "comparison", "reduction", "conversion", "integer")
-TRANSCENDENTAL = frozenset((
-    "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "power", "sqrt", "rsqrt",
-    "cbrt", "tanh", "sine", "cosine", "tan", "atan2", "erf", "acos", "acosh", "asin", "asinh", "atanh",
-    "cosh", "sinh",
-))  # fmt: skip
-COMPARISON = frozenset(("compare", "select", "clamp", "is-finite"))
-CONVERSION = frozenset(("convert", "reduce-precision", "stochastic-convert"))
-ARITHMETIC = frozenset((
-    "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "abs", "sign", "remainder",
-    "floor", "ceil", "round-nearest-afz", "round-nearest-even", "and", "or", "xor", "not", "shift-left",
-    "shift-right-arithmetic", "shift-right-logical", "popcnt", "count-leading-zeros", "complex", "real",
-    "imag",
-))  # fmt: skip
+_OPCODES_BY_CLASS = {
+    "transcendental": (
+        "exponential exponential-minus-one log log-plus-one logistic power sqrt rsqrt cbrt tanh sine cosine "
+        "tan atan2 erf acos acosh asin asinh atanh cosh sinh"
+    ),
+    "comparison": "compare select clamp is-finite",
+    "conversion": "convert reduce-precision stochastic-convert",
+    "arithmetic": (
+        "add subtract multiply divide negate maximum minimum abs sign remainder floor ceil "
+        "round-nearest-afz round-nearest-even and or xor not shift-left shift-right-arithmetic "
+        "shift-right-logical popcnt count-leading-zeros complex real imag"
+    ),
+}
+_CLASS_OF = {opcode: name for name, opcodes in _OPCODES_BY_CLASS.items() for opcode in opcodes.split()}
 _FLOATING = ("f", "b", "c")  # first letters of f32, bf16, c64; not of pred, s32, u8
 
 
@@ -358,64 +337,39 @@ def elementwise_of(
     Call this only if `work_of` returns None, because `work_of` counts elementwise products made from a dot.
     """
     opcode = instruction.opcode
-    if opcode in _COMBINING:
+    if opcode in ("reduce", "reduce-window", "select-and-scatter", "scatter"):
         return "reduction", _combined(program, computation, instruction)
-    if opcode == "map":
-        return "arithmetic", instruction.shapes[0].num_elements * _operations(
-            program, instruction, "to_apply"
-        )
-    if opcode in TRANSCENDENTAL:
-        name = "transcendental"
-    elif opcode in COMPARISON:
-        name = "comparison"
-    elif opcode in CONVERSION:
-        name = "conversion"
-    elif opcode in ARITHMETIC:
-        name = "arithmetic" if instruction.shapes[0].dtype.startswith(_FLOATING) else "integer"
-    else:
+    if opcode != "map" and opcode not in _CLASS_OF:
         return None
-    return name, instruction.shapes[0].num_elements
+    result = instruction.arrays[0]
+    if opcode == "map":
+        return "arithmetic", result.num_elements * _operations(program, instruction, "to_apply")
+    name = _CLASS_OF[opcode]
+    if name == "arithmetic" and not result.dtype.startswith(_FLOATING):
+        name = "integer"
+    return name, result.num_elements
 
 
 def _combined(program: Program, computation: Computation, instruction: Instruction) -> int:
     """Count the operations with which a reduction, a window or a scatter combines elements."""
-    shapes = [leaves_of(shape)[0] for shape in computation.operand_shapes(instruction)]
-    result, opcode = instruction.shapes[0], instruction.opcode
-    if opcode == "reduce":
-        # The sum over a dot's products is counted with them already: a multiply-add is two FLOPs.
-        if instruction.op_name.endswith("dot_general"):
-            return 0
-        return max(0, shapes[0].num_elements - result.num_elements) * _operations(
-            program, instruction, "to_apply"
-        )
-    if opcode == "reduce-window":
-        pairs = result.num_elements * (_window_size(instruction) - 1)
-        return pairs * _operations(program, instruction, "to_apply")
-    if opcode == "select-and-scatter":
-        source = shapes[1].num_elements
-        selected = source * (_window_size(instruction) - 1) * _operations(program, instruction, "select")
-        return selected + source * _operations(program, instruction, "scatter")
-    return _updates(shapes) * _operations(program, instruction, "to_apply")
-
-
-def _updates(shapes: list[Array]) -> int:
-    """Return the elements of one update of a scatter, whose operands are targets, indices, updates."""
-    return shapes[-1].num_elements
+    operands, result = computation.operand_arrays(instruction), instruction.arrays[0]
+    if instruction.opcode == "select-and-scatter":
+        selections = math.prod(_window(instruction)["size"]) - 1
+        selected = selections * _operations(program, instruction, "select")
+        return operands[1].num_elements * (selected + _operations(program, instruction, "scatter"))
+    if instruction.opcode == "reduce-window":
+        pairs = result.num_elements * (math.prod(_window(instruction)["size"]) - 1)
+    elif instruction.opcode == "scatter":  # its operands are targets, indices, updates
+        pairs = operands[-1].num_elements
+    elif instruction.op_name.endswith("dot_general"):
+        return 0  # the sum over a dot's products is counted with them: a multiply-add is two FLOPs
+    else:
+        pairs = max(0, operands[0].num_elements - result.num_elements)
+    return pairs * _operations(program, instruction, "to_apply")
 
 
 def _operations(program: Program, instruction: Instruction, role: str) -> int:
     """Count the operations of a combining computation: one for a sum, several for an argmax."""
-    found = 0
-    for name in instruction.called[role]:
-        inner = program.computations[name]
-        counts = (elementwise_of(program, inner, each) for each in inner.instructions)
-        found += sum(count[1] for count in counts if count is not None)
-    return found
-
-
-def _window_size(instruction: Instruction) -> int:
-    fields = dict(part.split("=") for part in instruction.attributes["window"].strip("{}").split())
-    return math.prod(int(size) for size in fields["size"].split("x"))
-
-
-_COMBINING = frozenset(("reduce", "reduce-window", "select-and-scatter", "scatter"))
+    combining = [program.computations[name] for name in instruction.called[role]]
+    counts = (elementwise_of(program, inner, each) for inner in combining for each in inner.instructions)
+    return sum(count[1] for count in counts if count is not None)

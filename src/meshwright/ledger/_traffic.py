@@ -9,14 +9,16 @@ not a block of the mesh. Dropped: groups of one device, which send nothing.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.hardware import Fleet
 
 from ..hlo import (
-    Array,
+    COLLECTIVES,
+    FREE,
+    OTHER_EXCHANGES,
     Axes,
     Computation,
     Coordinates,
@@ -27,19 +29,13 @@ from ..hlo import (
     axes_of,
     axes_of_pairs,
     dimensions_of,
-    leaves_of,
     leaves_the_domain,
     parse_groups,
 )
 from ._records import Collective
 
-KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-KINDS_WITHOUT_RULE = ("send", "collective-broadcast", "ragged-all-to-all")
 # Instructions that take no time on the device's compute stream, so that no collective can hide behind them.
-IDLE = frozenset((
-    "bitcast", "get-tuple-element", "tuple", "parameter", "constant", "partition-id", "replica-id",
-    "after-all", "opt-barrier", "async-start", "async-update", "async-done", "copy-start", "copy-done",
-))  # fmt: skip
+_IDLE = FREE | {"async-start", "async-update", "async-done", "copy-start", "copy-done"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,63 +56,54 @@ def message_of(computation: Computation, instruction: Instruction, mesh_axes: Ax
     Raises:
         ValueError: its replica groups have no known form.
     """
-    kind = instruction.opcode.removesuffix("-start")
-    if kind not in KINDS:
+    kind = instruction.collective
+    if not kind or instruction.opcode.endswith("-done"):
         return None
-    num_devices = 1
-    for _, size in mesh_axes:
-        num_devices *= size
+    num_devices = math.prod(size for _, size in mesh_axes)
     if kind == "collective-permute":
         text = instruction.attributes["source_target_pairs"]
         if text == "{}":  # XLA leaves permutes without pairs in the program; they send nothing
             return None
-        pairs = parse_groups(text, num_devices)
-        axes = axes_of_pairs(pairs, mesh_axes)
-        group_size = 1
-        for name, size in mesh_axes:
-            group_size *= size if name in axes else 1
+        axes = axes_of_pairs(parse_groups(text, num_devices), mesh_axes)
+        size = math.prod(size for name, size in mesh_axes if name in axes)
     else:
         text = instruction.attributes.get("replica_groups", "{}")
         groups = parse_groups(text, num_devices)
-        axes, group_size = axes_of(groups, mesh_axes), len(groups[0])
-    if group_size == 1:
+        axes, size = axes_of(groups, mesh_axes), len(groups[0])
+    if size == 1:
         return None
-    payload = sum(array.num_bytes for array in _results(computation, instruction))
-    sent = {
-        "all-gather": payload * (group_size - 1) // group_size,
-        "reduce-scatter": payload * (group_size - 1),
-        "all-reduce": 2 * payload * (group_size - 1) // group_size,
-        "all-to-all": payload * (group_size - 1) // group_size,
-        "collective-permute": payload,
-    }
+    # The result of a start is read from its `-done`, which holds no operands.
+    done = computation.done_of(instruction) if instruction.opcode.endswith("-start") else instruction
+    wire_bytes = {
+        "all-gather": done.num_bytes * (size - 1) // size,
+        "reduce-scatter": done.num_bytes * (size - 1),
+        "all-reduce": 2 * done.num_bytes * (size - 1) // size,
+        "all-to-all": done.num_bytes * (size - 1) // size,
+        "collective-permute": done.num_bytes,
+    }[kind]
     return Message(
         kind=kind,
         axes=axes,
-        group_size=group_size,
-        payload_bytes=payload,
-        wire_bytes=sent[kind],
+        group_size=size,
+        payload_bytes=done.num_bytes,
+        wire_bytes=wire_bytes,
         groups=text,
     )
 
 
 def is_overlapped(computation: Computation, start: Instruction) -> bool:
     """Return whether something is computed between the start of a collective and its `-done`."""
-    if not start.opcode.endswith("-start"):
-        return False
-    if start.backend_config.get("collective_backend_config", {}).get("is_sync", False):
+    if not start.opcode.endswith("-start") or start.is_synchronous:
         return False
     names = [instruction.name for instruction in computation.instructions]
-    begin, end = names.index(start.name), names.index(_done(computation, start).name)
+    begin, end = names.index(start.name), names.index(computation.done_of(start).name)
     between = computation.instructions[begin + 1 : end]
-    return any(
-        i.opcode not in IDLE and i.opcode.removesuffix("-start").removesuffix("-done") not in KINDS
-        for i in between
-    )
+    return any(i.opcode not in _IDLE and not i.collective for i in between)
 
 
 def traffic_of(
     executions: Executions, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates = ()
-) -> tuple[tuple[Collective, ...], tuple[str, ...]]:
+) -> tuple[tuple[Collective, ...], Counter[str]]:
     """Return the collectives of one step on `fleet`, most wire bytes first, and the unpriced exchanges.
 
     `coordinates`: those of each device in its TPU slice, in the mesh's order; empty where unknown.
@@ -124,13 +111,44 @@ def traffic_of(
     Raises:
         ValueError: replica groups have no known form.
     """
-    count = _Count(executions.program, mesh_axes, fleet, coordinates)
+    unpriced: Counter[str] = Counter()
+    by_key: dict[tuple[object, ...], Collective] = {}
+    split, seen = split_channels(executions.program), set[str]()
     for execution in executions:
-        count.add(execution)
-    collectives = sorted(count.by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
-    return tuple(collectives), tuple(
-        f"{entry}, {times} times" if times > 1 else entry for entry, times in count.unpriced.items()
-    )
+        computation, instruction, times = execution.computation, execution.instruction, execution.times
+        if instruction.opcode in OTHER_EXCHANGES:
+            shapes = ", ".join(map(str, instruction.arrays))
+            place = instruction.op_name or "an unnamed operation"
+            unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
+        message = message_of(computation, instruction, mesh_axes)
+        channel = instruction.attributes.get("channel_id", "")
+        if message is None or channel in seen:
+            continue
+        if channel in split:
+            seen.add(channel)
+        if message.axes is None:
+            size, groups = message.payload_bytes, message.groups
+            unpriced[f"{message.kind} of {size} bytes: {groups} is no block of the mesh"] += times
+            continue
+        link, link_name = _link(message, fleet)
+        overlapped = channel in split or _runs_beside_computation(execution)
+        new = Collective(
+            kind=message.kind,
+            axes=message.axes,
+            group_size=message.group_size,
+            count=times,
+            payload_bytes=times * message.payload_bytes,
+            wire_bytes=times * message.wire_bytes,
+            overlapped_count=times if overlapped else 0,
+            in_loop=execution.in_loop,
+            link=link,
+            link_name=link_name,
+            dimensions=dimensions_of(parse_groups(message.groups, fleet.num_devices), coordinates),
+        )
+        key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
+        by_key[key] = _sum(by_key[key], new) if key in by_key else new
+    collectives = sorted(by_key.values(), key=lambda c: (-c.wire_bytes, c.kind, c.axes))
+    return tuple(collectives), unpriced
 
 
 def split_channels(program: Program) -> frozenset[str]:
@@ -138,107 +156,35 @@ def split_channels(program: Program) -> frozenset[str]:
 
     XLA's TPU backend splits them so that the fusions also compute. Each fusion holds the collective.
     """
-    fused = {n for _, i in program.instructions() if i.opcode == "fusion" for n in i.all_called}
+    fused = {name for _, i in program.instructions() if i.opcode == "fusion" for name in i.all_called}
     channels = Counter(
         i.attributes.get("channel_id", "")
         for computation, i in program.instructions()
-        if computation.name in fused and i.opcode in KINDS
+        if computation.name in fused and i.opcode in COLLECTIVES
     )
     return frozenset(channel for channel, count in channels.items() if channel and count > 1)
 
 
-def _done(computation: Computation, start: Instruction) -> Instruction:
-    for instruction in computation.instructions:
-        if instruction.opcode.endswith("-done") and instruction.operands[0].name == start.name:
-            return instruction
-    raise ValueError(f"%{start.name} is started and never awaited in %{computation.name}")
+def _link(message: Message, fleet: Fleet) -> tuple[str, str]:
+    """Return the class of the slowest link that a message crosses, and its name in the catalog."""
+    leaves = leaves_the_domain(message.groups, fleet.num_devices, fleet.chips_per_domain)
+    link = fleet.chip.between if leaves else fleet.chip.inside
+    return "between" if leaves else "inside", link.name if link else ""
 
 
-def _results(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
-    """Return the result's arrays; those of a start are read from its `-done`, which holds no operands."""
-    if instruction.opcode.endswith("-start"):
-        return leaves_of(_done(computation, instruction).shape)
-    return instruction.shapes
+def _runs_beside_computation(execution: Execution) -> bool:
+    """Return whether something is computed while a collective, or the async computation around it, runs."""
+    around = [execution]
+    if execution.caller is not None and execution.caller.instruction.opcode == "async-start":
+        around.append(execution.caller)
+    return any(is_overlapped(each.computation, each.instruction) for each in around)
 
 
-class _Count:
-    """Sum up the messages of executions."""
-
-    def __init__(self, program: Program, mesh_axes: Axes, fleet: Fleet, coordinates: Coordinates) -> None:
-        self.by_key: dict[tuple[str, tuple[str, ...], int, bool, str, tuple[str, ...]], Collective] = {}
-        self.unpriced: Counter[str] = Counter()
-        self._mesh_axes = mesh_axes
-        self._fleet = fleet
-        self._coordinates = coordinates
-        self._split_channels = split_channels(program)
-        self._seen_channels: set[str] = set()
-
-    def add(self, execution: Execution) -> None:
-        computation, instruction, times = execution.computation, execution.instruction, execution.times
-        if instruction.opcode in KINDS_WITHOUT_RULE:
-            shapes = ", ".join(map(str, instruction.shapes))
-            place = instruction.op_name or "an unnamed operation"
-            self.unpriced[f"{instruction.opcode} of {shapes}, from {place}"] += times
-        message = message_of(computation, instruction, self._mesh_axes)
-        if message is None:
-            return
-        channel = instruction.attributes.get("channel_id", "")
-        if channel in self._split_channels:
-            if channel in self._seen_channels:
-                return
-            self._seen_channels.add(channel)
-        if message.axes is None:
-            text = (
-                f"{message.kind} of {message.payload_bytes} bytes: {message.groups} is no block of the mesh"
-            )
-            self.unpriced[text] += times
-            return
-        overlapped = (
-            channel in self._split_channels
-            or is_overlapped(computation, instruction)
-            or (execution.caller is not None and _computes_beside(execution.caller))
-        )
-        link, link_name = self._link(message)
-        self._add(
-            Collective(
-                kind=message.kind,
-                axes=message.axes,
-                group_size=message.group_size,
-                count=times,
-                payload_bytes=times * message.payload_bytes,
-                wire_bytes=times * message.wire_bytes,
-                overlapped_count=times if overlapped else 0,
-                in_loop=execution.in_loop,
-                link=link,
-                link_name=link_name,
-                dimensions=dimensions_of(
-                    parse_groups(message.groups, self._fleet.num_devices), self._coordinates
-                ),
-            )
-        )
-
-    def _add(self, new: Collective) -> None:
-        key = (new.kind, new.axes, new.group_size, new.in_loop, new.link, new.dimensions)
-        if old := self.by_key.get(key):
-            new = dataclasses.replace(
-                new,
-                count=old.count + new.count,
-                payload_bytes=old.payload_bytes + new.payload_bytes,
-                wire_bytes=old.wire_bytes + new.wire_bytes,
-                overlapped_count=old.overlapped_count + new.overlapped_count,
-            )
-        self.by_key[key] = new
-
-    def _link(self, message: Message) -> tuple[str, str]:
-        """Return the class of the slowest link that a message crosses, and its name in the catalog."""
-        chip, per_domain = self._fleet.chip, self._fleet.chips_per_domain
-        if leaves_the_domain(message.groups, self._fleet.num_devices, per_domain):
-            return "between", chip.between.name if chip.between else ""
-        return "inside", chip.inside.name if chip.inside else ""
-
-
-def _computes_beside(caller: Execution) -> bool:
-    """Return whether something else is computed while an asynchronous computation runs."""
-    return caller.instruction.opcode == "async-start" and is_overlapped(
-        caller.computation, caller.instruction
+def _sum(one: Collective, other: Collective) -> Collective:
+    return replace(
+        one,
+        count=one.count + other.count,
+        payload_bytes=one.payload_bytes + other.payload_bytes,
+        wire_bytes=one.wire_bytes + other.wire_bytes,
+        overlapped_count=one.overlapped_count + other.overlapped_count,
     )

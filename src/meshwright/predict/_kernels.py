@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from meshwright.hlo import Computation, Instruction, Program, leaves_of
-from meshwright.ledger import Work, instruction_work
+from meshwright.ledger import MultiplyAdds, instruction_work
 
 from ._machine import Machine
 from ._rates import attention_seconds, gemm_seconds
@@ -33,14 +33,14 @@ def bytes_of(program: Program, computation: Computation, instruction: Instructio
         called = program.computations[instruction.all_called[0]]
         reads = sum(_read(program, called, parameter) for parameter in called.parameters)
         return reads + _written(program, called, called.root)
-    results = sum(array.num_bytes for array in instruction.shapes)
+    results = sum(array.num_bytes for array in instruction.arrays)
     if instruction.opcode in _SLICES:
         return 2 * results
     if instruction.opcode in _UPDATES:
         return 2 * _new_bytes(computation, instruction)
     if instruction.opcode in ("broadcast", "iota"):
         return results
-    operands = computation.operand_shapes(instruction)
+    operands = computation.operand_arrays(instruction)
     return results + sum(array.num_bytes for operand in operands for array in leaves_of(operand))
 
 
@@ -51,7 +51,7 @@ def _new_bytes(computation: Computation, update: Instruction) -> int:
 
 def _read(program: Program, computation: Computation, value: Instruction) -> int:
     """Return the bytes of `value` that its users in a fused computation read, at most its size."""
-    whole = sum(array.num_bytes for array in value.shapes)
+    whole = sum(array.num_bytes for array in value.arrays)
     needed = 0
     for user in computation.instructions:
         for number, operand in enumerate(user.operands):
@@ -64,7 +64,7 @@ def _read_by(program: Program, computation: Computation, user: Instruction, numb
     if user.opcode in _VIEWS:
         return _read(program, computation, user)
     if user.opcode in _SLICES and number == 0:
-        return sum(array.num_bytes for array in user.shapes)
+        return sum(array.num_bytes for array in user.arrays)
     if user.opcode == "dynamic-update-slice" and number == 0:
         return 0  # the rest stays in place
     if user.opcode == "scatter" and number == 0:
@@ -88,7 +88,7 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
         return _written(program, inner, inner.root)
     if value.opcode == "parameter":
         return 0  # passed through unchanged
-    return sum(array.num_bytes for array in value.shapes)
+    return sum(array.num_bytes for array in value.arrays)
 
 
 # These launch no kernel: names, views and constants.
@@ -148,7 +148,7 @@ def kernel_of(
 
 def _works(
     program: Program, computation: Computation, instruction: Instruction
-) -> Iterator[tuple[Computation, Instruction, Work]]:
+) -> Iterator[tuple[Computation, Instruction, MultiplyAdds]]:
     """Yield each instruction inside that multiplies and adds, with its computation and its work.
 
     A dot that XLA rewrote as a `multiply` runs as elementwise arithmetic, so it is left out.
@@ -193,7 +193,7 @@ def _product(
     machine: Machine,
     computation: Computation,
     instruction: Instruction,
-    work: Work,
+    work: MultiplyAdds,
     format_name: str,
     num_bytes: float,
 ) -> float:
@@ -222,19 +222,19 @@ def _product(
 
 
 def _sizes(
-    computation: Computation, instruction: Instruction, work: Work
+    computation: Computation, instruction: Instruction, work: MultiplyAdds
 ) -> tuple[float, float, float, float]:
     """Return batch, m, n and k such that 2 x batch x m x n x k is the work.
 
     A convolution has the sizes of the matmul that its implicit-GEMM kernel computes: n is the result's minor
     dimension.
     """
-    result = instruction.shapes[0]
+    result = instruction.arrays[0]
     if work.kind == "convolution" or instruction.opcode == "ragged-dot":
         batch, n = 1, result.dims[-1] if result.dims else 1
         m = result.num_elements / n
     else:
-        left = computation.operand_shapes(instruction)[0]
+        left = computation.operand_arrays(instruction)[0]
         assert not isinstance(left, tuple), f"%{instruction.name} multiplies a tuple"
         batch = prod(left.dims[d] for d in _dimensions(instruction, "batch"))
         contracted = prod(left.dims[d] for d in _dimensions(instruction, "contracting"))
@@ -253,11 +253,11 @@ def _dimensions(instruction: Instruction, kind: str) -> list[int]:
 
 
 def _attention(
-    machine: Machine, computation: Computation, instruction: Instruction, work: Work, format_name: str
+    machine: Machine, computation: Computation, instruction: Instruction, work: MultiplyAdds, format_name: str
 ) -> float:
     """Return the seconds of one attention call. `work` counts two matmuls forward and five backward."""
     config = instruction.backend_config["cudnn_fmha_backend_config"]
-    query = computation.operand_shapes(instruction)[0]
+    query = computation.operand_arrays(instruction)[0]
     assert not isinstance(query, tuple), f"%{instruction.name} attends to a tuple"
     length = int(config["intermediate_tensor_shape"]["dimensions"][-1])
     backward = "Backward" in instruction.custom_call_target
@@ -279,7 +279,7 @@ def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> 
     """
     if not instruction.opcode.startswith("copy") and instruction.opcode != "fusion":
         return 0
-    shapes = (instruction.shape, *computation.operand_shapes(instruction))
+    shapes = (instruction.shape, *(a for a in computation.operand_arrays(instruction)))
     arrays = [array for shape in shapes for array in leaves_of(shape)]
     if all(array.memory_space != _HOST_SPACE for array in arrays):
         return 0

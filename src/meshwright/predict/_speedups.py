@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.hlo import Computation, Executions, Instruction, Phases
+from meshwright.hlo import Computation, Executions, Instruction, ProgramPhases
 from meshwright.ledger import MemoryLedger
 from meshwright.units import format_bytes
 
@@ -112,7 +112,7 @@ def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
 
 def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
     """Yield the bound without recomputation."""
-    phases = Phases(again.executions.program)
+    phases = ProgramPhases(again.executions.program)
     repeats: dict[tuple[str, str], bool] = {}
 
     def skips(computation: Computation, instruction: Instruction) -> bool:

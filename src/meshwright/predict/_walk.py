@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.hlo import Computation, Executions, Instruction, module_of
-from meshwright.ledger import KINDS, message_of, split_channels
+from meshwright.hlo import COLLECTIVES, Computation, Executions, Instruction, module_of
+from meshwright.ledger import message_of, split_channels
 
 from ._collectives import Order, Transfer, transfer_of
 from ._kernels import FREE, Kernel, kernel_of
@@ -367,7 +367,7 @@ def _add_to(sums: dict[str, float], more: Mapping[str, float], times: int = 1) -
 
 
 def _is_collective_opcode(opcode: str) -> bool:
-    return opcode.removesuffix("-start") in KINDS
+    return opcode.removesuffix("-start") in COLLECTIVES
 
 
 def _is_sync(instruction: Instruction) -> bool:

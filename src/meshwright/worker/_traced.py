@@ -25,7 +25,6 @@ Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, a
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -35,7 +34,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from ..compiler import TracedFlops
-from ..hlo import module_of, shares_of
+from ..hlo import module_of, phase_of, shares_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -261,17 +260,6 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
             if phase in phases
         },
     )
-
-
-def phase_of(scopes: str) -> str:
-    """Return the phase of an operation from the scopes and transforms under which it was traced."""
-    if "rematted_computation" in scopes:
-        return "recompute"
-    if re.search(r"\boptimizer\b", scopes):
-        return "optimizer"
-    if "transpose(" in scopes:
-        return "backward"
-    return "forward" if "jvp(" in scopes else "other"
 
 
 # The traceback of a product's equation, its primitive, its module, and whether it belongs to attention.
