@@ -21,6 +21,7 @@ PATIENCE_SECONDS = 60  # until a test that hangs is given up
 def worker_runs(request, request_for, tmp_path, monkeypatch):
     """Compiles a program whose function does what the text says, with a cache that no other test uses."""
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ANOTHER_ENVIRONMENT", "than the session's")  # whose forks are not used then
     forks = warm_workers() if request.param == "fork" else contextlib.nullcontext()
 
     def run(text, **limits):
@@ -167,6 +168,7 @@ def test_phases_are_told_a_program_is_cached_and_a_corrupt_one_is_compiled_again
 def compiled(request_for, tmp_path, monkeypatch):
     """Compiles a program whose function does what the text says, with the workers that the test chooses."""
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ANOTHER_ENVIRONMENT", "than the session's")
 
     def run(text, name="somebodys"):
         (tmp_path / f"{name}.py").write_text(f"def train_step(mesh):\n{textwrap.indent(text, '    ')}\n")
@@ -194,6 +196,18 @@ def test_forks_are_not_used_where_the_environment_has_changed(compiled, monkeypa
         with pytest.raises(CompileError, match=r"ended \(exit status 7\)"):
             compiled("import os; os._exit(int(os.environ['SOMEBODYS_SETTING']))")
         assert templates() == before
+
+
+def test_forks_have_the_working_directory_and_the_cache_of_their_caller(compiled, monkeypatch, tmp_path):
+    text = "import os\nprint(os.getcwd(), os.environ['MESHWRIGHT_CACHE_DIR'], flush=True)\nos._exit(7)"
+    with warm_workers():
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            monkeypatch.chdir(tmp_path / name)
+            monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / f"cache-{name}"))
+            with pytest.raises(CompileError, match=rf"/{name} /.*/cache-{name}\n"):
+                compiled(text)
+            assert len(templates()) <= 2
 
 
 def test_forks_run_side_by_side(compiled, tmp_path):

@@ -2,8 +2,8 @@
 
 Starting Python and importing jax takes about two seconds of a worker's time. Where several programs are
 compiled one after another (a sweep, `explain`), `warm_workers` pays it once: it starts a *template* process
-that imports what every worker needs, and forks it for each request. A fork has the same environment and
-working directory as the template, so a caller that has changed either gets a new process instead.
+that imports what every worker needs, and forks it for each request. A caller that has changed its environment
+since then gets a new process instead.
 
 Imports: `children`. Used by: `_run`, which watches the workers.
 """
@@ -11,6 +11,7 @@ Imports: `children`. Used by: `_run`, which watches the workers.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -26,8 +27,8 @@ from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python
 MODULE = "meshwright.worker._main"
 PID_FILE, STATUS_FILE, STDERR_FILE = "guard", "status", "stderr"  # in a worker's folder
 POLL_SECONDS = 0.02
-# A test runner sets it for each test; no program that is compiled can depend on it.
-VOLATILE = ("PYTEST_CURRENT_TEST",)
+# Variables that a fork takes over from its caller, because nothing reads them while jax is imported.
+LATE = ("MESHWRIGHT_CACHE_DIR", "PYTEST_CURRENT_TEST", "COLUMNS")
 
 
 class Worker(Protocol):
@@ -94,16 +95,18 @@ class _Template:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._surroundings = _surroundings()
+        self._environment = _environment()
         self._starting = threading.Lock()  # several threads may compile side by side
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
 
     def serves(self) -> bool:
-        """Return whether a fork would have this process's present environment and working directory."""
-        return _surroundings() == self._surroundings
+        """Return whether a fork would have this process's present environment."""
+        return _environment() == self._environment
 
     def fork(self, work: Path, made: Path) -> Worker:
         """Ask for a fork that serves the request in `work`; start the template first if it does not run."""
+        late = {name: os.environ[name] for name in LATE if name in os.environ}
+        request = {"work": str(work), "made": str(made), "directory": os.getcwd(), "environment": late}
         with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._end_process()
@@ -118,7 +121,7 @@ class _Template:
                 )
             assert self._process.stdin is not None, "it was started with a pipe"
             with contextlib.suppress(BrokenPipeError):  # it has just ended: `poll` of the worker reports that
-                self._process.stdin.write(f"{work}\0{made}\n".encode())
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
         return _Fork(self, work)
 
     def ended(self) -> int | None:
@@ -182,9 +185,8 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _surroundings() -> tuple[str, dict[str, str]]:
-    """Return what a new process would inherit: the working directory and the environment."""
-    return os.getcwd(), {name: value for name, value in os.environ.items() if name not in VOLATILE}
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in LATE}
 
 
 _template: _Template | None = None

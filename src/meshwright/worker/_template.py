@@ -1,13 +1,15 @@
 """Import what every compile worker needs once, and fork a worker for each request.
 
-The caller's side, `compiler.warm_workers`, starts the template and names two folders a request on its
-standard input. Files in the first tell the caller the fork's process number and, at its end, its status.
+The caller's side, `compiler.warm_workers`, starts the template and writes requests to its standard input, a
+line of JSON each: two folders, the working directory, and variables of the environment. Files in the first
+folder tell the caller the fork's process number and, at its end, its exit status.
 
 Imports: `compiler` (the names of those files); jax and `step` when the template starts. Used by: `_main`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ..compiler import PID_FILE, STATUS_FILE, STDERR_FILE
 
@@ -41,19 +44,21 @@ def fork_for_each_request() -> tuple[str, str, int]:
     # jax warns because of its threads. It starts them with its first backend, which only the forks make.
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     template, folders = os.getpid(), dict[int, Path]()
-    for work, made in _requests(folders):
+    for request in _requests(folders):
         pid = os.fork()
         if not pid:
-            _detach(Path(work))
-            return work, made, template
-        folders[pid] = Path(work)
+            _detach(Path(request["work"]))
+            os.chdir(request["directory"])
+            os.environ.update(request["environment"])
+            return request["work"], request["made"], template
+        folders[pid] = Path(request["work"])
         if not _write(folders[pid] / PID_FILE, pid):
             os.kill(pid, signal.SIGKILL)
     sys.exit(0)
 
 
-def _requests(folders: dict[int, Path]) -> Iterator[tuple[str, str]]:
-    """Yield the folders of each request until the standard input ends.
+def _requests(folders: dict[int, Path]) -> Iterator[dict[str, Any]]:
+    """Yield each request whose caller still waits for it, until the standard input ends.
 
     Meanwhile write the exit status of each fork that ends into its folder, and remove it from `folders`.
     """
@@ -73,9 +78,9 @@ def _requests(folders: dict[int, Path]) -> Iterator[tuple[str, str]]:
                 return
             *lines, unread = (unread + received).split(b"\n")
             for line in lines:
-                work, made = line.decode().split("\0")
-                if Path(work).exists():  # else the caller no longer waits for it
-                    yield work, made
+                request = json.loads(line)
+                if Path(request["work"]).exists():
+                    yield request
 
 
 def _detach(work: Path) -> None:
