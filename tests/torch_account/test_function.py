@@ -126,7 +126,7 @@ def test_a_name_without_a_function_is_told_how_to_write_one():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(InputError) as raised:
         account_function("examples.torch_modules")
-    assert raised.value.message == "'examples.torch_modules' names no function"
+    assert raised.value.message == "'examples.torch_modules' does not name a function"
     assert "examples.torch_modules:make" in raised.value.hint
 
 

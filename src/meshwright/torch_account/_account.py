@@ -286,7 +286,7 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
 
     if ":" not in name:
         hint = f"write it as package.module:function: {name}:make"
-        raise InputError(f"{name!r} names no function", hint=hint)
+        raise InputError(f"{name!r} does not name a function", hint=hint)
     function = find_function(name, search_path, libraries=LIBRARIES)
     try:
         with torch.device("meta"):

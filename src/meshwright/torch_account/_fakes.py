@@ -215,7 +215,7 @@ class Fakes:
         if not plain or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.")
             raise InputError(
-                f"{name} is a tensor of an unusual kind ({kind}), whose memory cannot be seen",
+                f"{name} is a tensor of an unusual kind ({kind}), whose memory cannot be read",
                 hint="account the module with plain strided tensors",
             )
         if id(tensor) not in self._made:
