@@ -44,7 +44,7 @@ def fleets(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The chips Meshwright knows and how to write a fleet of them, or one chip with its sources."""
+    """List the chips and how to write a fleet of them, or show one chip with its sources."""
     from meshwright.hardware import CATALOG, find_chip
 
     if name is not None:
@@ -162,7 +162,7 @@ def _figures(chip: Chip) -> Iterator[tuple[str, str, str]]:
 
 
 def formats(as_json: JsonFlag = False) -> None:
-    """Number formats: bits, range, resolution, and what becomes of a gradient of 1e-8."""
+    """List the number formats: bits, range, resolution, and how each stores a gradient of 1e-8."""
     from meshwright.formats import FORMATS
 
     listed = [_format_fields(number_format) for number_format in FORMATS.values()]
@@ -256,7 +256,7 @@ def init(
     ] = "bytes-nano",
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a configuration with the meaning of every key, which weighs and trains as it stands."""
+    """Write a configuration with the meaning of every key; it can be weighed and trained unchanged."""
     from meshwright.config import commented_toml, load_config, preset_about, preset_names
 
     if preset not in preset_names():

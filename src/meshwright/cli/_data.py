@@ -33,24 +33,24 @@ def tokenize(
             metavar="INPUT...", help="Text files, a document each; .jsonl and .ndjson: a document per line."
         ),
     ],
-    to: Annotated[str, typer.Option(help="The token file to make; what is known of it goes to FILE.json.")],
+    to: Annotated[str, typer.Option(help="The token file to make; FILE.json describes it.")],
     tokenizer: Annotated[
         str, typer.Option(help="bytes, or the path of a Hugging Face tokenizer.json.")
     ] = "bytes",
-    dtype: Annotated[str, typer.Option(help="Type of an id: uint16, int32 or uint32.")] = "uint16",
+    dtype: Annotated[str, typer.Option(help="Type of the token ids: uint16, int32 or uint32.")] = "uint16",
     end_of_document: Annotated[
         str | None,
         typer.Option(
-            help="What to put behind each document: 256 with bytes; a token or its id.", show_default=False
+            help="The token that ends each document, or its id; 256 with bytes.", show_default=False
         ),
     ] = None,
-    text_key: Annotated[str, typer.Option(help="Where a line's object has its text.")] = "text",
+    text_key: Annotated[str, typer.Option(help="The key of the text in a JSON line.")] = "text",
     workers: Annotated[
-        int | None, typer.Option(help="Processes; one for each core unless told.", show_default=False)
+        int | None, typer.Option(help="Number of processes; by default one per core.", show_default=False)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tokens of texts, as training reads them. Killed, the same command goes on where it stopped."""
+    """Make a token file from texts. If it is killed, the same command continues where it stopped."""
     from meshwright.data import tokenize as make
 
     with bar("tokenizing", of_bytes=True) as update:
@@ -76,7 +76,7 @@ def sample_images(
     to: Annotated[Path, typer.Option(help="The folder to make; the four files go there.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """A small set of images of ten classes in Fashion-MNIST's files, made by arithmetic."""
+    """Make a small set of images of ten classes in the format of Fashion-MNIST, by arithmetic."""
     from meshwright.data import write_sample_images
 
     rows = write_sample_images(to)
@@ -92,34 +92,35 @@ RunFolder = Annotated[
 ]
 StepOption = Annotated[
     int | None,
-    typer.Option("--step", min=0, help="Of this step's checkpoint.", show_default="the newest whole one"),
+    typer.Option("--step", min=0, help="Step of the checkpoint.", show_default="the newest whole one"),
 ]
 
 
 def sample(
     run: RunFolder,
     prompt: Annotated[
-        str, typer.Option("--prompt", help="Text to go on from.", show_default="a new line")
+        str, typer.Option("--prompt", help="The text to continue.", show_default="a new line")
     ] = "\n",
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, max=MOST_TOKENS, help="How many tokens to write.")
     ] = 160,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="Below 1 likelier tokens are preferred; 0: always.")
+        float,
+        typer.Option("--temperature", min=0, help="Below 1 prefers likely tokens; 0 takes the likeliest."),
     ] = 0.8,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the draw.")] = 0,
     step: StepOption = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
             "--tokenizer",
             help="bytes, or a tokenizer.json.",
-            show_default="bytes, where the run's tokens are",
+            show_default="bytes, if the run's tokens are bytes",
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Text that a trained model writes: the parameters of a run's checkpoint, on one device."""
+    """Print text that the model of a run's checkpoint writes, on one device."""
     from meshwright.training import sample_run
 
     with phases(f"sampling from {run}") as on_phase:
@@ -152,7 +153,7 @@ def export(
     step: StepOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Parameters of a run's checkpoint as a safetensors file, each array under its path."""
+    """Write the parameters of a run's checkpoint as a safetensors file, each array under its path."""
     from meshwright.checkpoint import checkpoint_of, export_parameters
     from meshwright.units import format_count
 

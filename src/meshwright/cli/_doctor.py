@@ -55,7 +55,7 @@ print(json.dumps([[d.platform, d.device_kind] for d in jax.devices()]))
 
 
 def doctor(as_json: JsonFlag = False) -> None:
-    """Which compile targets and devices this machine has, and how to get the missing ones."""
+    """Show which compile targets and devices this machine has, and how to get the missing ones."""
     with phases("looking at this machine") as on_phase, ThreadPoolExecutor() as pool:
         on_phase("compiling a small step for each target")
         attached = pool.submit(_attached_devices)
@@ -209,7 +209,7 @@ def _page(fields: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def probe(as_json: JsonFlag = False) -> None:
-    """Measure what the attached device really does, and keep it: predictions use it from then on."""
+    """Measure the rates of the attached device, and keep them: predictions then use them."""
     from meshwright import measure
 
     with phases("measuring this machine, best done while nothing else runs") as on_phase:

@@ -55,7 +55,7 @@ TokensOption = Annotated[
 ]
 PriceOption = Annotated[
     str | None,
-    typer.Option("--price", metavar="PRICE", help="Of one device-hour, 1.80: adds the cost of the run."),
+    typer.Option("--price", metavar="PRICE", help="Price of a device-hour, 1.80: adds the cost of the run."),
 ]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
@@ -75,17 +75,17 @@ def weigh(
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Let the CPU's compiler stand in for the target's; marked.")
+        bool, typer.Option("--simulate", help="Use the CPU's compiler, and mark the figures.")
     ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
     trace: TraceOption = None,
     explains: Annotated[
-        bool, typer.Option("--explain", help="Compile each change that would help, with saving and price.")
+        bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
     ] = False,
 ) -> None:
-    """Memory, FLOPs, traffic and time of one training step on a fleet that need not be there."""
+    """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     from meshwright import explain
     from meshwright import weigh as run_weigh
 
@@ -134,7 +134,7 @@ def account(
     ],
     as_json: JsonFlag = False,
 ) -> None:
-    """Memory and FLOPs of one eager training step of a PyTorch module on one device, without computing it."""
+    """Count memory and FLOPs of a PyTorch module's eager training step on one device, without running it."""
     from multiprocessing import resource_tracker
 
     from meshwright.children import ending_descendants
