@@ -57,6 +57,29 @@ def little_optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+# The files that take longest, first: else one worker would end with one of them while the others are idle.
+LONGEST = (
+    "test_oracle_traffic",
+    "test_pipeline",
+    "test_processes",
+    "test_optimizers",
+    "test_layouts",
+    "test_sweep",
+    "test_small_models",
+    "test_oracle_memory",
+    "test_oracle_flops",
+    "test_experts",
+    "test_build",
+    "test_packed",
+    "test_ring",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
     """Compile workers are forks of one process, where a test changes neither environment nor directory."""

@@ -2,7 +2,7 @@
 
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
 run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. A command below
-the comment `takes minutes` runs in `make test-long`. `make test` runs the pages that a newcomer reads first,
+the comment `takes minutes` runs in `make test-long`. `make test` runs those of the README,
 `make test-wide` the others. A `text` block right below a Python block that prints is compared with what that
 block prints.
 """
@@ -126,7 +126,7 @@ def test_blocks_that_need_torch_are_run():
         pytest.skip(f"PyTorch is not installed, so its blocks were left out on: {', '.join(pages)}")
 
 
-FIRST = ("README.md", "docs/getting-started.md", "docs/how-weighing-works.md", "docs/json.md")
+FIRST = ("README.md",)
 
 
 def marks_of(page: Path) -> list[pytest.MarkDecorator]:

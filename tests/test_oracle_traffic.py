@@ -116,6 +116,7 @@ def test_tensor_parallel_moves_the_residual_as_megatrons_sequence_parallelism_do
     assert not found
 
 
+@pytest.mark.wide
 def test_tensor_parallel_replicas_of_one_row_gather_a_gradient_once_for_both_of_its_products():
     """As above, in sixteen microbatches of each of two replicas."""
     found = over(weighed("data=2,tensor=4", "batch.microbatch_sequences=1"), "tensor")
@@ -127,6 +128,7 @@ def test_tensor_parallel_replicas_of_one_row_gather_a_gradient_once_for_both_of_
 FP32_IN_USE = NORMS + 256  # vectors are gathered as they are used
 
 
+@pytest.mark.wide
 def test_accumulation_reduces_once_over_data_however_many_microbatches():
     """Textbook: one all-reduce of fp32 sums of gradients. Nothing is added, and none lies in a loop."""
     ledger = weighed("data=8", "batch.microbatch_sequences=1")
@@ -136,6 +138,7 @@ def test_accumulation_reduces_once_over_data_however_many_microbatches():
     assert not ledger.findings
 
 
+@pytest.mark.wide
 def test_with_fsdp_inside_a_host_accumulation_reduces_a_shard_once_between_hosts():
     """Of the sums each device has 1/fsdp. The scatters over fsdp stay in each microbatch, in bf16, all but
     the embedding's gradient, which goes by columns."""
@@ -149,7 +152,9 @@ def test_with_fsdp_inside_a_host_accumulation_reduces_a_shard_once_between_hosts
     )
 
 
-@pytest.mark.parametrize(("layout", "parts"), [("data=8", 1), ("data=2,fsdp=4", 4)])
+@pytest.mark.parametrize(
+    ("layout", "parts"), [("data=8", 1), pytest.param("data=2,fsdp=4", 4, marks=pytest.mark.wide)]
+)
 def test_zero1_gathers_parameters_and_scatters_gradients_once(layout, parts):
     """Textbook (ZeRO, section 7): one gather of the parameters in bf16, one scatter of the fp32 sums, of a
     replica's part of them; and parameters and moments, 12 bytes each, are divided by all devices."""
@@ -164,6 +169,7 @@ def test_zero1_gathers_parameters_and_scatters_gradients_once(layout, parts):
     assert ledger.memory.argument_bytes == pytest.approx(12 * PARAMETERS / N, rel=0.01)
 
 
+@pytest.mark.wide
 def test_zero1_with_one_microbatch_scatters_layer_by_layer_inside_a_host_and_then_between():
     """In bf16, the layers' in the backward pass; the embedding's cross a host by columns."""
     ledger = weighed("data=2,fsdp=8", "zero1=true", on="16xH100")
@@ -174,6 +180,7 @@ def test_zero1_with_one_microbatch_scatters_layer_by_layer_inside_a_host_and_the
     assert over(ledger, "data")["all-gather"] == ring((2 * PARAMETERS + 2 * FP32_IN_USE) / 8, 2)
 
 
+@pytest.mark.wide
 def test_hybrid_sharding_scatters_inside_a_host_and_sums_a_shard_of_it_between():
     """Textbook: gathers and scatters over fsdp as fsdp alone; an all-reduce over data of 1/fsdp, in bf16. The
     embedding's gradient crosses a host by columns."""
@@ -216,6 +223,7 @@ def test_experts_exchange_their_buffers_four_times_a_layer():
     assert not found
 
 
+@pytest.mark.wide
 def test_experts_weights_are_gathered_and_scattered_over_fsdp_and_never_cross_the_expert_axis():
     found = paid("fsdp=2,expert=4", *EXPERTS)
     assert found.pop("all-to-all expert") == 4 * 4 * (2 * TOKENS / N) * 256 * 2
@@ -230,6 +238,7 @@ def test_experts_weights_are_gathered_and_scattered_over_fsdp_and_never_cross_th
     assert found.total() < 4 * COUNTS + FP32
 
 
+@pytest.mark.wide
 def test_zero1_with_experts_scatters_all_but_what_lies_alike_on_every_expert_device():
     """Textbook: every gradient is scattered over data, in bf16. Experts' and tables' are.
 
@@ -248,6 +257,7 @@ def test_zero1_with_experts_scatters_all_but_what_lies_alike_on_every_expert_dev
     assert found["all-reduce data"] <= SCALARS
 
 
+@pytest.mark.wide
 def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     """As the residual before and after a dense MLP, but buffers have a row for each choice: 2 for a token.
 

@@ -74,6 +74,7 @@ def test_four_processes_train_as_one_with_all_devices(four, tmp_path):
     assert answer["measurement"]["fingerprint"] == answer["weighing"]["compile"]["fingerprint"]
 
 
+@pytest.mark.wide
 def test_processes_whose_rows_lie_apart_train_as_one(tmp_path):
     """`fsdp` is outermost, and `data` is the outer part of the rows: each process has every other pair."""
     for processes, name in (("2", "two"), ("1", "one")):
@@ -124,6 +125,7 @@ def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(tmp_path)
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
 
 
+@pytest.mark.wide
 def test_sigterm_at_one_process_stops_all_after_the_same_step_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     said = command("linear", folder, "4xCPU", 100_000, "--processes", "2")
@@ -146,6 +148,7 @@ def test_a_mistake_of_the_user_is_said_once(tmp_path):
     assert "the others were ended" not in done.stderr
 
 
+@pytest.mark.wide
 def test_all_processes_go_back_from_a_bad_step_and_stop_together(tmp_path):
     wild = ("optimizer.learning_rate=1e12", "faults.bad_step=rollback", "faults.most_bad_steps=2")
     said = command("linear", tmp_path / "run", "2xCPU", 30, "--processes", "2", sets=wild)
@@ -160,6 +163,7 @@ def test_all_processes_go_back_from_a_bad_step_and_stop_together(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.wide
 def test_restarts_bring_back_all_processes(tmp_path):
     folder = tmp_path / "run"
     more = ("--processes", "2", "--restarts", "1")
