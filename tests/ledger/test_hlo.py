@@ -107,7 +107,7 @@ def test_a_backend_config_in_another_dialect_raises_when_asked(module):
     with pytest.raises(ValueError, match="Expecting property name"):
         _ = program.entry.root.backend_config
     program = module("ROOT %p = f32[] parameter(0), backend_config=[1]")
-    with pytest.raises(ValueError, match="%p: backend_config is no JSON object"):
+    with pytest.raises(ValueError, match="%p: backend_config is not a JSON object"):
         _ = program.entry.root.backend_config
 
 

@@ -48,10 +48,10 @@ def test_a_ledger_survives_its_json(samples):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nothing", "this is no ledger"),
-        ("[]", "this is no ledger"),
-        ('{"schema": 7}', "this is no ledger"),
-        ('{"schema": 4}', "a ledger of schema 4; this version reads 7"),
+        ("nothing", "this is not a ledger"),
+        ("[]", "this is not a ledger"),
+        ('{"schema": 7}', "this is not a ledger"),
+        ('{"schema": 4}', "a ledger of schema 4; this version of Meshwright reads schema 7"),
     ],
 )
 def test_what_is_no_ledger_of_this_version_is_refused(text, words):

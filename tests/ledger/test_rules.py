@@ -303,7 +303,7 @@ def test_the_longest_beginning_decides(my_call):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("", matmul), "without a name"), (("k", 3), "the rule for 'k' is no function: 3")],
+    [(("", matmul), "has no target"), (("k", 3), "the rule for 'k' is not a function: 3")],
 )
 def test_a_rule_needs_a_name_and_a_function(without_rules, arguments, words):
     with pytest.raises(InputError, match=words):

@@ -206,7 +206,7 @@ def test_groups_that_are_no_block_of_the_mesh_are_unpriced(module):
     )
     assert traffic_of(executions_of(program), MESH, HOST) == (
         (),
-        {"all-gather of 64 bytes: {{0,3},{1,2}} is no block of the mesh": 1},
+        {"all-gather of 64 bytes: {{0,3},{1,2}} is not a block of the mesh": 1},
     )
 
 

@@ -209,7 +209,7 @@ class Instruction:
             text = _unquoted(text[1:-1]) or "{}"
         loaded = json.loads(text)
         if not isinstance(loaded, dict):
-            raise ValueError(f"%{self.name}: backend_config is no JSON object: {text[:200]}")
+            raise ValueError(f"%{self.name}: backend_config is not a JSON object: {text[:200]}")
         return cast("dict[str, Any]", loaded)
 
     @property

@@ -88,7 +88,7 @@ def _replicated_arguments(compiled: Compiled, small_bytes: float) -> Iterator[Fi
         if splitting and argument.replicated and large:
             yield Finding(
                 kind="replicated argument",
-                what=f"{argument.path} {list(argument.shape)} lies whole on every device, "
+                what=f"{argument.path} {list(argument.shape)} is held whole by every device, "
                 f"{format_bytes(argument.device_bytes)} each",
                 source_line="",
                 mend=f"split one of its dimensions over {' or '.join(splitting)}",
@@ -158,7 +158,7 @@ def _kept_on_the_device(arguments: tuple[Argument, ...], memory: MemoryLedger) -
     if meant > memory.host_bytes:
         yield Finding(
             kind="offload that did not happen",
-            what=f"{format_bytes(meant)} of arguments were meant for host memory, the compiler keeps "
+            what=f"{format_bytes(meant)} of arguments should be in host memory, but the compiler keeps "
             f"{format_bytes(memory.host_bytes)} there",
             source_line="",
             mend="move them inside the step with jax.device_put to a host memory space",
@@ -224,7 +224,7 @@ def _float32_matmuls(executions: Executions, num_devices: int, flops: FlopLedger
                 what=f"{module or 'outside any scope'}: {format_rate(wide, 'FLOP')} run in float32, "
                 f"{100 * wide / flops.executed:.1f} % of the step",
                 source_line=line,
-                mend="cast both operands to the narrower format; keep float32 for the sums alone",
+                mend="cast both operands to the narrower format; keep float32 only for the sums",
             )
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
+from meshwright.records import read_record
 
 SCHEMA = 7
 """Of a ledger as JSON (docs/json.md). 2: memory by owner at the peak, timeline; FLOPs by module; links;
@@ -257,15 +255,5 @@ class Ledger:
         Raises:
             InputError: the text is not a ledger, or has another schema.
         """
-        try:
-            fields = json.loads(text)
-            if fields["schema"] != SCHEMA:
-                raise InputError(
-                    f"a ledger of schema {fields['schema']}; this version reads {SCHEMA}",
-                    hint="weigh again, or read it with the version that wrote it",
-                )
-            return TypeAdapter(Ledger).validate_python(fields)
-        except (ValueError, KeyError, TypeError, RecursionError) as broken:
-            raise InputError(
-                f"this is no ledger: {broken}", hint="give the `ledger` part of `weigh --json`"
-            ) from broken
+        hint = "give the `ledger` part of `weigh --json`"
+        return read_record(Ledger, text, name="a ledger", schema=SCHEMA, hint=hint)

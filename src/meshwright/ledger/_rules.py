@@ -82,10 +82,12 @@ def register_call(target: str, rule: Callable[[CustomCall], MultiplyAdds]) -> No
     >>> register_call("my_matmul", my_matmul)
     """
     if not target:
-        raise InputError("a rule for a custom call without a name", hint="name the beginning of its target")
+        raise InputError(
+            "the rule for a custom call has no target", hint="give the beginning of the call's target"
+        )
     if not callable(rule):
         hint = "give a function of a CustomCall"
-        raise InputError(f"the rule for {target!r} is no function: {rule!r}", hint=hint)
+        raise InputError(f"the rule for {target!r} is not a function: {rule!r}", hint=hint)
     _REGISTERED[target] = rule
 
 

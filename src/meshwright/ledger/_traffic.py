@@ -128,7 +128,7 @@ def traffic_of(
             seen.add(channel)
         if message.axes is None:
             size, groups = message.payload_bytes, message.groups
-            unpriced[f"{message.kind} of {size} bytes: {groups} is no block of the mesh"] += times
+            unpriced[f"{message.kind} of {size} bytes: {groups} is not a block of the mesh"] += times
             continue
         link, link_name = _link(message, fleet)
         overlapped = channel in split or _runs_beside_computation(execution)
