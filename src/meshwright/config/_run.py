@@ -146,7 +146,7 @@ class RunConfig(Section):
     Default: `dots-attention` for a transformer, else `none`"""
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
-    Effect: divides the state by `data`: [where the state lies](optimizers.md#where-the-state-lies)."""
+    Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
     """Arrays that wait in the hosts' memory.
     Moments wait between steps, activations until the backward pass.

@@ -230,7 +230,8 @@ class _Step:
         modules = dict(self.module.named_modules())
         if "aten._cudnn_rnn" in self.watch.by_operation:
             self.notes.append(
-                "Memory that cuDNN keeps of recurrent layers for the backward pass is not counted."
+                "Memory that cuDNN keeps of recurrent layers for the backward pass has an unknown size "
+                "and is not counted."
             )
         elif any(isinstance(child, torch.nn.LSTM) for child in modules.values()):
             self.notes.append(
