@@ -263,7 +263,7 @@ def test_an_argument_on_another_mesh(told, how):
         """
     )
     assert message == (
-        "wrong:train_step: argument params['w'] (8,) lies on a mesh x=2,y=4, "
+        "wrong:train_step: argument params['w'] (8,) is on the mesh x=2,y=4, "
         "not on that of the layout, data=4,tensor=2"
     )
     assert hint.endswith("or weigh it on that mesh: --layout x=2,y=4")
@@ -276,7 +276,7 @@ def test_an_argument_that_jit_is_told_to_take_from_another_mesh(told):
         return jax.jit(lambda a, b: a + b, in_shardings=(there, on("data"))), (shape(8), shape(8))
         """
     )
-    assert message.startswith("wrong:train_step: argument a (8,) lies on a mesh x=2,y=4, ")
+    assert message.startswith("wrong:train_step: argument a (8,) is on the mesh x=2,y=4, ")
 
 
 def test_an_argument_that_lies_otherwise_than_jit_is_told(told):

@@ -173,7 +173,7 @@ def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) ->
     elif isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
         other = ",".join(f"{name}={size}" for name, size in sharding.mesh.shape_tuple)
         raise InputError(
-            f"{request.function}: argument {path} {leaf.shape} lies on a mesh {other}, not on that of the "
+            f"{request.function}: argument {path} {leaf.shape} is on the mesh {other}, not on that of the "
             f"layout, {known.layout}",
             hint="use the mesh that the function is given: NamedSharding(mesh, ...); or weigh it on that "
             f"mesh: --layout {other}",
