@@ -97,12 +97,13 @@ def test_inside_is_asked_of_an_interval_only():
 def test_a_reconciliation_reads_back_as_it_was_written():
     written = Reconciliation(
         same_program=True,
-        rows=(row(3, 2), row(3, 1.5, low=1, high=4)),
+        rows=(row(2**60 + 1, 2), row(3, 1.5, low=1.0, high=4.0)),
         not_compared={"MFU": "no peak is known"},
     )
     assert Reconciliation.from_json(written.to_json()) == written
+    assert Reconciliation.from_json(written.to_json()).to_json() == written.to_json()  # integers stay exact
     fields = json.loads(written.to_json())
-    assert [each["relative_error"] for each in fields["rows"]] == [0.5, 1.0]
+    assert [each["relative_error"] for each in fields["rows"]] == [2.0**59, 1.0]
     assert [each["inside"] for each in fields["rows"]] == [None, True]
 
 

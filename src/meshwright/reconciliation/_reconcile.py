@@ -29,8 +29,8 @@ class Row:
 
     quantity: str
     unit: str
-    predicted: float
-    measured: float
+    predicted: int | float  # read back exactly as written
+    measured: int | float
     how: str
     low: float | None = None
     high: float | None = None
