@@ -126,9 +126,7 @@ def test_a_sweep_of_a_fleet_that_is_not_there_ends_at_once(tmp_path):
 
 
 def test_commas_in_brackets_and_quotes_part_no_values():
-    swept, fixed = _sweep._of_texts(
-        ['layout="fsdp=4,tensor=2","data=8"', "a=[1,2],[3]", "b=[1,2]", "c='x,y'"]
-    )
+    swept, fixed = _sweep._parsed(['layout="fsdp=4,tensor=2","data=8"', "a=[1,2],[3]", "b=[1,2]", "c='x,y'"])
     assert swept == {"layout": ['"fsdp=4,tensor=2"', '"data=8"'], "a": ["[1,2]", "[3]"]}
     assert fixed == ["b=[1,2]", "c='x,y'"]
 

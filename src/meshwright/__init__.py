@@ -15,8 +15,8 @@ from .lazy import names_on_first_use
 if TYPE_CHECKING:
     from . import tools as tools
     from .api._explain import explain as explain
-    from .api._reconcile import reconcile as reconcile
     from .api._sweep import sweep as sweep
+    from .api._train import reconcile as reconcile
     from .api._train import train as train
     from .api._weigh import load as load
     from .api._weigh import weigh as weigh

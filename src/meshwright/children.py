@@ -132,17 +132,17 @@ def guard(parent: int) -> None:
         return
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITED_FOR)
-    _end_with(parent, signal.SIGTERM)
+    end_with_parent(parent, signal.SIGTERM)
     own = os.getpid()
     child = os.fork()
     if child:
         _wait_and_end(child)
-    _end_with(own, signal.SIGKILL)
+    end_with_parent(own, signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with(parent: int, number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends."""
+def end_with_parent(parent: int, number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends, which may be killed; Linux only."""
     _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # the parent ended before it could be watched
         os._exit(1)

@@ -8,7 +8,15 @@ import pytest
 
 from meshwright.cli._progress import LogEvery, RunLog, bar_state, resuming
 from meshwright.errors import InputError
-from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Finished, Started, StepDone
+from meshwright.training import (
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    Finished,
+    Started,
+    StepCompiled,
+    StepDone,
+)
 
 
 def test_a_run_prints_its_account_and_leaves_its_files(meshwright, tmp_path: Path, monkeypatch):
@@ -143,7 +151,7 @@ def test_the_first_steps_are_set_beside_the_prediction_while_the_run_goes_on(mes
 
 def test_the_bar_follows_the_events():
     assert bar_state(started())["description"] == "compiling linear for 2 x cpu"
-    assert bar_state(Compiled(seconds=1.0, fingerprint="f"))["description"] == "first step"
+    assert bar_state(StepCompiled(seconds=1.0, fingerprint="f"))["description"] == "first step"
     rates = {"gradient_norm": 1.0, "learning_rate": 0.1, "tokens_per_second": 1234.0, "seconds_left": 90.0}
     step = StepDone(step=3, steps=9, loss=2.3456, **rates)
     assert bar_state(step) == {

@@ -2,6 +2,7 @@
 is listed here as changed instead."""
 
 import functools
+from contextlib import closing
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.data import open_data
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
-from meshwright.training import run_training
+from meshwright.training import RunFolder, RunRequest, devices_of, run_training
 
 NANO = ("bytes-nano", "data.source=synthetic")
 EXPERTS = ("bytes-moe", "data.source=synthetic")
@@ -302,7 +303,12 @@ def test_evaluation_and_steps_change_what_training_does(tmp_path):
         config = load_config(
             "linear", ("steps=4", "evaluation.every_steps=2", "evaluation.batches=1", *overrides)
         )
-        return run_training(config, Fleet.parse("1xCPU"), Layout.parse("data=1"), tmp_path / name)
+        fleet, layout, folder = Fleet.parse("1xCPU"), Layout.parse("data=1"), RunFolder(tmp_path / name)
+        devices, steps = devices_of(fleet, layout), config.steps
+        known = {"config": config, "fleet": fleet, "layout": layout, "devices": devices, "folder": folder}
+        with closing(folder):
+            folder.make()
+            return run_training(RunRequest(**known, steps=steps))[0]
 
     base = run("base")
     assert (list(base.losses), list(base.held_out_losses)) == ([1, 2, 3, 4], [0, 2, 4])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ import pytest
 from meshwright.config import Layout, RunConfig, load_config
 from meshwright.hardware import Fleet
 from meshwright.reconciliation import Measurement
-from meshwright.training import Event, _run
-from meshwright.training._run import Asked, train
+from meshwright.training import Event, RunFolder, RunRequest, _run, devices_of, run_training
 
 NANO = load_config("bytes-nano", ["evaluation.every_steps=3", "evaluation.batches=2"])
 STEPS = 7
@@ -39,13 +39,47 @@ def compiled_once() -> Iterator[None]:
         yield
 
 
+def _request(
+    config: RunConfig,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    resume: bool = False,
+    fleet: str = "1xCPU",
+    layout: str = "data=-1",
+    **more: Any,
+) -> RunRequest:
+    """A request as `mw.train` makes it, but that its folder is not locked."""
+    on = Fleet.parse(fleet)
+    mesh, held = Layout.parse(layout).resolve(on.num_devices), RunFolder(folder, resume=resume)
+    folder.mkdir(exist_ok=True)
+    known = {"config": config, "fleet": on, "layout": mesh, "devices": devices_of(on, mesh), "folder": held}
+    return RunRequest(**known, steps=steps or config.steps, **more)
+
+
+def _train(config: RunConfig, folder: Path, **fields: Any) -> tuple[Measurement, Any]:
+    """The measurement and the final state of a run, whose folder is then free for another."""
+    request = _request(config, folder, **fields)
+    with closing(request.folder) as held:
+        held.look(config)
+        held.make()
+        return run_training(request)
+
+
 def trained(folder: Path, fleet: str, layout: str) -> Trained:
     events: list[Event] = []
-    on = Fleet.parse(fleet)
-    mesh = Layout.parse(layout).resolve(on.num_devices)
-    asked = Asked(config=NANO, fleet=on, layout=mesh, folder=folder, steps=STEPS, tell=events.append)
-    measurement, state = train(asked)
+    measurement, state = _train(NANO, folder, steps=STEPS, fleet=fleet, layout=layout, on_event=events.append)
     return Trained(config=NANO, folder=folder, measurement=measurement, state=state, events=events)
+
+
+@pytest.fixture(scope="session")
+def request_for() -> Callable[..., RunRequest]:
+    return _request
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., tuple[Measurement, Any]]:
+    return _train
 
 
 @pytest.fixture(scope="session")

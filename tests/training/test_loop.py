@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -12,14 +13,11 @@ from meshwright.data import ALL, RegressionRows, open_data
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.sharding import mesh_of
 from meshwright.training import CheckpointSaved, Noticed, StepDone
-from meshwright.training._events import Phases
-from meshwright.training._files import RunFiles, metrics_of
-from meshwright.training._loop import Feed, Loop, compile_programs
-from meshwright.training._recorder import Recorder
-from meshwright.training._resume import about_of
-from meshwright.training._run_folder import Writes
-from meshwright.training._saving import Saving
-from meshwright.training._watchdog import Watchdog
+from meshwright.training._interface import PhaseClock
+from meshwright.training._interruptions import Watchdog
+from meshwright.training._loop import Feed, Loop, Saving, compile_programs
+from meshwright.training._recording import Recorder, RunFiles, metrics_of
+from meshwright.training._run_folder import about_of
 
 DATA = Layout.parse("data=1")
 LINEAR = load_config(
@@ -53,26 +51,31 @@ class Broken(RegressionRows):
         return super().batch(step, split, rows)
 
 
-def run(
-    programs, folder: Path, *, config: RunConfig = LINEAR, data=None, steps=10, waits=True, tell=None
-) -> Loop:
+@pytest.fixture(scope="module")
+def run(programs, request_for):
     """Ten steps of `linear`, from the folder's newest checkpoint if it has one."""
-    phases = Phases()
-    saving = Saving(folder, config.checkpoint, about_of(config, DATA), phases)
-    found = saving.newest()
-    try:
-        folder.mkdir(exist_ok=True)
-        with RunFiles(folder, Writes(folder), keep_to=-1 if found is None else found.step) as files:
-            recorder = Recorder(config, files, tell or (lambda event: None), steps)
-            recorder.remember(metrics_of(folder))
-            watchdog = Watchdog(folder, config.faults, phases)
-            data = open_data(config) if data is None else data
-            loop = Loop(config, programs, data, recorder, saving, phases, watchdog, steps=steps, waits=waits)
-            loop.begin() if found is None else loop.go_to(found)
-            loop.run()
-    finally:
-        saving.close()
-    return loop
+
+    def make(
+        folder: Path, *, config=LINEAR, data=None, steps=10, waits=True, tell=lambda event: None
+    ) -> Loop:
+        phases = PhaseClock()
+        request = request_for(config, folder, steps=steps, resume=True, on_event=tell)
+        saving = Saving(request.folder, config.checkpoint, about_of(config, DATA), phases)
+        try:
+            newest = saving.newest()
+            with closing(RunFiles(request.folder, keep_to=-1 if newest is None else newest.step)) as files:
+                recorder = Recorder(request, files)
+                recorder.remember(metrics_of(folder))
+                watchdog = Watchdog(request.folder, config.faults, phases)
+                data = open_data(config) if data is None else data
+                loop = Loop(request, programs, data, recorder, saving, phases, watchdog, waits=waits)
+                loop.begin() if newest is None else loop.go_to(newest)
+                loop.run()
+        finally:
+            saving.close()
+        return loop
+
+    return make
 
 
 def equal(first: Loop, second: Loop) -> None:
@@ -91,10 +94,8 @@ def faults(**fields) -> RunConfig:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_running_ahead_gives_the_losses_of_waiting_for_each_step(tmp_path, programs, waits):
-    loop, reference = (
-        run(programs, tmp_path / str(each), waits=each) for each in (waits, True and not waits)
-    )
+def test_running_ahead_gives_the_losses_of_waiting_for_each_step(tmp_path, run, waits):
+    loop, reference = (run(tmp_path / str(each), waits=each) for each in (waits, True and not waits))
     assert list(loop.recorder.losses) == list(range(1, 11))
     assert list(loop.recorder.held_out_losses) == [0, 4, 8, 10]
     assert len(loop.recorder.clock.seconds) == 10
@@ -103,8 +104,8 @@ def test_running_ahead_gives_the_losses_of_waiting_for_each_step(tmp_path, progr
     equal(loop, reference)
 
 
-def test_the_held_out_loss_is_the_mean_over_the_held_out_batches(tmp_path, programs):
-    loop = run(programs, tmp_path, steps=1)
+def test_the_held_out_loss_is_the_mean_over_the_held_out_batches(tmp_path, programs, run):
+    loop = run(tmp_path, steps=1)
     start = jax.tree.leaves(programs.init(np.uint32(LINEAR.seed))["parameters"])
     weights = next(np.asarray(leaf).ravel() for leaf in start if leaf.size == 16)
     expected = []
@@ -115,41 +116,41 @@ def test_the_held_out_loss_is_the_mean_over_the_held_out_batches(tmp_path, progr
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_resumed_run_ends_bitwise_as_the_uninterrupted_one(tmp_path, programs, waits):
-    whole = run(programs, tmp_path / "whole", waits=waits)
-    run(programs, tmp_path / "parts", steps=5, waits=waits)  # saved at 3 and, the last, at 5
-    parts = run(programs, tmp_path / "parts", waits=waits)
+def test_a_resumed_run_ends_bitwise_as_the_uninterrupted_one(tmp_path, run, waits):
+    whole = run(tmp_path / "whole", waits=waits)
+    run(tmp_path / "parts", steps=5, waits=waits)  # saved at 3 and, the last, at 5
+    parts = run(tmp_path / "parts", waits=waits)
     assert parts.recorder.losses == whole.recorder.losses
     equal(whole, parts)
     # The first part was over after 5 steps, and judged its parameters then.
     assert {**whole.recorder.held_out_losses, 5: 0} == {**parts.recorder.held_out_losses, 5: 0}
 
 
-def test_checkpoints_are_saved_every_so_often_and_after_the_last_step(tmp_path, programs):
+def test_checkpoints_are_saved_every_so_often_and_after_the_last_step(tmp_path, run):
     events: list[object] = []
-    run(programs, tmp_path, tell=events.append)
+    run(tmp_path, tell=events.append)
     assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [3, 6, 9, 10]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")) == ["10", "6", "9"]
 
 
 @pytest.mark.parametrize(("number", "waits"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_a_signal_ends_the_run_after_the_step_that_runs_with_a_checkpoint(tmp_path, programs, number, waits):
+def test_a_signal_ends_the_run_after_the_step_that_runs_with_a_checkpoint(tmp_path, run, number, waits):
     def interrupt(event: object) -> None:
         if isinstance(event, StepDone) and event.step == 4:
             os.kill(os.getpid(), number)
 
-    loop = run(programs, tmp_path, tell=interrupt, waits=waits)
+    loop = run(tmp_path, tell=interrupt, waits=waits)
     assert loop.signal == number
     assert loop.step in (5, 6)  # one ahead where steps are not waited for
     assert (tmp_path / f"checkpoints/{loop.step}/manifest.json").exists()
     assert list(loop.recorder.losses) == list(range(1, loop.step + 1))
-    whole, rest = run(programs, tmp_path / "whole"), run(programs, tmp_path)
+    whole, rest = run(tmp_path / "whole"), run(tmp_path)
     equal(whole, rest)
 
 
-def test_stop_keeps_the_state_and_names_the_first_bad_tensor(tmp_path, programs):
+def test_stop_keeps_the_state_and_names_the_first_bad_tensor(tmp_path, run):
     with pytest.raises(MeshwrightError, match=r"^step 8: the loss is nan; training stopped; ") as error:
-        run(programs, tmp_path, data=poisoned(7))
+        run(tmp_path, data=poisoned(7))
     assert "first not finite: batch/inputs" in error.value.message
     assert "--resume" in error.value.hint
     assert "optimizer.clip_norm" in error.value.hint
@@ -159,15 +160,14 @@ def test_stop_keeps_the_state_and_names_the_first_bad_tensor(tmp_path, programs)
     lines = {line["step"]: line["loss"] for line in metrics_of(tmp_path) if "loss" in line}
     assert lines[8] is None
     assert all(np.isfinite(lines[step]) for step in range(1, 8))
-    loop = run(programs, tmp_path, data=poisoned(7))  # the next batch, and so on to the end
+    loop = run(tmp_path, data=poisoned(7))  # the next batch, and so on to the end
     assert list(loop.recorder.losses) == [*range(1, 8), 9, 10]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_skip_leaves_the_bad_batch_out_and_goes_on(tmp_path, programs, waits):
+def test_skip_leaves_the_bad_batch_out_and_goes_on(tmp_path, run, waits):
     events: list[object] = []
     loop = run(
-        programs,
         tmp_path,
         config=faults(bad_step="skip"),
         data=poisoned(4, 7),
@@ -182,12 +182,10 @@ def test_skip_leaves_the_bad_batch_out_and_goes_on(tmp_path, programs, waits):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, programs, waits):
+def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, programs, run, waits):
     events: list[object] = []
     data = poisoned(7)
-    loop = run(
-        programs, tmp_path, config=faults(bad_step="rollback"), data=data, tell=events.append, waits=waits
-    )
+    loop = run(tmp_path, config=faults(bad_step="rollback"), data=data, tell=events.append, waits=waits)
     # Step 8 met batch 7; the checkpoint of step 6 is gone back to, and batches 6 and 7 are left out.
     assert (loop.step, loop.data_offset) == (10, 2)
     steps = [event.step for event in events if isinstance(event, StepDone)]
@@ -201,35 +199,35 @@ def test_rollback_goes_back_to_the_checkpoint_and_reads_other_batches(tmp_path, 
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_rollback_without_a_checkpoint_begins_anew(tmp_path, programs):
+def test_rollback_without_a_checkpoint_begins_anew(tmp_path, run):
     config = overridden(faults(bad_step="rollback"), ["checkpoint.every_steps=none"])
-    loop = run(programs, tmp_path, config=config, data=poisoned(1))
+    loop = run(tmp_path, config=config, data=poisoned(1))
     assert (loop.step, loop.data_offset) == (10, 2)
     assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("kind", ["skip", "rollback"])
-def test_too_many_bad_steps_stop_the_run_in_the_end(tmp_path, programs, kind):
+def test_too_many_bad_steps_stop_the_run_in_the_end(tmp_path, run, kind):
     config = faults(bad_step=kind, most_bad_steps=3)
     with pytest.raises(MeshwrightError, match="training stopped") as error:
-        run(programs, tmp_path, config=config, data=poisoned(*range(4, 100)))
+        run(tmp_path, config=config, data=poisoned(*range(4, 100)))
     assert error.value.hint.startswith("3 steps in a row were bad; ")
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, programs):
-    run(programs, tmp_path, steps=7)
+def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, run):
+    run(tmp_path, steps=7)
     for path in (tmp_path / "checkpoints/7").glob("*.bin"):
         path.write_bytes(path.read_bytes()[:-1])
     events: list[object] = []
-    loop = run(programs, tmp_path, tell=events.append)
+    loop = run(tmp_path, tell=events.append)
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
     assert said.startswith("the checkpoint of step 7 is damaged and passed over: ")
     steps = [event.step for event in events if isinstance(event, StepDone)]
     assert steps == [7, 8, 9, 10]
-    equal(loop, run(programs, tmp_path / "whole"))
+    equal(loop, run(tmp_path / "whole"))
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, programs, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, run, monkeypatch):
     from meshwright.checkpoint import _checkpoints
 
     def full(self, need: int) -> None:
@@ -237,7 +235,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, prog
 
     monkeypatch.setattr(_checkpoints.Checkpoints, "_check_room", full)
     events: list[object] = []
-    loop = run(programs, tmp_path, tell=events.append)
+    loop = run(tmp_path, tell=events.append)
     assert loop.step == 10
     said = [event for event in events if isinstance(event, Noticed)]
     assert [event.step for event in said] == [3, 6, 9, 10]
@@ -245,15 +243,15 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, prog
     assert said[0].hint.startswith("make room")
 
 
-def test_an_error_in_the_data_reaches_the_user(tmp_path, programs):
+def test_an_error_in_the_data_reaches_the_user(tmp_path, run):
     data = Broken(seed=0, rows=64, dim=16, has_answer=True)
     with pytest.raises(InputError, match="row 5 cannot be read"):
-        run(programs, tmp_path, data=data)
+        run(tmp_path, data=data)
     assert [line["step"] for line in metrics_of(tmp_path) if "loss" in line] == [1, 2, 3, 4, 5]
 
 
-def test_time_is_accounted_for_by_phase(tmp_path, programs):
-    loop = run(programs, tmp_path)
+def test_time_is_accounted_for_by_phase(tmp_path, run):
+    loop = run(tmp_path)
     seconds = loop._phases.seconds()
     assert {"step", "input wait", "evaluation", "checkpoint"} <= set(seconds)
     assert all(value > 0 for value in seconds.values())

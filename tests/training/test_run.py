@@ -1,20 +1,21 @@
 import json
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from meshwright.config import Layout, load_config
+import meshwright as mw
+from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet
 from meshwright.measure import bytes_on
-from meshwright.training import Noticed, StepFlops, _run, run_training
-from meshwright.training._files import metrics_of
+from meshwright.training import Noticed, StepFlops, _run
 from meshwright.training._loop import Loop
-from meshwright.training._run import Asked, train
+from meshwright.training._recording import metrics_of
+from meshwright.training._run import memory_in_use
 
-ONE, DATA = Fleet.parse("1xCPU"), Layout.parse("data=1")
+LINEAR = load_config("linear")
 
 
 def test_the_same_seed_twice_is_bitwise_equal(one_device, one_device_again):
@@ -73,8 +74,8 @@ def test_what_a_cpu_cannot_tell_has_a_reason(one_device, eight_devices):
     assert measurement.unigram_entropy_nats == pytest.approx(3.2, abs=0.4)  # of English and code, bytes
 
 
-def test_two_steps_are_too_few_to_time(tmp_path):
-    measurement = run_training(load_config("linear"), ONE, DATA, tmp_path, steps=2)
+def test_two_steps_are_too_few_to_time(tmp_path, train):
+    measurement, _ = train(LINEAR, tmp_path, steps=2)
     assert measurement.step_seconds is None
     assert "first two steps" in measurement.not_measured["step_seconds"]
     assert measurement.unigram_entropy_nats is None
@@ -82,17 +83,17 @@ def test_two_steps_are_too_few_to_time(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_compiled(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(_run, "compile_programs", None)
+    monkeypatch.setattr("meshwright.api._weigh.compile_program", None)
     with pytest.raises(InputError, match="cannot write a run"):
-        run_training(load_config("linear"), ONE, DATA, tmp_path / "file" / "run")
+        mw.train("linear", on="1xCPU", folder=tmp_path / "file" / "run")
 
 
 def test_a_run_of_no_steps_is_refused(tmp_path):
     with pytest.raises(InputError, match="a run of 0 steps"):
-        run_training(load_config("linear"), ONE, DATA, tmp_path, steps=0)
+        mw.train("linear", on="1xCPU", folder=tmp_path, steps=0)
 
 
-def test_python_and_numpy_draw_from_the_runs_seed(tmp_path, monkeypatch):
+def test_python_and_numpy_draw_from_the_runs_seed(tmp_path, monkeypatch, train):
     drawn = []
     run = Loop.run
 
@@ -102,15 +103,14 @@ def test_python_and_numpy_draw_from_the_runs_seed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Loop, "run", draw)
     for name in ("a", "b"):
-        run_training(load_config("linear"), ONE, DATA, tmp_path / name, steps=1)
+        train(LINEAR, tmp_path / name, steps=1)
     assert drawn[0] == drawn[1]
 
 
-def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_device):
-    asked = {"config": one_device.config, "fleet": ONE, "layout": DATA, "folder": tmp_path}
-    train(Asked(**asked, steps=4))
+def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_device, train):
+    train(one_device.config, tmp_path, steps=4)
     events = []
-    measurement, state = train(Asked(**asked, steps=7, resume=True, tell=events.append))
+    measurement, state = train(one_device.config, tmp_path, steps=7, resume=True, on_event=events.append)
     assert (measurement.steps, measurement.resumed_from) == (7, 4)
     assert measurement.losses == one_device.measurement.losses
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(one_device.state), strict=True):
@@ -119,40 +119,58 @@ def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_d
     assert said == "from the checkpoint of step 4, goes on to step 7"
 
 
-def test_a_run_that_is_done_is_resumed_to_nothing(tmp_path, one_device):
+def test_a_run_that_is_done_is_resumed_to_nothing(tmp_path, one_device, train):
     shutil.copytree(one_device.folder, tmp_path / "run")
-    measurement = run_training(one_device.config, ONE, DATA, tmp_path / "run", steps=7, resume=True)
+    measurement, _ = train(one_device.config, tmp_path / "run", steps=7, resume=True)
     assert measurement.losses == one_device.measurement.losses
     assert measurement.held_out_losses == one_device.measurement.held_out_losses
     assert measurement.argument_bytes_per_device is None
     assert measurement.not_measured["argument_bytes_per_device"] == "no step was run"
 
 
-def test_a_checkpoint_is_resumed_on_another_layout(tmp_path, one_device, eight_devices):
+def test_a_checkpoint_is_resumed_on_another_layout(tmp_path, one_device, eight_devices, train):
     shutil.copytree(one_device.folder, tmp_path / "run")
-    fleet, layout = Fleet.parse("8xCPU"), Layout.parse("data=2,fsdp=2,tensor=2")
-    events = []
-    measurement = run_training(
-        one_device.config, fleet, layout, tmp_path / "run", steps=9, resume=True, on_event=events.append
-    )
+    layout, events = "data=2,fsdp=2,tensor=2", []
+    resumed = {"steps": 9, "resume": True, "fleet": "8xCPU", "layout": layout}
+    measurement, _ = train(one_device.config, tmp_path / "run", **resumed, on_event=events.append)
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
     assert said.endswith(f"with layout: data=1 -> {layout}")
     shutil.copytree(eight_devices.folder, tmp_path / "eight")
-    eight = run_training(one_device.config, fleet, layout, tmp_path / "eight", steps=9, resume=True)
+    eight, _ = train(one_device.config, tmp_path / "eight", **resumed)
     for step in (8, 9):
         assert measurement.losses[step] == pytest.approx(eight.losses[step], rel=1e-4)
 
 
-def test_nothing_is_saved_where_nothing_is_asked(tmp_path):
-    config = load_config("linear", ["checkpoint.every_steps=none"])
-    run_training(config, ONE, DATA, tmp_path, steps=2)
+def test_nothing_is_saved_where_nothing_is_asked(tmp_path, train):
+    train(load_config("linear", ["checkpoint.every_steps=none"]), tmp_path, steps=2)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_fleets_peak_gives_each_step_its_mfu(tmp_path):
-    work = StepFlops(model_flops=100, executed_flops=150, peak_flops_per_second=1e6)
-    run_training(load_config("linear"), ONE, DATA, tmp_path, steps=3, work=work)
+def test_a_fleets_peak_gives_each_step_its_mfu(tmp_path, train):
+    flops = StepFlops(model_flops=100, executed_flops=150, peak_flops_per_second=1e6)
+    train(LINEAR, tmp_path, steps=3, flops=flops)
     lines = [line for line in metrics_of(tmp_path) if "loss" in line]
     for line in lines:
         assert line["mfu"] == pytest.approx(100 / line["seconds"] / 1e6)
         assert line["hfu"] == pytest.approx(1.5 * line["mfu"])
+
+
+def device(**stats):
+    return SimpleNamespace(memory_stats=lambda: stats or None, process_index=0)
+
+
+def test_memory_in_use_is_that_of_the_fullest_device():
+    assert memory_in_use([device(bytes_in_use=5), device(bytes_in_use=9)]) == 9
+
+
+def test_a_device_that_does_not_tell_leaves_it_unknown():
+    assert memory_in_use([device(), device(bytes_in_use=9)]) is None
+
+
+def test_a_runs_seconds_are_all_accounted_for(one_device):
+    measurement = one_device.measurement
+    assert {"compile", "step", "input wait", "evaluation", "checkpoint"} <= set(measurement.seconds_by_phase)
+    assert 0 < measurement.goodput < 1
+    assert measurement.step_seconds is not None
+    assert measurement.step_seconds.median * 5 < measurement.seconds_by_phase["step"] * 2
+    assert (measurement.signal, measurement.resumed_from, measurement.num_bad_steps) == ("", None, 0)

@@ -4,14 +4,14 @@ import numpy as np
 
 from meshwright.models import Context, model_of
 from meshwright.sharding import mesh_of
-from meshwright.training._sample import NUM_TOKENS, TEMPERATURE, sample_tokens
+from meshwright.training._sample import NUM_TOKENS, TEMPERATURE, sample_after
 
 
 def test_a_sample_is_what_the_model_alone_draws_token_by_token(one_device):
     mesh = mesh_of((("data", 1),), jax.devices()[:1])
     config, parameters = one_device.config, one_device.state["parameters"]
     text = np.arange(65) % 97 + 32
-    prompt, tokens = sample_tokens(config, mesh, parameters, text)
+    prompt, tokens = sample_after(config, mesh, parameters, text)
     np.testing.assert_array_equal(prompt, text[:32])
     assert tokens.shape == (NUM_TOKENS,)
     model = model_of(config.model)

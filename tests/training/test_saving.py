@@ -3,15 +3,16 @@ import pytest
 
 from meshwright.config import CheckpointConfig
 from meshwright.errors import InputError
-from meshwright.training import CheckpointSaved
-from meshwright.training._events import Phases
-from meshwright.training._saving import Saving
+from meshwright.training import CheckpointSaved, RunFolder
+from meshwright.training._interface import PhaseClock
+from meshwright.training._loop import Saving
 
 STATE = {"parameters": {"w": jnp.arange(4.0)}}
 
 
 def saving(folder, **fields) -> Saving:
-    return Saving(folder, CheckpointConfig(**fields), {"config": {}, "layout": "data=1"}, Phases())
+    about = {"config": {}, "layout": "data=1"}
+    return Saving(RunFolder(folder), CheckpointConfig(**fields), about, PhaseClock())
 
 
 def test_a_step_is_saved_once_with_what_stands_beside_the_state(tmp_path):

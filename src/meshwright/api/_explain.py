@@ -18,6 +18,7 @@ from ..results import Change, Changes, Phase, Weighing, ignore
 from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
+FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")
 REMAT = ("none", "dots-attention", "dots", "full")  # from the most results kept to the fewest
 
 
@@ -125,17 +126,7 @@ def _compiled(weighing: Weighing, suggestion: Suggestion) -> Change:
             simulate=weighing.compiled.source != "target compiler",
         )
     except MeshwrightError as error:
-        nothing = dict.fromkeys(
-            (
-                "reserved_bytes",
-                "saved_bytes",
-                "fits",
-                "extra_executed_flops",
-                "step_seconds",
-                "extra_seconds",
-            )
-        )
-        return Change(**words, **nothing, failed=error.message)
+        return Change(**words, **dict.fromkeys(FIGURES), failed=error.message)
     before, after = weighing.ledger, changed.ledger
     now, then = _seconds(weighing), _seconds(changed)
     return Change(

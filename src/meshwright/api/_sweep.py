@@ -25,7 +25,7 @@ from ..report import write_sweep
 from ..results import FirstStepsCompared, Phase, Sweep, SweepRun, SweepRunStarted, ignore
 from ..units import format_count
 from ._train import new_folder, train
-from ._weigh import config_of_run
+from ._weigh import config_to_run
 
 if TYPE_CHECKING:
     from ..training import Event
@@ -66,99 +66,54 @@ def sweep(
             valid configuration, or the folder cannot be used. All of this is checked before the first run.
             Also an `InputError` of the first run.
     """
-    swept, fixed = _of_mapping(over) if isinstance(over, Mapping) else _of_texts(over)
-    _check_swept(swept, next(iter(over), "optimizer.learning_rate"))
-    _check_count(swept)
+    swept, fixed = _parsed(over)
     combinations = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    configs = [_config(config, [*fixed, *_overrides(values)], layout) for values in combinations]
+    overrides = [[*fixed, *(f"{key}={value}" for key, value in values.items())] for values in combinations]
+    configs = [config_to_run("sweep", config, given, layout) for given in overrides]
     name = configs[0].name
     if folder is None:
         folder = new_folder(f"sweep-{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    folders = _folders(folder, combinations)
-    plan = zip(combinations, configs, folders, strict=True)
-    earlier = [_finished(*each, steps, earlier=True) for each in plan]
+    runs = list(zip(combinations, configs, _folders(folder, combinations), strict=True))
+    earlier = [_finished(*run, steps, earlier=True) for run in runs]
     made = Sweep(name=name, fleet=on, folder=folder, keys=tuple(swept), runs=(), not_run=0, stopped=False)
-    for number, values in enumerate(combinations):
-        on_event(SweepRunStarted(number=number + 1, total=len(combinations), values=values))
-        run, stopped = earlier[number], False
-        if run is None:
-            at = folders[number]
-            try:
-                run, stopped = _run(values, configs[number], at, on, steps, on_event)
-            except KeyboardInterrupt:
-                run, stopped = _failed(values, at, "stopped before its first step"), True
-            except InputError as wrong:
-                if not number:  # such as a wrong fleet: the other runs would fail in the same way
-                    raise
-                run = _failed(values, at, wrong.message)
-        left = len(combinations) - number - 1
-        made = dataclasses.replace(made, runs=(*made.runs, run), not_run=left, stopped=stopped)
-        _write(made)  # after each run, so that a killed sweep has its page too
+    for number, run in enumerate(runs, start=1):
+        on_event(SweepRunStarted(number=number, total=len(runs), values=run[0]))
+        done, stopped = earlier[number - 1], False
+        if done is None:
+            done, stopped = _run(*run, number == 1, on=on, steps=steps, on_event=on_event)
+        made = dataclasses.replace(made, runs=(*made.runs, done), not_run=len(runs) - number, stopped=stopped)
+        with _writing(folder):  # after each run, so that a killed sweep has its page too
+            (folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
+            write_sweep(made)
         if stopped:
             break
     return made
 
 
-def _of_mapping(over: Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the keys with several values, and the overrides that hold for all runs."""
+def _parsed(over: Sequence[str] | Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the keys with several values, and the overrides that hold for all runs.
+
+    Raises:
+        InputError: no key has several values, or their combinations are too many to be built.
+    """
     swept: dict[str, list[str]] = {}
     fixed: list[str] = []
-    for key, given in over.items():
-        several = isinstance(given, Sequence) and not isinstance(given, str)
-        values = [_written(value) for value in (given if several else [given])]
+    for text, key, values in _entries(over):
         if len(values) == 1:
-            fixed.append(f"{key}={values[0]}")
+            fixed.append(text)  # any error in it is reported when it is applied
+        elif key in swept:
+            raise InputError(f"{key} is swept twice", hint=f"give all its values at once: {text}")
         else:
             _check_values(key, values)
             swept[key] = values
-    return swept, fixed
-
-
-def _written(value: Any) -> str:
-    """Return a value as the text of an override: "true", "false" and "none" in lower case."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _of_texts(over: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the keys with several values, and the overrides that hold for all runs."""
-    swept: dict[str, list[str]] = {}
-    fixed: list[str] = []
-    for each in over:
-        key, equals, text = each.partition("=")
-        key, values = key.strip(), list(_values(text))
-        if not equals or len(values) == 1:
-            fixed.append(each)  # any error in it is reported when it is applied
-            continue
-        if key in swept:
-            raise InputError(f"{key} is swept twice", hint=f"give all its values at once: {key}={text}")
-        _check_values(key, values)
-        swept[key] = values
-    return swept, fixed
-
-
-def _check_values(key: str, values: Sequence[str]) -> None:
-    """Raise if a value is empty or given twice."""
-    twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
-    if "" in values or twice is not None or not values:
-        what = "an empty value" if twice is None else f"{twice} twice"
-        given = f"{key}={','.join(values)}"
-        raise InputError(
-            f"{given!r} has {what}", hint=f"write {key}={','.join(dict.fromkeys(filter(None, values)))}"
-        )
-
-
-def _check_swept(swept: Mapping[str, Sequence[str]], first: str) -> None:
     if not swept:
+        first = next(iter(over), "optimizer.learning_rate").partition("=")[0]
         raise InputError(
             "nothing to sweep: no key has several values",
-            hint=f"separate them by commas, as in --set {first.partition('=')[0]}=VALUE,VALUE",
+            hint=f"separate them by commas, as in --set {first}=VALUE,VALUE",
         )
-
-
-def _check_count(swept: dict[str, list[str]]) -> None:
-    """Raise if there are more than `MOST_RUNS` combinations, before they are built."""
     count = math.prod(len(values) for values in swept.values())
     if count > MOST_RUNS:
         factors = " x ".join(str(len(values)) for values in swept.values())
@@ -166,6 +121,32 @@ def _check_count(swept: dict[str, list[str]]) -> None:
             f"{factors[:80]} values are {format_count(count)} combinations; a sweep runs at most {MOST_RUNS}",
             hint="leave values out, or sweep some of the keys first",
         )
+    return swept, fixed
+
+
+def _entries(over: Sequence[str] | Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each entry as the text of an override, its key, and its values as texts."""
+    if not isinstance(over, Mapping):
+        for text in over:
+            key, _, values = text.partition("=")
+            yield text, key.strip(), list(_values(values))
+        return
+    for key, given in over.items():
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        texts = [
+            str(value).lower() if value is None or isinstance(value, bool) else str(value)
+            for value in (given if is_list else [given])
+        ]
+        yield f"{key}={','.join(texts)}", key, texts
+
+
+def _check_values(key: str, values: Sequence[str]) -> None:
+    """Raise if a value is empty or given twice."""
+    twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+    if "" in values or twice is not None or not values:
+        what = "an empty value" if twice is None else f"{twice} twice"
+        given, better = (f"{key}={','.join(v)}" for v in (values, dict.fromkeys(filter(None, values))))
+        raise InputError(f"{given!r} has {what}", hint=f"write {better}")
 
 
 def _values(text: str) -> Iterator[str]:
@@ -184,20 +165,6 @@ def _values(text: str) -> Iterator[str]:
             yield text[start:place].strip()
             start = place + 1
     yield text[start:].strip()
-
-
-def _overrides(values: Values) -> list[str]:
-    return [f"{key}={value}" for key, value in values.items()]
-
-
-def _config(config: str | RunConfig, overrides: list[str], layout: str | None) -> RunConfig:
-    run = config_of_run(config, overrides, layout)
-    if run is None:
-        raise InputError(
-            f"{config} is a program of its own; `sweep` runs configs",
-            hint="write a config; `meshwright presets` lists some",
-        )
-    return run
 
 
 def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
@@ -232,26 +199,36 @@ def _run(
     values: Values,
     config: RunConfig,
     folder: Path,
+    is_first: bool,
+    *,
     on: str,
     steps: int | None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None],
 ) -> tuple[SweepRun, bool]:
-    """Run one combination; return its record, and whether the user stopped it."""
-    told = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
+    """Run one combination; return its record, and whether the user stopped it.
+
+    An earlier attempt resumes from its newest checkpoint; without one it begins again.
+
+    Raises:
+        InputError: the first run's, such as a wrong fleet: the other runs would fail in the same way.
+    """
     try:
-        # An earlier attempt resumes from its newest checkpoint; without one it begins again.
-        done = train(config, resume=True, discard_steps=True, **told)
-    except InputError:
-        raise
+        how = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
+        measurement = train(config, resume=True, discard_steps=True, **how).measurement
+        if measurement.interrupted:
+            return _failed(values, folder, f"stopped after {measurement.steps} steps"), True
+        run = _finished(values, config, folder, steps, earlier=False)
+        assert run is not None, f"{folder} holds no finished run"
+        return run, False
+    except KeyboardInterrupt:
+        return _failed(values, folder, "stopped before its first step"), True
     except MeshwrightError as failed:
-        return _failed(values, folder, failed.message), False
+        if is_first and isinstance(failed, InputError):
+            raise
+        why = failed.message
     except RuntimeError as failed:  # an error of jax, such as too little memory
-        return _failed(values, folder, f"{type(failed).__name__}: {str(failed).splitlines()[0]}"), False
-    if done.measurement.interrupted:
-        return _failed(values, folder, f"stopped after {done.measurement.steps} steps"), True
-    run = _finished(values, config, folder, steps, earlier=False)
-    assert run is not None, f"{folder} holds no finished run"
-    return run, False
+        why = f"{type(failed).__name__}: {str(failed).splitlines()[0]}"
+    return _failed(values, folder, why), False
 
 
 def _finished(
@@ -288,24 +265,8 @@ def _finished(
 
 
 def _failed(values: Values, folder: Path, why: str) -> SweepRun:
-    return SweepRun(
-        values=values,
-        folder=folder,
-        steps=0,
-        held_out_loss=None,
-        loss=None,
-        step_seconds=None,
-        tokens_per_second=None,
-        failed=why,
-        earlier=False,
-    )
-
-
-def _write(made: Sweep) -> None:
-    """Write sweep.json and report.html into the sweep's folder."""
-    with _writing(made.folder):
-        (made.folder / "sweep.json").write_text(json.dumps(made.to_dict(), indent=1))
-        write_sweep(made)
+    unknown = dict.fromkeys(("held_out_loss", "loss", "step_seconds", "tokens_per_second"))
+    return SweepRun(values=values, folder=folder, steps=0, **unknown, failed=why, earlier=False)
 
 
 @contextmanager

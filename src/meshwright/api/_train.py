@@ -1,12 +1,11 @@
 """Train a config on attached or simulated devices, and compare the run with its prediction.
 
 Imports: `_weigh`, `training`, `launch`, `measure`, `reconciliation`, `report`. Used by: `_sweep`, `cli`, and
-users as `mw.train`.
+users as `mw.train` and `mw.reconcile`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -15,18 +14,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Layout, Overrides, RunConfig, resolve_batch, trainable
+from ..config import Overrides, RunConfig, trainable
 from ..errors import InputError, MeshwrightError
-from ..hardware import Fleet
-from ..launch import Alone
 from ..measure import doubt_calibration
-from ..reconciliation import Measurement, Reconciliation, first_steps, reconcile
+from ..reconciliation import Measurement, Reconciliation, first_steps
+from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
-from ._weigh import config_of_run, fleet_of, weigh
+from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
-    from ..training import Event, RunFolder, StepFlops
+    from ..training import Event, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
 REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
@@ -67,144 +65,82 @@ def train(
     Raises:
         InputError: as for `weigh`; also a fleet that is not attached, a folder that cannot be written or that
             another process writes, a checkpoint of another config, or steps that would be discarded.
-        MeshwrightError: a step failed and the config's `faults` end the run; see `run_training`.
+        MeshwrightError: a step failed and the config's `faults` end the run, all checkpoints are damaged, or
+            jax was already used with other devices.
+
+    >>> import tempfile
+    >>> run = train("linear", on="1xCPU", steps=2, folder=Path(tempfile.mkdtemp(), "run"))
+    >>> run.measurement.steps, sorted(run.measurement.losses)
+    (2, [1, 2])
     """
     from ..launch import processes_of_this_run
-    from ..training import RunFolder
+    from ..training import RunFolder, RunRequest
 
+    if steps is not None and steps < 1:
+        raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     peers = processes_of_this_run()
     run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
-    path = _chosen(peers, folder, run.name)
+    name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
-        held.look(run)  # refuses another run's folder before jax is loaded
+        held.look(run)
+        # jax is loaded only from here on: a folder is refused at once.
+        from ..training import check_resumed_state, devices_of
+
         fleet = fleet_of(on)
-        mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
-        _check_devices(run, fleet, mesh, path, resume)
+        run, mesh = resolved(run, fleet)
+        devices = devices_of(fleet, mesh)
+        if resume:
+            check_resumed_state(path, run, mesh, devices)
         held.make()
-        weighing: Weighing = peers.in_turns(lambda: weigh(run, on=fleet.name, on_event=on_event))
-        if steps is not None:  # the run's hours are computed from its actual steps
-            weighing = dataclasses.replace(weighing, num_steps=steps)
-        listen = _listener(held, weighing, on_event, writes=peers.is_first)
-        measurement = _measured(weighing, mesh, held, steps, peers, listen)
-        return _ended(held, weighing, measurement, peers, on_event)
-
-
-def _check_devices(run: RunConfig, fleet: Fleet, mesh: Layout, folder: Path, resume: bool) -> None:
-    """Raise, before compiling, if devices are missing or the checkpoint holds another state."""
-    from ..training import check_resumed_state, devices_of
-
-    devices_of(fleet, mesh)
-    if resume:
-        check_resumed_state(folder, resolve_batch(run, mesh), fleet, mesh)
-
-
-def _measured(
-    weighing: Weighing,
-    mesh: Layout,
-    held: RunFolder,
-    steps: int | None,
-    peers: Alone,
-    listen: Callable[[Event], None],
-) -> Measurement:
-    """Train the step that was weighed; a run that fails has its page all the same."""
-    from ..launch import over
-    from ..training import run_training
-
-    config = weighing.config  # its batch is already resolved for the layout
-    assert config is not None, "a config was weighed"
-    try:
-        return run_training(
-            config,
-            weighing.fleet,
-            mesh,
-            held,
-            steps=steps,
-            work=_work(weighing),
+        num_steps = steps or run.steps
+        assert num_steps is not None, "a trainable run has steps"
+        weighing: Weighing = peers.in_turns(
+            lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
+        )
+        request = RunRequest(
+            config=run,
+            fleet=fleet,
+            layout=mesh,
+            devices=devices,
+            folder=held,
+            steps=num_steps,
+            flops=_step_flops(weighing),
             about={"ledger": weighing.ledger.to_dict()},
-            documents=_documents(config, weighing),
-            on_event=listen,
+            documents={
+                "config.json": run.model_dump_json(indent=1),
+                "weighing.json": json.dumps(weighing.to_dict(), indent=1),
+            },
+            on_event=_listener(held, weighing, on_event),
         )
-    except InputError:
-        raise  # the run was refused: the page of the previous run stays
-    except MeshwrightError:
-        if peers.is_first:
-            over()  # the other processes have met the error too, and do not wait for a page
-            _draw(held)
-            _report_refused(held, 0, listen)
-        raise
+        return _ended(request, weighing, _measured(request))
 
 
-def _chosen(peers: Alone, folder: Path | None, name: str) -> Path:
-    """Return the run's folder, which the first process chooses."""
+def reconcile(run: Run | str | Path) -> Reconciliation:
+    """Return the predicted quantities of a run next to the measured ones, each with its error.
 
-    def choose() -> str:
-        return str(folder or new_folder(f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"))
+    Args:
+        run: the result of `train`, or the folder of a finished run.
 
-    return Path(peers.from_first("run folder", choose))
-
-
-def _documents(run: RunConfig, weighing: Weighing) -> dict[str, str]:
-    """Return the trained config and its weighing as stored in the run's folder."""
-    weighed = json.dumps(weighing.to_dict(), indent=1)
-    return {"config.json": run.model_dump_json(indent=1), "weighing.json": weighed}
-
-
-def _ended(
-    held: RunFolder,
-    weighing: Weighing,
-    measurement: Measurement,
-    peers: Alone,
-    on_event: Callable[[Event], None],
-) -> Run:
-    """Compare predicted with measured quantities, and write all results."""
-    fingerprint = weighing.compiled.fingerprint
-    reconciliation = reconcile(fingerprint, weighing.ledger, weighing.prediction, measurement)
-    if peers.is_first:
-        _doubt_rates(weighing, reconciliation)
-        held.writes.documents(
-            {"measurement.json": measurement.to_json(), "reconciliation.json": reconciliation.to_json()}
-        )
-        held.writes.retry()
-        _draw(held)
-        _report_refused(held, measurement.steps, on_event)
-    peers.gathered("ended", None)  # wait for the page: it may take longer than jax allows processes to leave
-    return Run(
-        folder=held.path,
-        weighing=weighing,
-        measurement=measurement,
-        reconciliation=reconciliation,
-        not_written=dict(held.writes.refused),
-    )
-
-
-def _draw(held: RunFolder) -> None:
-    """Draw the run's page.
-
-    A page that cannot be drawn is reported like one that cannot be written.
+    Raises:
+        InputError: the folder holds no readable reconciliation.
     """
-    from ..report import write_report
-
+    if isinstance(run, Run):
+        return run.reconciliation
+    path = Path(run) / "reconciliation.json"
     try:
-        held.writes.attempt(REPORT, lambda: write_report(held.path))
-    except Exception as broken:  # a bug in a plot must not end a run of days
-        held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
+        return Reconciliation.from_json(path.read_text("utf-8"))
+    except OSError as missing:
+        raise InputError(
+            f"{path} cannot be read: {missing.strerror}",
+            hint="name the folder of a run that has ended; one that is stopped writes it too",
+        ) from missing
 
 
-def _report_refused(held: RunFolder, step: int, on_event: Callable[[Event], None]) -> None:
-    """Report files that could not be written, when no further step will report them."""
-    from ..training import not_written
-
-    for why, names in held.writes.untold().items():
-        on_event(not_written(step, why, names))
-
-
-def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
-    """Have the machine's rates measured again if the step time was outside its predicted interval."""
-    for row in reconciliation.rows:
-        if row.quantity == "step seconds" and row.inside is False:
-            took, predicted = format_seconds(row.measured), format_seconds(row.predicted)
-            reason = f"a run of {weighing.name} took {took} a step where {predicted} was predicted"
-            doubt_calibration(weighing.fleet.chip.name, reason)
+def new_folder(name: str) -> Path:
+    """Return an unused folder of that name below runs/: two runs may begin in the same second."""
+    paths = (Path("runs") / name, *(Path("runs") / f"{name}-{number}" for number in range(2, 100)))
+    return next(path for path in paths if not path.exists())
 
 
 def _config_to_train(
@@ -225,16 +161,75 @@ def _config_to_train(
         from ..training import config_of
 
         config = config_of(folder)
-    run = config_of_run(config, overrides, layout)
-    if run is None:
-        raise InputError(
-            f"{config} is a program of its own; `train` runs configs",
-            hint="run it with your own loop, or write a config; `meshwright presets` lists some",
+    return config_to_run("train", config, overrides, layout)
+
+
+def _measured(request: RunRequest) -> Measurement:
+    """Train the step that was weighed; a run that fails has its page all the same."""
+    from ..launch import over
+    from ..training import run_training
+
+    try:
+        return run_training(request)[0]
+    except InputError:
+        raise  # the run was refused: the page of the previous run stays
+    except MeshwrightError:
+        if request.folder.peers.is_first:
+            over()  # the other processes have met the error too, and do not wait for a page
+            _draw(request.folder)
+            _report_not_written(request, 0)
+        raise
+
+
+def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) -> Run:
+    """Compare predicted with measured quantities, and write all results."""
+    held, fingerprint = request.folder, weighing.compiled.fingerprint
+    reconciliation = compared(fingerprint, weighing.ledger, weighing.prediction, measurement)
+    if held.peers.is_first:
+        _doubt_rates(weighing, reconciliation)
+        held.writes.documents(
+            {"measurement.json": measurement.to_json(), "reconciliation.json": reconciliation.to_json()}
         )
-    return run
+        _draw(held)
+        _report_not_written(request, measurement.steps)
+    held.peers.gathered("ended", None)  # wait for the page: it may take longer than jax lets processes leave
+    return Run(
+        folder=held.path,
+        weighing=weighing,
+        measurement=measurement,
+        reconciliation=reconciliation,
+        not_written=dict(held.writes.refused),
+    )
 
 
-def _work(weighing: Weighing) -> StepFlops | None:
+def _draw(held: RunFolder) -> None:
+    """Draw the run's page; one that cannot be drawn is reported like one that cannot be written."""
+    from ..report import write_report
+
+    try:
+        held.writes.attempt(REPORT, lambda: write_report(held.path))
+    except Exception as broken:  # a bug in a plot must not end a run of days
+        held.writes.refused[REPORT] = f"it could not be drawn: {type(broken).__name__}: {broken}"
+
+
+def _report_not_written(request: RunRequest, step: int) -> None:
+    """Report files that could not be written, when no further step will report them."""
+    from ..training import not_written
+
+    for why, names in request.folder.writes.unreported().items():
+        request.on_event(not_written(step, why, names))
+
+
+def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
+    """Have the machine's rates measured again if the step time was outside its predicted interval."""
+    for row in reconciliation.rows:
+        if row.quantity == "step seconds" and row.inside is False:
+            took, predicted = format_seconds(row.measured), format_seconds(row.predicted)
+            reason = f"a run of {weighing.name} took {took} a step where {predicted} was predicted"
+            doubt_calibration(weighing.fleet.chip.name, reason)
+
+
+def _step_flops(weighing: Weighing) -> StepFlops | None:
     """Return the FLOPs of a step for MFU; None without a known peak, as on a CPU."""
     from ..training import StepFlops
 
@@ -249,11 +244,7 @@ def _work(weighing: Weighing) -> StepFlops | None:
 
 
 def _listener(
-    held: RunFolder,
-    weighing: Weighing,
-    on_event: Callable[[Event | FirstStepsCompared], None],
-    *,
-    writes: bool,
+    held: RunFolder, weighing: Weighing, on_event: Callable[[Event | FirstStepsCompared], None]
 ) -> Callable[[Event], None]:
     """Return a callback that calls `on_event`, compares the first steps, and keeps the page up to date."""
     from ..training import Evaluated, FirstStepsDone
@@ -267,14 +258,8 @@ def _listener(
             measured = event.step_seconds, event.argument_bytes_per_device
             rows = first_steps(weighing.ledger, weighing.prediction, *measured, weighing.fleet)
             on_event(FirstStepsCompared(rows=rows))
-        if writes and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
+        if held.peers.is_first and isinstance(event, Evaluated) and time.monotonic() - drawn > REPORT_SECONDS:
             _draw(held)
             drawn = time.monotonic()
 
     return listen
-
-
-def new_folder(name: str) -> Path:
-    """Return an unused folder of that name below runs/: two runs may begin in the same second."""
-    names = (name, *(f"{name}-{number}" for number in range(2, 100)))
-    return next(path for each in names if not (path := Path("runs") / each).exists())

@@ -116,13 +116,11 @@ def weigh(
         for_configs = {
             "on": on,
             "layout": layout,
-            "tokens": tokens,
-            "price_per_device_hour": price_per_device_hour,
+            "overrides": overrides or None,
+            "simulate": simulate or None,
         }
-        _refuse(
-            "a PyTorch module, accounted on one device,",
-            {**for_configs, "overrides": overrides or None, "simulate": simulate or None},
-        )
+        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+        _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
         )
@@ -134,7 +132,17 @@ def weigh(
     _refuse("a config", for_torch)
     if on is None:
         raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
-    return _weigh(config, on, layout, overrides, simulate, tokens, price_per_device_hour, on_event)
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    if price_per_device_hour is not None:
+        fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(price_per_device_hour))
+    run = config_of_run(config, overrides, layout)
+    if run is None:
+        _refuse_totals(config, tokens, price_per_device_hour)
+        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
+        return weigh_resolved(config, fleet, mesh, simulate=simulate, num_steps=None, on_event=on_event)
+    run, mesh = resolved(run, fleet)
+    num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
+    return weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
 
 
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
@@ -144,29 +152,42 @@ def _refuse(what: str, given: Mapping[str, Any]) -> None:
             raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
 
 
-def _weigh(
+def _refuse_totals(config: str | RunConfig, tokens: float | str | None, price: float | str | None) -> None:
+    """Raise if tokens or a price are given for a foreign program, whose tokens per step are unknown."""
+    for what, given in (("tokens", tokens), ("a price", price)):
+        if given is not None:
+            raise InputError(
+                f"{config} is a program of its own, and how many tokens its step reads is not known: "
+                f"{what} of {given} cannot be turned into the cost of a run",
+                hint="leave it out, and multiply the time of a step by the number of your steps",
+            )
+
+
+def resolved(config: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
+    """Return the config with the batch that it has on a fleet, and its layout there.
+
+    Raises:
+        InputError: the layout does not cover the fleet, the config cannot be split over it, or the chip lacks
+            the precision.
+    """
+    layout = Layout.parse(config.layout).resolve(fleet.num_devices)
+    config = resolve_batch(config, layout)
+    check_layout(config, layout)
+    check_precision(config, fleet.chip)
+    return config, layout
+
+
+def weigh_resolved(
     config: str | RunConfig,
-    on: str | Fleet,
-    layout: str | None,
-    overrides: Overrides,
-    simulate: bool,
-    tokens: float | str | None,
-    price_per_device_hour: float | str | None,
-    on_event: Callable[[Phase], None],
+    fleet: Fleet,
+    layout: Layout,
+    *,
+    num_steps: int | None,
+    simulate: bool = False,
+    on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
-    fleet = _priced(on if isinstance(on, Fleet) else fleet_of(on), price_per_device_hour)
-    run = config_of_run(config, overrides, layout)
-    if run is None:
-        assert isinstance(config, str)
-        _refuse_a_run(config, tokens, price_per_device_hour)
-        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-    else:
-        mesh = Layout.parse(run.layout).resolve(fleet.num_devices)
-        run = resolve_batch(run, mesh)
-        check_layout(run, mesh)
-        check_precision(run, fleet.chip)
-    num_steps = _steps_of_run(run, tokens)
-    request = _request(config if run is None else run, fleet, mesh, simulate)
+    """Weigh a config and layout from `resolved`, or a foreign program by its name."""
+    request = _request(config, fleet, layout, simulate)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     executions = executions_in(folder)
@@ -174,9 +195,9 @@ def _weigh(
     prediction, why_not = _prediction(compiled, executions, ledger, fleet)
     return Weighing(
         name=request.name,
-        config=run,
+        config=config if isinstance(config, RunConfig) else None,
         fleet=fleet,
-        layout=mesh,
+        layout=layout,
         compiled=compiled,
         folder=folder,
         cached=cached,
@@ -185,29 +206,6 @@ def _weigh(
         no_prediction=why_not,
         num_steps=num_steps,
     )
-
-
-def _priced(fleet: Fleet, price: float | str | None) -> Fleet:
-    """Return the fleet with the given price of a device-hour, or unchanged if none is given."""
-    return fleet if price is None else dataclasses.replace(fleet, price_per_device_hour=checked_price(price))
-
-
-def _steps_of_run(run: RunConfig | None, tokens: float | str | None) -> int | None:
-    """Return the number of steps that read `tokens`, else the config's own; None for a foreign program."""
-    if run is None:
-        return None
-    return run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
-
-
-def _refuse_a_run(name: str, tokens: float | str | None, price: float | str | None) -> None:
-    """Raise if tokens or a price are given for a foreign program, whose tokens per step are unknown."""
-    for what, given in (("tokens", tokens), ("a price", price)):
-        if given is not None:
-            raise InputError(
-                f"{name} is a program of its own, and how many tokens its step reads is not known: "
-                f"{what} of {given} cannot be turned into the cost of a run",
-                hint="leave it out, and multiply the time of a step by the number of your steps",
-            )
 
 
 def fleet_of(text: str) -> Fleet:
@@ -257,6 +255,21 @@ def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | N
     return load(config, [*given, f"layout={layout}"])
 
 
+def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
+    """Return the config with its overrides and layout, for `train` and `sweep`.
+
+    Raises:
+        InputError: as for `load`; also a foreign program, which has no data and no loop.
+    """
+    run = config_of_run(config, overrides, layout)
+    if run is None:
+        raise InputError(
+            f"{config} is a program of its own; `{verb}` runs configs",
+            hint="run it with your own loop, or write a config; `meshwright presets` lists some",
+        )
+    return run
+
+
 def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool) -> Request:
     platform = fleet.chip.platform
     simulated = simulate and platform != "cpu"
@@ -301,10 +314,7 @@ def _check_compiler_package(fleet: Fleet) -> None:
 def _prediction(
     compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
-    """Return the prediction, or None and the reason.
-
-    A CPU's rates are measured once on this machine.
-    """
+    """Return the prediction, or None and the reason; a CPU's rates are measured once on this machine."""
     calibration = calibration_for(fleet)
     try:
         doubts = () if calibration is None else cautions(calibration)

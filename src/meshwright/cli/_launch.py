@@ -13,20 +13,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from meshwright.children import own_python, working_folder
 from meshwright.errors import EXIT_BROKE_OFF, InputError
-from meshwright.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, place_in
+from meshwright.launch import COORDINATOR, INDEX, NUM_PROCESSES, PARENT, noting_signals, place_in
 
 from ._progress import own_command_for_children
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_with_restarts(restarts: int, config: str | None, folder: Path | None) -> int:
@@ -37,8 +32,14 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
     handles SIGTERM and Ctrl-C, which end both processes.
 
     Raises:
-        InputError: neither a config nor a folder is named.
+        InputError: neither a config nor a folder is named, or this is one of several processes.
     """
+    place = place_in(os.environ)
+    if place is not None:
+        raise InputError(
+            f"--restarts in one of the processes that {place.launcher} has started: alone it cannot return",
+            hint="leave --restarts out, and let the job file begin all of them again, as those of deploy/ do",
+        )
     arguments = without_option(sys.argv[1:], "--restarts")
     if folder is None:
         if config is None:
@@ -46,52 +47,33 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
                 "no config is named", hint="name a preset or a TOML file; `meshwright presets` lists some"
             )
         name = f"{Path(config).stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        folder = Path("runs") / name
-        arguments += ["--folder", str(folder)]
+        arguments += ["--folder", str(Path("runs") / name)]
     for left in range(restarts, -1, -1):
-        status, asked = _run(own_python("-m", "meshwright", *arguments))
-        if asked or not left or not _is_worth_it(status):
+        status, was_asked_to_end = _run(own_python("-m", "meshwright", *arguments))
+        may_do_better = status < 0 or status == EXIT_BROKE_OFF
+        if was_asked_to_end or not left or not may_do_better:
             return status if status >= 0 else 128 - status
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         number = restarts - left + 1
-        print(f"restart {number} of {restarts}: the run {how}; it is resumed", file=sys.stderr)
+        print(f"restart {number} of {restarts}: the run {_how(status)}; it is resumed", file=sys.stderr)
         if "--resume" not in arguments:
             arguments.append("--resume")
     raise AssertionError("the last run returns")
 
 
-def _is_worth_it(status: int) -> bool:
-    """Return whether a process with this exit status may do better the next time."""
-    return status < 0 or status == EXIT_BROKE_OFF
+def _how(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _run(command: list[str]) -> tuple[int, bool]:
     """Run the child; return its exit status, and whether a signal asked it to end meanwhile."""
     child = subprocess.Popen(command, env={**os.environ, **own_command_for_children()})
 
-    def pass_on(number: int) -> None:
+    def pass_on(number: int, before: list[int]) -> None:
         if number == signal.SIGTERM:  # a terminal's Ctrl-C reaches the child as well; it needs it only once
             child.send_signal(number)
 
-    with noting_signals(pass_on) as asked:
-        return child.wait(), bool(asked)
-
-
-@contextmanager
-def noting_signals(tell: Callable[[int], None]) -> Iterator[list[int]]:
-    """Yield the list of the end signals received so far; each is passed to `tell` and ends nothing here."""
-    asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        tell(number)
-
-    before = {each: signal.signal(each, note) for each in SIGNALS}
-    try:
-        yield asked
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    with noting_signals(pass_on) as noted:
+        return child.wait(), bool(noted)
 
 
 def without_option(arguments: list[str], name: str) -> list[str]:
@@ -136,7 +118,7 @@ class _Child:
         except psutil.NoSuchProcess:
             return False
 
-    def last_words(self) -> list[str]:
+    def last_lines(self) -> list[str]:
         """Return its last lines on stderr."""
         if self.stderr is None:
             return []
@@ -161,16 +143,16 @@ def run_processes(num_processes: int, on: str) -> int:
     with working_folder("meshwright-processes-") as folder:
         children = _started(command, num_processes, folder)
         try:
-            with noting_signals(lambda number: _send(children, number)) as asked:
+            with noting_signals(lambda number, before: _send(children, number)) as noted:
                 while not any(child.status for child in children) and any(c.status is None for c in children):
                     time.sleep(LOOK_SECONDS)
-                if not any(_was_killed(child, asked) for child in children):
+                if not any(_was_killed(child, noted) for child in children):
                     _wait(children, TOGETHER_SECONDS)
             ended = [child for child in children if child.status is not None]  # by themselves
             stalled = [child for child in children if child.is_stopped]
         finally:
             _end(children)
-        return _judged(children, ended, stalled, asked)
+        return _status_of_all(children, ended, stalled, noted)
 
 
 def _check(num_processes: int, on: str) -> None:
@@ -183,10 +165,8 @@ def _check(num_processes: int, on: str) -> None:
             f"--processes {num_processes} in one of the processes that {place.launcher} has started",
             hint="leave --processes out: these processes train together as they are",
         )
-    if on == "local":
-        return
-    fleet = Fleet.parse(on)
-    if fleet.num_devices % num_processes:
+    fleet = None if on == "local" else Fleet.parse(on)
+    if fleet is not None and fleet.num_devices % num_processes:
         raise InputError(
             f"{num_processes} processes cannot share the {fleet.num_devices} devices of {fleet.name} evenly",
             hint=f"use --processes {or_list(near_divisors(fleet.num_devices, num_processes))}",
@@ -194,15 +174,13 @@ def _check(num_processes: int, on: str) -> None:
 
 
 def _started(command: list[str], num_processes: int, folder: Path) -> list[_Child]:
-    """Start the children in sessions of their own.
-
-    A terminal's Ctrl-C then reaches them once, from this process.
-    """
-    told = {
+    """Start the children in sessions of their own: a terminal's Ctrl-C reaches them once, from here."""
+    environment = {
+        **os.environ,
+        **own_command_for_children(),
         COORDINATOR: f"127.0.0.1:{_free_port()}",
         NUM_PROCESSES: str(num_processes),
         PARENT: str(os.getpid()),
-        **own_command_for_children(),
     }
     children: list[_Child] = []
     for index in range(num_processes):
@@ -210,7 +188,7 @@ def _started(command: list[str], num_processes: int, folder: Path) -> list[_Chil
         with stderr.open("wb") if stderr else contextlib.nullcontext() as file:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **told, INDEX: str(index)},
+                env={**environment, INDEX: str(index)},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if index else None,
                 stderr=file,
@@ -246,17 +224,20 @@ def _end(children: list[_Child]) -> None:
         _wait(children, seconds)
 
 
-def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], asked: list[int]) -> int:
+def _status_of_all(
+    children: list[_Child], ended: list[_Child], stalled: list[_Child], noted: list[int]
+) -> int:
     """Return the exit status of all, and print to stderr what the first child could not report itself.
 
     Args:
         ended: the children that had ended before the rest were ended.
         stalled: the children that a signal had stopped meanwhile.
+        noted: the signals that this process has received and passed on.
     """
     failed = [child for child in ended if child.status]
     if not failed:
         return 0
-    for number in asked:
+    for number in noted:
         if all(child.status in (-number, 128 + number) for child in failed):
             return 128 + number
     guilty, first = min(failed, key=_guilt), children[0]
@@ -266,25 +247,22 @@ def _judged(children: list[_Child], ended: list[_Child], stalled: list[_Child], 
         _blame(stalled[0], len(children), "was stopped by a signal and did not go on")
         return EXIT_BROKE_OFF
     if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        _blame(guilty, len(children), how)
+        _blame(guilty, len(children), _how(status))
     return status if status > 0 else EXIT_BROKE_OFF
 
 
 def _blame(child: _Child, num_children: int, how: str) -> None:
     """Name the process whose end or silence ended all, with its last lines on stderr."""
     who = f"process {child.index} of {num_children} ({child.process.pid} on {socket.gethostname()})"
-    words = "".join(f"\n    {line}" for line in child.last_words())
-    print(
-        f"error: {who} {how}; the others were ended" + (f". Its last words:{words}" if words else ""),
-        file=sys.stderr,
-    )
+    words = "".join(f"\n    {line}" for line in child.last_lines())
+    words = f". Its last words:{words}" if words else ""
+    print(f"error: {who} {how}; the others were ended{words}", file=sys.stderr)
 
 
-def _was_killed(child: _Child, asked: list[int]) -> bool:
+def _was_killed(child: _Child, noted: list[int]) -> bool:
     """Return whether it was ended by a signal that did not pass through here and was not its own abort."""
     status = child.status
-    return status is not None and status < 0 and -status not in (signal.SIGABRT, *asked)
+    return status is not None and status < 0 and -status not in (signal.SIGABRT, *noted)
 
 
 def _guilt(child: _Child) -> int:

@@ -22,6 +22,8 @@ from meshwright.units import format_bytes, format_count, format_seconds
 from ._console import console
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from meshwright.reconciliation import Row
     from meshwright.results import FirstStepsCompared, Phase, SweepRunStarted
     from meshwright.training import Event as TrainingEvent
@@ -56,6 +58,9 @@ class LogEvery:
         return cls(seconds=number * UNITS[match[2]]) if match[2] else cls(steps=number)
 
 
+LOG_EVERY = LogEvery(seconds=30.0)  # if no terminal shows a bar
+
+
 class RunLog:
     """Print a run's events as lines on stderr, each with the time of day in UTC.
 
@@ -71,31 +76,23 @@ class RunLog:
         """Print a line."""
         print(f"{datetime.now(UTC):%H:%M:%S} {words}", file=sys.stderr)
 
-    def begin(self, config: str, on: str) -> None:
-        """Print that the command has begun, with the date."""
-        self.say(f"training {config} on {on} ({datetime.now(UTC):%Y-%m-%d}, UTC)")
-
     def event(self, event: Event) -> None:
         """Print an event, unless it is a step that is not due."""
-        from meshwright.training import Compiled, Finished, Sampled, Started, StepDone
+        from meshwright.training import Finished, Started, StepCompiled, StepDone
 
+        words = bar_state(event).get("description", "")
         match event:
             case Started():
-                self.say(
-                    f"{bar_state(event)['description']}: {format_count(event.num_parameters)} parameters, "
-                    f"{event.steps} steps, files in {event.folder}"
-                )
-            case Compiled():
-                self.say(f"compiled in {format_seconds(event.seconds)}")
+                size = format_count(event.num_parameters)
+                words += f": {size} parameters, {event.steps} steps, files in {event.folder}"
+            case StepCompiled():
+                words = f"compiled in {format_seconds(event.seconds)}"
             case StepDone() if not self._due(event):
-                pass
+                return
             case Finished():
-                self.say(f"{'stopped' if event.interrupted else 'finished'} after {event.steps} steps")
-            case Sampled():
-                pass  # the final account shows it
-            case _:
-                if words := bar_state(event).get("description"):
-                    self.say(words)
+                words = f"{'stopped' if event.interrupted else 'finished'} after {event.steps} steps"
+        if words:
+            self.say(words)
 
     def _due(self, event: Any) -> bool:
         now, before = self._now(), self._last_seconds
@@ -109,9 +106,7 @@ class RunLog:
 
 
 @contextmanager
-def progress(
-    config: str, on: str, log_every: LogEvery | None, default: LogEvery
-) -> Iterator[Callable[[Event], None]]:
+def progress(config: str, on: str, log_every: LogEvery | None) -> Iterator[Callable[[Event], None]]:
     """Yield a function that shows each event of a run.
 
     Notices and the comparison of the first steps are lines on stderr. A terminal also shows a bar. Elsewhere,
@@ -121,7 +116,7 @@ def progress(
     from meshwright.training import Noticed
 
     terminal = sys.stderr.isatty()
-    log = RunLog(log_every or default) if log_every is not None or not terminal else None
+    log = RunLog(log_every or LOG_EVERY) if log_every is not None or not terminal else None
 
     def say(line: str) -> None:
         log.say(line) if log is not None else print(line, file=sys.stderr)
@@ -137,15 +132,11 @@ def progress(
             log.event(event)
 
     if log is not None:
-        log.begin(config, on)
+        log.say(f"training {config} on {on} ({datetime.now(UTC):%Y-%m-%d}, UTC)")
     if not terminal:
         yield on_event
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    with bars() as bar:
         task = bar.add_task(f"weighing {config} on {on}", total=None)
 
         def on_bar_event(event: Event) -> None:
@@ -153,6 +144,15 @@ def progress(
             bar.update(task, **bar_state(event))
 
         yield on_bar_event
+
+
+def bars() -> Progress:
+    """Return progress bars on stderr, to be used in a `with` statement, that disappear at its end."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    words = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), words, BarColumn(bar_width=24), TimeElapsedColumn())
+    return Progress(*columns, console=console(stderr=True), transient=True)
 
 
 def first_steps_line(rows: tuple[Row, ...]) -> str:
@@ -170,14 +170,14 @@ def first_steps_line(rows: tuple[Row, ...]) -> str:
 def bar_state(event: Event) -> dict[str, Any]:
     """Return the state of a progress bar after `event`: its description, and how far the run is."""
     from meshwright.results import Phase
-    from meshwright.training import CheckpointSaved, Compiled, EpochDone, Evaluated, Started, StepDone
+    from meshwright.training import CheckpointSaved, EpochDone, Evaluated, Started, StepCompiled, StepDone
 
     match event:
         case Phase():
             return {"description": f"weighing: {event.name}"}
         case Started():
             return {"description": f"compiling {event.name} for {event.num_devices} x {event.device_kind}"}
-        case Compiled():
+        case StepCompiled():
             return {"description": "first step"}
         case StepDone():
             more = "".join(f", {name} {value:.3f}" for name, value in event.metrics.items())
@@ -214,11 +214,7 @@ def how_to_go_on(folder: Path, step: int) -> str:
 
 
 def resuming(command: list[str], folder: Path, *, discards: bool) -> list[str]:
-    """Return the words of a `train` command that resumes the run in `folder`.
-
-    Args:
-        discards: whether steps were done that no checkpoint holds.
-    """
+    """Return a `train` command that resumes the run in `folder`, of which steps may have to be discarded."""
     words = [word for word in command if word not in ("--resume", "--discard-steps")]
     if not any(word == "--folder" or word.startswith("--folder=") for word in words):
         words += ["--folder", str(folder)]

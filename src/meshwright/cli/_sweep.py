@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._console import JsonFlag, console, print_json, say_readings, show
-from ._progress import bar_state
-from ._train import EXIT_INTERRUPTED
+from ._console import JsonFlag, print_json, say_readings, show
+from ._progress import bar_state, bars
+from ._train import EXIT_INTERRUPTED, OnOption
 from ._weigh import Config, LayoutOption
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ def sweep(
             help="Values of a key: optimizer.learning_rate=1e-4,1e-3. Repeatable: all combinations are run.",
         ),
     ] = None,
-    on: Annotated[
-        str, typer.Option("--on", metavar="FLEET", help="Attached devices (local) or simulated ones: 8xCPU.")
-    ] = "local",
+    on: OnOption = "local",
     layout: LayoutOption = None,
     steps: Annotated[
         int | None, typer.Option("--steps", min=1, help="Steps of each run.", show_default="the config's")
@@ -54,15 +52,8 @@ def sweep(
 
     say_readings(config, on, layout)
     with _progress(config) as on_event:
-        made = run_sweep(
-            config,
-            over or (),
-            on=on,
-            layout=layout,
-            steps=steps,
-            folder=folder,
-            on_event=on_event,
-        )
+        where = {"on": on, "layout": layout, "steps": steps, "folder": folder}
+        made = run_sweep(config, over or (), **where, on_event=on_event)
     if as_json:
         print_json(made.to_dict())
     else:
@@ -87,11 +78,7 @@ def _progress(config: str) -> Iterator[Callable[[Event], None]]:
     if not sys.stderr.isatty():
         yield lambda event: None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    words = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), words, BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with bars() as progress:
         runs = progress.add_task(f"sweep of {config}", total=None)
         steps = progress.add_task("", total=None)
 

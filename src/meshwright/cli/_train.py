@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import MeshwrightError
 from meshwright.launch import join, over, place_in
 
 from ._console import JsonFlag, complete_config, print_json, say_readings, show
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 SIGNAL_BASE = 128
 EXIT_INTERRUPTED = SIGNAL_BASE + signal.SIGINT
-LOG_EVERY = "30s"  # if no terminal shows a bar
 
 OptionalConfig = Annotated[
     str | None,
@@ -61,7 +59,7 @@ LogEveryOption = Annotated[
         "--log-every",
         metavar="N|TIME",
         help="Print a line every N steps (50) or once in a time (30s, 5m, 1h).",
-        show_default=f"{LOG_EVERY} without a terminal, none on one",
+        show_default="30s without a terminal, none on one",
     ),
 ]
 RestartsOption = Annotated[
@@ -101,7 +99,6 @@ def train(
     """Run the step that `weigh` weighs on real or simulated devices; set predicted beside measured."""
     every = None if log_every is None else LogEvery.parse(log_every)
     if restarts:
-        _check_restarts()
         raise typer.Exit(run_with_restarts(restarts, config, folder))
     if processes is not None:
         raise typer.Exit(run_processes(processes, on))
@@ -109,12 +106,14 @@ def train(
     from meshwright.compiler import keep_executables
 
     keep_executables()
-    is_first = _joined()
+    place = place_in(os.environ)
+    is_first = place is None or join(place).is_first  # of several processes only the first prints
     if is_first:
         say_readings(config, on, layout)
     stopped = _Stopped(says=is_first)
+    shown = progress(config or str(folder), on, every) if is_first else nullcontext(lambda event: None)
     try:
-        with _told(config or str(folder), on, every, is_first) as on_event:
+        with shown as on_event:
 
             def listen(event: Event) -> None:
                 stopped.event(event)
@@ -141,7 +140,21 @@ def train(
         stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
     if run.not_written:
-        raise _not_written(run)
+        files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
+        raise MeshwrightError(
+            f"the run is done, and files of {run.folder} could not be written: {files}",
+            hint="make room there, then resume the run: nothing is left to train, and its account is written",
+        )
+
+
+def _print(run: Run, as_json: bool) -> None:
+    if as_json:
+        print_json(run.to_dict())
+        return
+    from meshwright.report import run_text
+
+    show(run_text(run.measurement, run.reconciliation))
+    print(f"Report: {run.folder / 'report.html'}", flush=True)  # on one line, however long
 
 
 class _Stopped:
@@ -170,49 +183,5 @@ class _Stopped:
     def say(self) -> None:
         """Print the command that resumes the run, if the run has a folder."""
         if self._says and self._folder is not None:
-            print(
-                f"stopped after step {self._step}; {how_to_go_on(self._folder, self._step)}", file=sys.stderr
-            )
-
-
-@contextmanager
-def _told(config: str, on: str, every: LogEvery | None, is_first: bool) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event; of several processes only the first prints."""
-    if is_first:
-        with progress(config, on, every, LogEvery.parse(LOG_EVERY)) as on_event:
-            yield on_event
-    else:
-        yield lambda event: None
-
-
-def _print(run: Run, as_json: bool) -> None:
-    if as_json:
-        print_json(run.to_dict())
-        return
-    from meshwright.report import run_text
-
-    show(run_text(run.measurement, run.reconciliation))
-    print(f"Report: {run.folder / 'report.html'}", flush=True)  # on one line, however long
-
-
-def _not_written(run: Run) -> MeshwrightError:
-    files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
-    return MeshwrightError(
-        f"the run is done, and files of {run.folder} could not be written: {files}",
-        hint="make room there, then resume the run: nothing is left to train, and its account is written",
-    )
-
-
-def _check_restarts() -> None:
-    place = place_in(os.environ)
-    if place is not None:
-        raise InputError(
-            f"--restarts in one of the processes that {place.launcher} has started: alone it cannot return",
-            hint="leave --restarts out, and let the job file begin all of them again, as those of deploy/ do",
-        )
-
-
-def _joined() -> bool:
-    """Join the other processes of the run, if any; return whether this is the first or the only one."""
-    place = place_in(os.environ)
-    return place is None or join(place).is_first
+            words = how_to_go_on(self._folder, self._step)
+            print(f"stopped after step {self._step}; {words}", file=sys.stderr)

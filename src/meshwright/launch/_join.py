@@ -1,4 +1,4 @@
-"""Find this process's place among the processes of a run, and join them.
+"""Find this process's place among the processes of a run, join them, leave them, and note end signals.
 
 The place is read from the environment, where the launcher has left it. This needs no jax. `join` then makes
 this process one of the run's, through `jax.distributed.initialize`.
@@ -11,7 +11,6 @@ to which this process belongs has more than one process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import ipaddress
@@ -19,12 +18,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
+from ..children import IS_LINUX, end_with_parent
 from ..errors import InputError, MeshwrightError
-from ._peers import Alone, Peers, Roll
+from ._coordination import ALONE, Alone, Heartbeat, Peers
 
 # `meshwright train --processes N` sets these for its children. Any other launcher may set them too.
 COORDINATOR = "MESHWRIGHT_COORDINATOR"  # HOST:PORT of process 0
@@ -54,8 +56,8 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     Raises:
         InputError: the environment's description is incomplete or invalid, or does not name the first host.
     """
-    if told := [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name in environment]:
-        return _told(environment, told)
+    if given := [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name in environment]:
+        return _place_of_launcher(environment, given)
     if _number(environment, "SLURM_STEP_NUM_TASKS") > 1:
         return Place(launcher="Slurm")
     if _number(environment, "OMPI_COMM_WORLD_SIZE") > 1:
@@ -65,17 +67,19 @@ def place_in(environment: Mapping[str, str]) -> Place | None:
     return None
 
 
-def _told(environment: Mapping[str, str], told: list[str]) -> Place:
-    absent = [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name not in told]
+def _place_of_launcher(environment: Mapping[str, str], given: list[str]) -> Place:
+    """Return the place that Meshwright's own variables describe, of which those in `given` are set."""
+    absent = [name for name in (COORDINATOR, NUM_PROCESSES, INDEX) if name not in given]
     if absent:
         raise InputError(
-            f"{told[0]} is set, and {' and '.join(absent)} is not",
+            f"{given[0]} is set, and {' and '.join(absent)} is not",
             hint=f"set all of {COORDINATOR}=HOST:PORT, {NUM_PROCESSES} and {INDEX}, or none",
         )
-    host, _, port = environment[COORDINATOR].rpartition(":")
+    coordinator = environment[COORDINATOR]
+    host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(
-            f"{COORDINATOR}={environment[COORDINATOR]!r} is no HOST:PORT",
+            f"{COORDINATOR}={coordinator!r} is no HOST:PORT",
             hint="name the host of process 0, and a port that is free there: node1:7717",
         )
     index, count = _number(environment, INDEX), _number(environment, NUM_PROCESSES)
@@ -84,14 +88,11 @@ def _told(environment: Mapping[str, str], told: list[str]) -> Place:
             f"{INDEX}={environment[INDEX]} and {NUM_PROCESSES}={environment[NUM_PROCESSES]}",
             hint=f"number the processes from 0 to {NUM_PROCESSES} - 1",
         )
-    return Place(launcher="meshwright", index=index, count=count, coordinator=environment[COORDINATOR])
+    return Place(launcher="meshwright", index=index, count=count, coordinator=coordinator)
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Place:
-    """Return the place that Open MPI has set.
-
-    Before version 5, Open MPI states where it was started, and jax reads that. From version 5 on it does not.
-    """
+    """Return Open MPI's place; before version 5 it states where it was started, and jax reads that."""
     if "OMPI_MCA_orte_hnp_uri" in environment:
         return Place(launcher="Open MPI")
     if JAX_COORDINATOR not in environment:
@@ -99,12 +100,8 @@ def _open_mpi(environment: Mapping[str, str]) -> Place:
             "Open MPI does not tell where process 0 runs",
             hint=f"mpirun -x {JAX_COORDINATOR}=HOST:PORT ..., HOST the first, PORT one that is free there",
         )
-    return Place(
-        launcher="Open MPI",
-        index=_number(environment, "OMPI_COMM_WORLD_RANK"),
-        count=_number(environment, "OMPI_COMM_WORLD_SIZE"),
-        coordinator=environment[JAX_COORDINATOR],
-    )
+    index, count = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE"))
+    return Place(launcher="Open MPI", index=index, count=count, coordinator=environment[JAX_COORDINATOR])
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -113,7 +110,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-HEARTBEAT_SECONDS = 30  # after which jax ends all processes if the roll has not; jax's default is 100
+HEARTBEAT_SECONDS = 30  # after which jax ends all processes if ours has not; jax's default is 100
 START_SECONDS = 300  # for all processes to arrive
 END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 # Time limit of a collective on a CPU. Without it, a dead process among more than two is noticed only by jax's
@@ -122,8 +119,7 @@ END_SECONDS = 30  # for all to leave, once they have agreed that the run is over
 COLLECTIVE_SECONDS = 60
 COLLECTIVE_FLAG = "--xla_cpu_collective_timeout_seconds"
 JAX_BIND = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it itself
-PR_SET_PDEATHSIG = 1
-_ROLL: list[Roll] = []  # the roll of this process, once it has joined others
+_HEARTBEAT: list[Heartbeat] = []  # of this process, once it has joined others
 
 
 def join(place: Place) -> Alone:
@@ -161,9 +157,9 @@ def join(place: Place) -> Alone:
         ) from failed
     peers = processes_of_this_run()
     if peers.count > 1:
-        roll = Roll(_state().client, peers.index, peers.name)
-        roll.start()
-        _ROLL.append(roll)
+        heartbeat = Heartbeat(_state().client, peers.index, peers.name)
+        heartbeat.start()
+        _HEARTBEAT.append(heartbeat)
     return peers
 
 
@@ -171,13 +167,12 @@ def _coordinator(place: Place) -> tuple[str | None, bool]:
     """Return process 0's "host:port" (None if only jax knows it), and whether this is process 0."""
     from jax._src.clusters import ClusterEnv  # not public; jax itself calls it to find missing values
 
-    told = place.coordinator or os.environ.get(JAX_COORDINATOR)
+    given = place.coordinator or os.environ.get(JAX_COORDINATOR)
     if place.count is not None:
-        return told, place.index == 0
-    found, _, index, _ = ClusterEnv.auto_detect_unset_distributed_params(
-        told, None, None, None, None, START_SECONDS
-    )
-    return (found, True) if index == 0 else (told, False)
+        return given, place.index == 0
+    missing = (None, None, None, None)
+    detected, _, index, _ = ClusterEnv.auto_detect_unset_distributed_params(given, *missing, START_SECONDS)
+    return (detected, True) if index == 0 else (given, False)
 
 
 def _bind_address(place: Place, coordinator: str) -> str | None:
@@ -190,38 +185,32 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
     Raises:
         MeshwrightError: the port is taken; jax would end the process without a message.
     """
-    told = os.environ.get(JAX_BIND)
-    host, _, port = (told or coordinator).rpartition(":")
+    given = os.environ.get(JAX_BIND)
+    host, _, port = (given or coordinator).rpartition(":")
     host = host.strip("[]")
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM):
             ip = ipaddress.ip_address(address[0])
             if ip.is_loopback and host != "localhost" and str(ip) != host:
                 continue
-            with contextlib.suppress(_NotHere):
-                _try_port(family, address)
-                return told or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
-        _try_port(socket.AF_INET, ("0.0.0.0", int(port)))
+            if _can_listen(family, address):
+                return given or (f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}")
+        _can_listen(socket.AF_INET, ("0.0.0.0", int(port)))
     except socket.gaierror:  # jax reports it itself
-        return told
+        return given
     except OSError as refused:
         name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
         raise MeshwrightError(
             f"process 0 cannot listen on {host}:{port} for the other processes: {refused.strerror}",
             hint=f"end the process that holds the port, or name a free one to all processes: {name}",
         ) from refused
-    return told
+    return given
 
 
-class _NotHere(Exception):
-    """The error for an address that does not belong to this host."""
-
-
-def _try_port(family: int, address: Any) -> None:
-    """Listen on a port for a moment.
+def _can_listen(family: int, address: Any) -> bool:
+    """Listen on a port for a moment; return False if the address does not belong to this host.
 
     Raises:
-        _NotHere: the address does not belong to this host.
         OSError: the port is taken, or this user may not use it.
     """
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -231,8 +220,9 @@ def _try_port(family: int, address: Any) -> None:
             probe.listen()
         except OSError as refused:
             if refused.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-                raise _NotHere from refused
+                return False
             raise
+    return True
 
 
 def leave(words: str, status: int, *, wait: bool = False) -> None:
@@ -245,31 +235,30 @@ def leave(words: str, status: int, *, wait: bool = False) -> None:
         words: the reason, for the other processes.
         wait: whether another process's end may be the cause, which must then be reported first.
     """
-    if _ROLL:
+    if _HEARTBEAT:
         sys.stdout.flush()
         sys.stderr.flush()
-        _ROLL.pop().leave(words, status, wait)
+        _HEARTBEAT.pop().leave(words, status, wait)
 
 
 def over() -> None:
     """Stop watching the other processes: the run is over for all of them, successfully or not."""
-    if _ROLL:
-        _ROLL[0].stop()
+    if _HEARTBEAT:
+        _HEARTBEAT[0].stop()
 
 
 def processes_of_this_run() -> Alone:
     """Return this process's place among those that jax has joined; `Alone` if it has joined none."""
     if "jax" not in sys.modules:
-        return Alone()
+        return ALONE
     state = _state()
-    return Alone() if state.client is None else _peers(state.client, state.process_id, state.num_processes)
+    return ALONE if state.client is None else _peers(state.client, state.process_id, state.num_processes)
 
 
 def _state() -> Any:
-    """Return jax's state of the joined processes.
+    """Return jax's state of the joined processes: not public, but the only way to the coordination service.
 
-    It is not public, but it is the only way to the coordination service. Other libraries use it too (Orbax's
-    `multihost.get_jax_distributed_client`).
+    Other libraries use it too (Orbax's `multihost.get_jax_distributed_client`).
     """
     from jax._src import distributed
 
@@ -278,14 +267,11 @@ def _state() -> Any:
 
 @functools.cache
 def _peers(client: Any, index: int, count: int) -> Alone:
-    return Peers(client, index, count) if count > 1 else Alone()
+    return Peers(client, index, count) if count > 1 else ALONE
 
 
 def _keep_stdout() -> None:
-    """Keep stdout for Python's output, and send everything else that is written there to stderr.
-
-    Gloo writes to stdout which of its ranks are connected, but a run's result belongs there.
-    """
+    """Keep stdout for Python's output, and send what else is written there, as by Gloo, to stderr."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)
@@ -293,13 +279,36 @@ def _keep_stdout() -> None:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends.
+    """Let the kernel kill this process when its parent ends, which may be killed before it can do so."""
+    if PARENT in os.environ and IS_LINUX:
+        end_with_parent(int(os.environ[PARENT]), signal.SIGKILL)
 
-    A parent that is killed cannot end its children itself.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def noting_signals(on_signal: Callable[[int, list[int]], None]) -> Iterator[list[int]]:
+    """Yield the list of the end signals received so far; they end nothing during the block.
+
+    Only the main thread can handle signals. In any other thread nothing is noted, and the owner of the main
+    thread decides.
+
+    Args:
+        on_signal: called in the signal's handler with its number and the signals before it.
     """
-    parent = os.environ.get(PARENT)
-    if parent is None or sys.platform != "linux":
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # the parent was killed before the call above
-        sys.exit(1)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        on_signal(number, noted)
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

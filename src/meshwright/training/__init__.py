@@ -13,19 +13,20 @@ from ..lazy import names_on_first_use
 if TYPE_CHECKING:
     from ._devices import devices_of as devices_of
     from ._devices import local_fleet as local_fleet
-    from ._events import CheckpointSaved as CheckpointSaved
-    from ._events import Compiled as Compiled
-    from ._events import EpochDone as EpochDone
-    from ._events import Evaluated as Evaluated
-    from ._events import Event as Event
-    from ._events import Finished as Finished
-    from ._events import FirstStepsDone as FirstStepsDone
-    from ._events import Noticed as Noticed
-    from ._events import Sampled as Sampled
-    from ._events import Started as Started
-    from ._events import StepDone as StepDone
-    from ._recorder import StepFlops as StepFlops
-    from ._recorder import not_written as not_written
+    from ._interface import CheckpointSaved as CheckpointSaved
+    from ._interface import EpochDone as EpochDone
+    from ._interface import Evaluated as Evaluated
+    from ._interface import Event as Event
+    from ._interface import Finished as Finished
+    from ._interface import FirstStepsDone as FirstStepsDone
+    from ._interface import Noticed as Noticed
+    from ._interface import RunRequest as RunRequest
+    from ._interface import Sampled as Sampled
+    from ._interface import Started as Started
+    from ._interface import StepCompiled as StepCompiled
+    from ._interface import StepDone as StepDone
+    from ._interface import StepFlops as StepFlops
+    from ._recording import not_written as not_written
     from ._run import check_resumed_state as check_resumed_state
     from ._run import run_training as run_training
     from ._run_folder import RunFolder as RunFolder

@@ -23,53 +23,6 @@ from ..hardware import Fleet, chip_of_device_kind, memory_fraction
 from ..launch import processes_of_this_run
 from ..ledger import allowance
 
-
-def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
-    """Return the devices of process `place` on its host, as indices into the devices that it sees.
-
-    A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
-    processes, and all visible devices belong to the process.
-
-    Raises:
-        InputError: the devices cannot be divided evenly.
-    """
-    if num_visible < num_processes:
-        return list(range(num_visible))
-    if num_visible % num_processes:
-        raise InputError(
-            f"{num_processes} processes cannot share the {num_visible} devices of a host evenly",
-            hint=f"start {or_list(near_divisors(num_visible, num_processes))} processes on each host",
-        )
-    each = num_visible // num_processes
-    return list(range(place * each, (place + 1) * each))
-
-
-def fleet_of_hosts(seen: Sequence[Sequence[str | int]]) -> Fleet:
-    """Return the fleet that the hosts of several processes form.
-
-    Args:
-        seen: for each process, its host's name, the kind of the devices that it sees, and their number.
-
-    Raises:
-        InputError: the hosts differ, or no chip of the catalog reports that kind.
-    """
-    processes = Counter(str(host) for host, _, _ in seen)
-    there: dict[str, tuple[str, int]] = {}
-    for host, kind, count in seen:
-        here = processes[str(host)]
-        there[str(host)] = str(kind), int(count) * (here if int(count) < here else 1)
-    kinds = sorted({f"{count} x {kind}" for kind, count in there.values()})
-    if len(kinds) > 1:
-        words = "; ".join(f"{host} has {count} x {kind}" for host, (kind, count) in sorted(there.items()))
-        raise InputError(
-            f"the hosts of this run differ: {words}", hint="ask the scheduler for hosts of one kind"
-        )
-    kind, count = next(iter(there.values()))
-    if len(there) == 1 or chip_of_device_kind(kind).slices is not None:
-        return Fleet.local(kind, count * len(there))
-    return Fleet.parse(f"{len(there)}x{count}x{chip_of_device_kind(kind).name}")
-
-
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 DEPRECATED_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax refuses to start if both are set
 LOCAL_IDS = "JAX_LOCAL_DEVICE_IDS"  # jax reads it; set only by the user
@@ -91,7 +44,7 @@ def local_fleet() -> Fleet:
         InputError: no chip of the catalog reports the attached kind, or the hosts differ.
         MeshwrightError: jax could not list the devices; the message ends with jax's last lines of output.
     """
-    platform, kind, count = _seen()
+    platform, kind, count = _visible()
     peers = processes_of_this_run()
     if platform == "cpu":
         return Fleet.parse(f"{peers.count}xCPU")
@@ -100,19 +53,29 @@ def local_fleet() -> Fleet:
     return fleet_of_hosts(peers.gathered("devices", [socket.gethostname(), kind, count]))
 
 
-def _seen() -> tuple[str, str, int]:
-    """Return the platform and kind of the first visible device, and how many devices have that kind."""
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(own_python("-c", _LIST_DEVICES), env=environment, capture_output=True, text=True)
-    if done.returncode:
-        words = done.stderr.strip().splitlines()[-LAST_LINES:]
-        raise MeshwrightError(
-            "jax could not list this machine's devices. Its last words:\n    " + "\n    ".join(words),
-            hint="name the fleet, as in --on 1xCPU; `meshwright doctor` shows what is installed",
-        )
-    devices: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
-    platform, kind = devices[0]
-    return platform, kind, sum(each == kind for _, each in devices)
+def fleet_of_hosts(visible: Sequence[Sequence[str | int]]) -> Fleet:
+    """Return the fleet that the hosts of several processes form.
+
+    Args:
+        visible: for each process, its host's name, the kind of the devices that it sees, and their number.
+
+    Raises:
+        InputError: the hosts differ, or no chip of the catalog reports that kind.
+    """
+    num_processes = Counter(str(host) for host, _, _ in visible)
+    by_host: dict[str, tuple[str, int]] = {}
+    for host, kind, count in visible:
+        here = num_processes[str(host)]
+        by_host[str(host)] = str(kind), int(count) * (here if int(count) < here else 1)
+    if len(set(by_host.values())) > 1:
+        words = "; ".join(f"{host} has {count} x {kind}" for host, (kind, count) in sorted(by_host.items()))
+        hint = "ask the scheduler for hosts of one kind"
+        raise InputError(f"the hosts of this run differ: {words}", hint=hint)
+    kind, count = next(iter(by_host.values()))
+    chip = chip_of_device_kind(kind)
+    if len(by_host) == 1 or chip.slices is not None:
+        return Fleet.local(kind, count * len(by_host))
+    return Fleet.parse(f"{len(by_host)}x{count}x{chip.name}")
 
 
 def devices_of(fleet: Fleet, layout: Layout) -> Devices:
@@ -135,31 +98,59 @@ def devices_of(fleet: Fleet, layout: Layout) -> Devices:
     return _attached(fleet, jax.devices())
 
 
+def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
+    """Return the devices of process `place` on its host, as indices into the devices that it sees.
+
+    A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
+    processes, and all visible devices belong to the process.
+
+    Raises:
+        InputError: the devices cannot be divided evenly.
+    """
+    if num_visible < num_processes:
+        return list(range(num_visible))
+    if num_visible % num_processes:
+        raise InputError(
+            f"{num_processes} processes cannot share the {num_visible} devices of a host evenly",
+            hint=f"start {or_list(near_divisors(num_visible, num_processes))} processes on each host",
+        )
+    count = num_visible // num_processes
+    return list(range(place * count, (place + 1) * count))
+
+
+def _visible() -> tuple[str, str, int]:
+    """Return the platform and kind of the first visible device, and how many devices have that kind."""
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    done = subprocess.run(own_python("-c", _LIST_DEVICES), env=environment, capture_output=True, text=True)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()[-LAST_LINES:]
+        raise MeshwrightError(
+            "jax could not list this machine's devices. Its last words:\n    " + "\n    ".join(words),
+            hint="name the fleet, as in --on 1xCPU; `meshwright doctor` shows what is installed",
+        )
+    devices: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+    platform, kind = devices[0]
+    return platform, kind, [device_kind for _, device_kind in devices].count(kind)
+
+
 def _has_devices() -> bool:
     """Return whether jax has created its devices, which fixes their number and memory."""
-    told = _num_cpu_devices()
+    configured = _num_cpu_devices()
     try:
-        jax.config.update("jax_num_cpu_devices", told + 1)  # jax refuses this once its devices exist
+        jax.config.update("jax_num_cpu_devices", configured + 1)  # jax refuses this once its devices exist
     except RuntimeError:
         return True
-    jax.config.update("jax_num_cpu_devices", told)
+    jax.config.update("jax_num_cpu_devices", configured)
     return False
 
 
 def _num_cpu_devices() -> int:
-    """Return the configured number of CPU devices; -1 if none was configured.
-
-    jax creates the attribute when it is imported, so that type checkers do not see it.
-    """
-    told: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  no checker knows it
-    return told
+    """Return the configured number of CPU devices; -1 if none was configured."""
+    return getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009  no type checker knows the attribute
 
 
 def _simulated(fleet: Fleet) -> Devices:
-    """Return the fleet's simulated CPU devices, and create them if jax has no devices yet.
-
-    If jax has already created more than the fleet needs, the first ones are returned.
-    """
+    """Return the first simulated CPU devices, and create them if jax has no devices yet."""
     wanted, peers = fleet.num_devices, processes_of_this_run()
     if wanted % peers.count:
         raise InputError(
@@ -171,23 +162,23 @@ def _simulated(fleet: Fleet) -> Devices:
         own = wanted // peers.count if peers.count > 1 else max(wanted, _num_cpu_devices())
         jax.config.update("jax_num_cpu_devices", own)
         jax.config.update("jax_platforms", "cpu")
-    found = jax.devices("cpu")
-    if len(found) < wanted:
+    devices = jax.devices("cpu")
+    if len(devices) < wanted:
         raise MeshwrightError(
-            f"{fleet.name} needs {wanted} simulated devices, and jax has made {len(found)} in this process",
+            f"{fleet.name} needs {wanted} simulated devices, and jax has made {len(devices)} in this process",
             hint=f"use a new process (`meshwright train` does), or set jax_num_cpu_devices to {wanted} first",
         )
-    return found[:wanted]
+    return devices[:wanted]
 
 
 def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
-    """Set the share of GPU memory that jax's pool reserves.
+    """Set the share of GPU memory that jax's pool reserves: all but what is allocated outside the pool.
 
-    The weighed program was scheduled for this share: all memory except what is allocated outside the pool.
+    The weighed program was scheduled for this share.
     """
     fraction = str(memory_fraction(fleet.chip, sum(allowance(fleet, layout.axes).values())))
-    told = os.environ.get(FRACTION) or os.environ.get(DEPRECATED_FRACTION)
-    if told != fraction and _has_devices():
+    set_before = os.environ.get(FRACTION) or os.environ.get(DEPRECATED_FRACTION)
+    if set_before != fraction and _has_devices():
         raise MeshwrightError(
             f"jax has taken its share of the GPU's memory already, and this run needs {fraction} of it",
             hint=f"use a new process (`meshwright train` does), or set {FRACTION}={fraction} first",
@@ -196,34 +187,34 @@ def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
     os.environ[FRACTION] = fraction
 
 
-def _attached(fleet: Fleet, found: Devices) -> Devices:
-    alike = [device for device in found if device.device_kind in fleet.chip.device_kinds]
-    if len(alike) < fleet.num_devices:
-        kinds = [device.device_kind for device in found]
-        there = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+def _attached(fleet: Fleet, devices: Devices) -> Devices:
+    """Return the fleet's devices among the attached ones."""
+    of_kind = [device for device in devices if device.device_kind in fleet.chip.device_kinds]
+    if len(of_kind) < fleet.num_devices:
+        counts = Counter(device.device_kind for device in devices)
+        attached = ", ".join(f"{count} x {kind}" for kind, count in sorted(counts.items()))
         raise InputError(
-            f"{fleet.name} is not attached: this machine has {there}",
+            f"{fleet.name} is not attached: this machine has {attached}",
             hint=f"train on what is there with --on local, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
         )
     peers = processes_of_this_run()
-    if peers.count > 1 and len(alike) != fleet.num_devices:
+    if peers.count > 1 and len(of_kind) != fleet.num_devices:
         raise InputError(
-            f"{peers.count} processes have {len(alike)} devices, and {fleet.name} has {fleet.num_devices}",
+            f"{peers.count} processes have {len(of_kind)} devices, and {fleet.name} has {fleet.num_devices}",
             hint="train on all of them with --on local, or start processes on fewer hosts",
         )
-    return alike[: fleet.num_devices]
+    return of_kind[: fleet.num_devices]
 
 
 def _take_share() -> None:
-    """Restrict this process to its share of the host's GPUs.
+    """Restrict this process to its share of the host's GPUs, which all its processes share equally.
 
-    All processes of a host get equal shares. Does nothing if the run has one process, the user has chosen the
-    devices, or jax has created its devices.
+    Does nothing if the run has one process, the user has chosen the devices, or jax has created its devices.
     """
     peers = processes_of_this_run()
     if peers.count == 1 or LOCAL_IDS in os.environ or _has_devices():
         return
     hosts = peers.gathered("places", socket.gethostname())
     here = [index for index, host in enumerate(hosts) if host == socket.gethostname()]
-    share = share_of(_seen()[2], here.index(peers.index), len(here))
+    share = share_of(_visible()[2], here.index(peers.index), len(here))
     jax.config.update("jax_cuda_visible_devices", ",".join(map(str, share)))

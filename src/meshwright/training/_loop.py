@@ -11,34 +11,33 @@ one thread pool, and could then wait for each other forever.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from ..checkpoint import Found
+from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, steps_in
 from ..compiler import accepted_options, fingerprint_of, requested_options
-from ..config import RunConfig
+from ..config import CheckpointConfig, RunConfig
 from ..data import ALL, Dataset, Rows, Split
 from ..errors import MeshwrightError
-from ..launch import Alone
+from ..launch import noting_signals
 from ..measure import bytes_on
 from ..step import TrainStep, build_step
-from ._events import Phases
-from ._recorder import BadSteps, Recorder, first_bad_tensor, what_is_bad
-from ._saving import Saving
-from ._watchdog import Watchdog
+from ._interface import CheckpointSaved, Event, Noticed, PhaseClock, RunRequest
+from ._interruptions import Agreement, Watchdog, put, stop_at_once
+from ._recording import BadSteps, Recorder, first_bad_tensor, what_is_bad
+from ._run_folder import RunFolder, about_complaint
+
+Tree = Any
+BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +73,12 @@ def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     text = step.as_text()
     flops, why_not = _xla_flops(step, text, mesh.size)
     seed = jax.ShapeDtypeStruct((), np.uint32)
-    judged = (built.state["parameters"], built.state["model_state"], built.batch)
+    evaluated = (built.state["parameters"], built.state["model_state"], built.batch)
     return Programs(
         built=built,
         step=step,
         init=built.init.lower(seed).compile(),  # type: ignore[attr-defined]
-        evaluate=built.evaluate.lower(*judged).compile(),  # type: ignore[attr-defined]
+        evaluate=built.evaluate.lower(*evaluated).compile(),  # type: ignore[attr-defined]
         compile_seconds=seconds,
         fingerprint=fingerprint_of(text),
         xla_flops=flops,
@@ -88,19 +87,13 @@ def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
 
 
 def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:
-    """Return XLA's own FLOP count for all devices, or None and the reason.
-
-    All devices run this program. XLA counts the body of a loop once, whatever its trip count.
-    """
+    """Return XLA's own FLOP count for all devices, which all run this program, or None and the reason."""
     if " while(" in text:
         return None, "XLA's cost analysis counts a loop's body once, and this program has loops"
     analysis = executable.cost_analysis() or {}
     if "flops" not in analysis:
         return None, "this backend's cost analysis gives no FLOPs"
     return int(analysis["flops"]) * num_devices, ""
-
-
-Tree = Any
 
 
 class Feed:
@@ -112,7 +105,7 @@ class Feed:
 
     def __init__(self, dataset: Dataset, abstract: Tree) -> None:
         self._dataset, self._abstract = dataset, abstract
-        held = [rows_held(each) for each in jax.tree.leaves(abstract)]
+        held = [rows_held(array) for array in jax.tree.leaves(abstract)]
         self._held = np.unique(np.concatenate(held))
         num_microbatches, num_rows = jax.tree.leaves(abstract)[0].shape[:2]
         self._has_all = len(self._held) == num_rows
@@ -149,16 +142,6 @@ def rows_held(abstract: jax.ShapeDtypeStruct) -> np.ndarray:
     return np.unique(np.concatenate([rows[index[1]] for index in indices if index]))
 
 
-def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Place an array, which every process holds whole, on the devices of all processes."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ...])
-
-
-DEPTH = 2
-
-
 def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, None, None]:
     """Yield `make(step)` for each step in order, made at most two steps ahead by one thread.
 
@@ -166,8 +149,8 @@ def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, No
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="meshwright-batches")
     try:
-        waiting: deque[Future[Any]] = deque(pool.submit(make, step) for step in steps[:DEPTH])
-        for step in steps[DEPTH:]:
+        waiting: deque[Future[Any]] = deque(pool.submit(make, step) for step in steps[:BATCHES_AHEAD])
+        for step in steps[BATCHES_AHEAD:]:
             batch = waiting.popleft().result()
             waiting.append(pool.submit(make, step))
             yield batch
@@ -177,69 +160,97 @@ def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, No
         pool.shutdown(cancel_futures=True)
 
 
-class Agreement:
-    """Share the first signal of any process with all processes, after the same step.
+class Saving:
+    """Save and find a run's checkpoints: when one is due, and how each save ended.
 
-    The signal is sent through the devices, in the order of the steps. A message on another channel could
-    reach one process before a step begins and another process after it. A single process runs nothing.
+    Without `every_steps` nothing is saved, but existing checkpoints are still found and restored.
 
     Args:
-        waits: whether `on` returns the answer of the current step. Otherwise it returns that of the previous
-            step, so that the host can run one step ahead of the devices.
+        about: JSON data that every checkpoint carries; it includes at least what `changes_since` reads.
+
+    Raises:
+        InputError: the folder cannot be written, or another process writes it.
     """
 
-    def __init__(self, mesh: Mesh, peers: Alone, *, waits: bool) -> None:
-        self._alone = peers.count == 1
-        if self._alone:
+    def __init__(
+        self, folder: RunFolder, config: CheckpointConfig, about: Mapping[str, Any], phases: PhaseClock
+    ) -> None:
+        self._every = config.every_steps
+        self._about, self._phases, self._peers = about, phases, folder.peers
+        self._newest: int | None = None  # the step of the last save that began and has not failed
+        self._checkpoints = None
+        path = folder.path / "checkpoints"
+        exist = self._peers.from_first("checkpoints there", lambda: path.is_dir() and bool(steps_in(path)))
+        if self._every is not None or exist:
+            keep_last, keep_every = config.keep_last, config.keep_every
+            self._checkpoints = Checkpoints(
+                path, keep_last=keep_last, keep_every=keep_every, peers=self._peers, complaint=about_complaint
+            )
+
+    def newest(self) -> Found | None:
+        """Return the newest good checkpoint; None if the run has no checkpoints.
+
+        Raises:
+            MeshwrightError: checkpoints exist, and all are damaged.
+        """
+        newest = None if self._checkpoints is None else self._checkpoints.newest()
+        if newest is not None:
+            self._newest = newest.step
+        return newest
+
+    def restore(self, checkpoint: Found, state: Tree) -> Tree:
+        """Restore the checkpoint's state, laid out as `state` (of `jax.ShapeDtypeStruct`) specifies."""
+        assert self._checkpoints is not None, "`newest` has returned the checkpoint"
+        with self._phases.of("restore"):
+            return self._checkpoints.restore(checkpoint, state)
+
+    def due(self, step: int) -> bool:
+        """Return whether `step` is a multiple of `every_steps` and not saved yet."""
+        return self._every is not None and step % self._every == 0 and step != self._newest
+
+    def save(self, step: int, state: Tree, data_offset: int) -> None:
+        """Begin to save the state, unless a save of this step has begun."""
+        if self._checkpoints is None or self._every is None:
             return
-        self._before: jax.Array | None = None
-        self._waits = waits
-        self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        self._num_devices = mesh.size
-        self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        # Processes may learn at different steps that a save has failed, so the first one decides for all.
+        if self._peers.from_first("saved", lambda: step == self._newest):
+            return
+        with self._phases.of("checkpoint"):
+            self._checkpoints.save(step, state, {**self._about, "data_offset": data_offset})
+        self._newest = step
 
-    def on(self, signal: int | None) -> int | None:
-        """Return the signal that this or another process received; None if none did."""
-        if self._alone:
-            return signal
+    def finished(self) -> list[Event]:
+        """Return the events of the saves that have ended since the last call; never wait."""
+        ended = () if self._checkpoints is None else self._checkpoints.finished()
+        return [event for save in ended for event in self._events(save)]
 
-        numbers = np.full(self._num_devices, signal or 0, np.int32)
-        now = self._largest(put(numbers, self._each))
-        asked, self._before = (now if self._waits else self._before), now
-        return int(asked) or None if asked is not None else None
+    def wait(self) -> None:
+        """Wait for the save in flight."""
+        if self._checkpoints is not None:
+            with self._phases.of("checkpoint"):
+                self._checkpoints.wait()
 
+    def close(self) -> None:
+        """Wait for the save in flight, and unlock the folder for other processes."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def noting_signals() -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns the first signal that asked the run to stop, or None.
-
-    A second Ctrl-C stops the run at once. SIGTERM may come repeatedly, as some schedulers send it.
-
-    Only the main thread can handle signals. In any other thread nothing is noted, and the owner of the main
-    thread decides.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {each: signal.signal(each, note) for each in SIGNALS}
-    try:
-        yield lambda: asked[0] if asked else None
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-ALONE = Alone()
+    def _events(self, ended: Saved | SaveFailed) -> list[Event]:
+        step = ended.step
+        if isinstance(ended, SaveFailed):
+            if self._newest == step:
+                self._newest = None
+            return [Noticed(step=step, kind="checkpoint", message=ended.reason, hint=ended.hint)]
+        saved = CheckpointSaved(
+            step=step,
+            num_bytes=ended.num_bytes,
+            blocked_seconds=ended.blocked_seconds,
+            write_seconds=ended.write_seconds,
+        )
+        if not ended.not_removed:
+            return [saved]
+        hint = "remove it by hand, or the disk will fill"
+        return [saved, Noticed(step=step, kind="checkpoint", message=ended.not_removed, hint=hint)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,57 +272,52 @@ class Loop:
 
     Args:
         waits: whether to wait for each step before the next is started.
-        peers: the processes of the run.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        request: RunRequest,
         programs: Programs,
         dataset: Dataset,
         recorder: Recorder,
         saving: Saving,
-        phases: Phases,
+        phases: PhaseClock,
         watchdog: Watchdog,
         *,
-        steps: int,
         waits: bool,
-        peers: Alone = ALONE,
     ) -> None:
         self.programs, self.recorder = programs, recorder
         self.step, self.data_offset = 0, 0
         self.signal: int | None = None
         self.state: Tree = None
-        self._config, self._saving = config, saving
-        self._phases, self._watchdog = phases, watchdog
-        self._steps, self._waits = steps, waits
-        self._bad_steps = BadSteps(config.faults)
-        self._peers = peers
+        self._config, self._steps, self._peers = request.config, request.steps, request.folder.peers
+        self._saving, self._phases, self._watchdog, self._waits = saving, phases, watchdog, waits
+        self._bad_steps = BadSteps(self._config.faults)
         self._feed = Feed(dataset, programs.built.batch)
         mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
-        self._agreement = Agreement(mesh, peers, waits=waits)
+        self._agreement = Agreement(mesh, self._peers, waits=waits)
 
     def begin(self) -> None:
         """Initialise the state from the seed."""
         self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
 
-    def go_to(self, found: Found) -> None:
+    def go_to(self, checkpoint: Found) -> None:
         """Restore a checkpoint.
 
         The current state is freed first, because the devices cannot hold two states.
         """
         for array in jax.tree.leaves(self.state):
             array.delete()
-        self.go_on(found, self._saving.restore(found, self.programs.built.state))
+        self.go_on(checkpoint, self._saving.restore(checkpoint, self.programs.built.state))
 
-    def go_on(self, found: Found, state: Tree) -> None:
+    def go_on(self, checkpoint: Found, state: Tree) -> None:
         """Take over the state that a checkpoint held, and report newer checkpoints that are damaged."""
-        for bad in found.rejected:
+        for bad in checkpoint.rejected:
             words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
             hint = "look at the disk; what it held is trained again"
-            self.recorder.notice(found.step, "checkpoint", words, hint)
-        self.state, self.step = state, found.step
-        self.data_offset = max(self.data_offset, int(found.about["data_offset"]))
+            self.recorder.notice(checkpoint.step, "checkpoint", words, hint)
+        self.state, self.step = state, checkpoint.step
+        self.data_offset = max(self.data_offset, int(checkpoint.about["data_offset"]))
 
     def run(self) -> None:
         """Run the remaining steps and save the final state.
@@ -325,17 +331,17 @@ class Loop:
             known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)
             if not known:
                 self._evaluate()
-        with noting_signals() as asked, self._phases.of("step"):
+        with noting_signals(stop_at_once) as signals, self._phases.of("step"):
             while self.step < self._steps and self.signal is None:
                 first = self.step + self.data_offset
                 batches = batches_ahead(self._feed.batch, range(first, self._steps + self.data_offset))
                 with closing(batches):
-                    self._stretch(batches, asked)
-            self._saving.save(self.step, self.state, self.data_offset)
+                    self._run_steps(batches, signals)
+            self._save()
             self._saving.wait()  # signals are still caught here, so a repeated SIGTERM does no harm
-        self._tell_saves()
+        self._report_saves()
 
-    def _stretch(self, batches: Generator[Tree, None, None], asked: Callable[[], int | None]) -> None:
+    def _run_steps(self, batches: Generator[Tree, None, None], signals: list[int]) -> None:
         """Run steps until the last one, a signal, or a rollback."""
         self.recorder.clock.start()
         before: _Running | None = None
@@ -349,7 +355,7 @@ class Loop:
                 return
             if self._waits:
                 jax.block_until_ready(self.state)
-            self.signal = self._agreement.on(asked())
+            self.signal = self._agreement.on(signals[0] if signals else None)
             evaluates, saves = self._evaluates(), self._saving.due(self.step)
             before = running
             if self._waits or evaluates or saves or self.signal is not None:
@@ -360,8 +366,8 @@ class Loop:
             if evaluates and self.signal is None:
                 self._evaluate()
             if saves:
-                self._saving.save(self.step, self.state, self.data_offset)
-            self._tell_saves()
+                self._save()
+            self._report_saves()
             if evaluates or saves:
                 self.recorder.clock.start()
 
@@ -395,20 +401,20 @@ class Loop:
             where = first_bad_tensor(self.programs.built.inspect, self.state, batch, self.step - step + 1)
         words = f"step {step}: the {what}"
         if action == "stop":
-            self._saving.save(self.step, self.state, self.data_offset)
+            self._save()
             self._saving.wait()
-            self._tell_saves()
+            self._report_saves()
             self.recorder.notice(step, "bad step", f"{words}; training stopped; {where}")
             raise MeshwrightError(f"{words}; training stopped; {where}", hint=self._stop_hint())
         if action == "skip":
             self.recorder.notice(step, "bad step", f"{words}; its batch is skipped; {where}")
             return False
-        found = self._saving.newest()
-        self._tell_saves()
-        if found is None:
+        newest = self._saving.newest()
+        self._report_saves()
+        if newest is None:
             self.begin()
         else:
-            self.go_to(found)
+            self.go_to(newest)
         self.data_offset += step - self.step
         back = f"back to step {self.step}; the batches since then are left out"
         self.recorder.notice(step, "bad step", f"{words}; {back}; {where}")
@@ -423,9 +429,12 @@ class Loop:
             return f"{self._bad_steps.in_row} steps in a row were bad; {hint}"
         return f"{hint}; or go on without that batch: --resume"
 
-    def _tell_saves(self) -> None:
+    def _save(self) -> None:
+        self._saving.save(self.step, self.state, self.data_offset)
+
+    def _report_saves(self) -> None:
         for event in self._saving.finished():
-            self.recorder.tell(event)
+            self.recorder.emit(event)
 
     def _evaluates(self) -> bool:
         """Return whether the held-out data is evaluated after this number of steps."""

@@ -1,7 +1,7 @@
-"""Own a run's folder: lock it, check which run it holds, and write to it.
+"""Own a run's folder: lock it, check which run it holds and how it may continue, and write documents to it.
 
-A write that the disk refuses does not end the run. It is reported at most once an hour, and tried again
-later.
+A checkpoint of another run is refused. For the same run, changed settings are listed. A write that the disk
+refuses does not end the run. It is reported at most once an hour, and tried again later.
 
 No jax is loaded here: a folder is refused within a second, before anything is compiled or written.
 """
@@ -17,68 +17,22 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from ..checkpoint import lock_folder, open_own, steps_in, unread_newest, write_probe
-from ..config import RunConfig
+from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, write_probe
+from ..config import Layout, RunConfig
+from ..data import data_identity, identity_difference
 from ..errors import InputError
-from ..launch import Alone
-from ._resume import about_complaint, check_same_run, is_same_run
+from ..launch import ALONE, Alone
 
-TOLD_AGAIN_SECONDS = 3600.0  # between reports: a disk that is full at times is not reported at every step
-
-
-class Writes:
-    """The files of a run's folder that are not on disk yet, and the reasons.
-
-    `refused`: by file name, the reason why the last write failed.
-    """
-
-    def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
-        self.refused: dict[str, str] = {}
-        self._folder, self._now = folder, now
-        self._documents: dict[str, str] = {}  # waiting to be written, by name
-        self._told: dict[str, float] = {}  # when each name was last reported
-
-    def document(self, name: str, text: str) -> None:
-        """Write a text file, now or when `retry` finds room."""
-        self._documents[name] = text
-        self._write(name)
-
-    def documents(self, texts: Mapping[str, str]) -> None:
-        """Write a text file for each name."""
-        for name, text in texts.items():
-            self.document(name, text)
-
-    def retry(self) -> None:
-        """Try again to write the waiting documents."""
-        for name in list(self._documents):
-            self._write(name)
-
-    def attempt(self, name: str, write: Callable[[], object]) -> bool:
-        """Call `write`, which writes the file `name`; return whether it succeeded.
-
-        If the system refuses, the reason is kept in `refused`.
-        """
-        try:
-            write()
-        except OSError as refused:
-            self.refused[name] = refused.strerror or str(refused)
-            return False
-        self.refused.pop(name, None)
-        return True
-
-    def untold(self) -> dict[str, list[str]]:
-        """Return the reasons not reported within the last hour, each with the names of its files."""
-        found: dict[str, list[str]] = {}
-        for name, why in self.refused.items():
-            if self._now() - self._told.get(name, -TOLD_AGAIN_SECONDS) >= TOLD_AGAIN_SECONDS:
-                self._told[name] = self._now()
-                found.setdefault(why, []).append(name)
-        return found
-
-    def _write(self, name: str) -> None:
-        text = self._documents[name]
-        if self.attempt(name, lambda: write_whole(self._folder / name, text)):
-            del self._documents[name]
+CONFIG, METRICS = "config.json", "metrics.jsonl"
+SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
+TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last complete line
+REPORT_AGAIN_SECONDS = 3600.0  # a disk that is full at times is not reported at every step
+# These define the state and the position in the data. If one differs, the checkpoint belongs to another run.
+FIXED = ("model", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
+# Not listed as changes: they do not affect what is trained.
+UNLISTED = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
+SHAPING = ("optimizer", "precision")  # may add or remove arrays of the state: momentum, loss scale
+IDENTITY = {"name": str, "num_bytes": int, "hashed": str, "sha256": str}  # as `data_identity` returns it
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -97,43 +51,50 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-class Appended:
-    """A file that is open for appending.
+class Writes:
+    """The files of a run's folder that are not on disk yet, and the reasons.
 
-    Data that the disk refuses waits in memory, and is written first the next time.
+    `refused`: by file name, the reason why the last write failed.
     """
 
-    def __init__(self, path: Path, writes: Writes) -> None:
-        self.path = path
-        self._writes = writes
-        self._waiting = bytearray()
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self.refused: dict[str, str] = {}
+        self._folder, self._now = folder, now
+        self._waiting: dict[str, str] = {}  # texts to write, by file name
+        self._reported: dict[str, float] = {}  # when each file was last reported
 
-    def add(self, data: bytes) -> None:
-        """Append `data`, after the waiting data."""
-        self._waiting += data
-        self._writes.attempt(self.path.name, self._flush)
+    def documents(self, texts: Mapping[str, str]) -> None:
+        """Write a text file for each name, now or when `retry` finds room."""
+        self._waiting |= texts
+        self.retry()
 
-    def close(self) -> None:
-        """Try for the last time to write the waiting data, and close the file.
+    def retry(self) -> None:
+        """Try again to write the waiting documents."""
+        for name, text in list(self._waiting.items()):
+            if self.attempt(name, lambda name=name, text=text: write_whole(self._folder / name, text)):
+                del self._waiting[name]
 
-        Data that cannot be written is lost, and the file remains listed in `Writes.refused`.
+    def attempt(self, name: str, write: Callable[[], object]) -> bool:
+        """Call `write`, which writes the file `name`; return whether it succeeded.
+
+        If the system refuses, the reason is kept in `refused`.
         """
-        if self._writes.attempt(self.path.name, self._flush):
-            self._writes.attempt(self.path.name, lambda: os.close(self._file))
-            return
-        self._writes.refused[self.path.name] += f" ({len(self._waiting):,} bytes are lost)"
-        os.close(self._file)
+        try:
+            write()
+        except OSError as refused:
+            self.refused[name] = refused.strerror or str(refused)
+            return False
+        self.refused.pop(name, None)
+        return True
 
-    def _flush(self) -> None:
-        while self._waiting:
-            del self._waiting[: os.write(self._file, self._waiting)]
-
-
-CONFIG, METRICS = "config.json", "metrics.jsonl"
-SHARED = ".shared"  # exists briefly: with it the processes check that they see the same folder
-TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last complete line
-ALONE = Alone()
+    def unreported(self) -> dict[str, list[str]]:
+        """Return the reasons not reported within the last hour, each with the names of its files."""
+        names_by_reason: dict[str, list[str]] = {}
+        for name, why in self.refused.items():
+            if self._now() - self._reported.get(name, -REPORT_AGAIN_SECONDS) >= REPORT_AGAIN_SECONDS:
+                self._reported[name] = self._now()
+                names_by_reason.setdefault(why, []).append(name)
+        return names_by_reason
 
 
 class RunFolder:
@@ -150,9 +111,10 @@ class RunFolder:
     def __init__(
         self, path: Path, *, resume: bool = False, discard_steps: bool = False, peers: Alone = ALONE
     ) -> None:
-        self.path, self.resume = path, resume
+        self.path, self.resume, self.peers = path, resume, peers
         self.writes = Writes(path)
-        self._discard_steps, self._peers = discard_steps, peers
+        self._discard_steps = discard_steps
+        self._config: RunConfig | None = None  # the config given to `look`
         self._lock: IO[str] | None = None
 
     def look(self, config: RunConfig) -> None:
@@ -162,7 +124,8 @@ class RunFolder:
             InputError: another process writes it, it holds a run that is not to be resumed, the run is not
                 that of `config`, or resuming would discard steps.
         """
-        self._peers.from_first("folder/look", lambda: self._look(config))
+        self._config = config
+        self.peers.from_first("folder/look", lambda: self._take_lock() if self.path.is_dir() else None)
 
     def make(self) -> None:
         """Create the folder, lock it, and check that files can be written there.
@@ -171,8 +134,8 @@ class RunFolder:
             InputError: files cannot be written, another process writes it, or another host sees another
                 folder.
         """
-        self._peers.from_first("folder/make", self._make)
-        check_shared(self.path, self._peers)
+        self.peers.from_first("folder/make", self._make)
+        check_shared(self.path, self.peers)
 
     def close(self) -> None:
         """Unlock the folder, so that other processes can write it."""
@@ -180,57 +143,51 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def _look(self, config: RunConfig) -> None:
-        if self.path.is_dir():  # otherwise `make` creates it, or reports why it cannot
-            self._take_lock(config)
-
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._lock is None:  # it did not exist when `look` was called
-                self._take_lock(None)
+                self._take_lock()
             write_probe(self.path)
         except OSError as refused:
             self.close()
             raise _unwritable(self.path, refused) from refused
 
-    def _take_lock(self, config: RunConfig | None) -> None:
+    def _take_lock(self) -> None:
         try:
             self._lock = lock_folder(self.path, f"{self.path} is")
         except OSError as refused:
             raise _unwritable(self.path, refused) from refused
         try:
-            self._check(config)
+            self._check()
         except BaseException:
             self.close()
             raise
 
-    def _check(self, config: RunConfig | None) -> None:
-        checkpoints = self.path / "checkpoints"
+    def _check(self) -> None:
+        checkpoints, metrics = self.path / "checkpoints", self.path / METRICS
         saved = steps_in(checkpoints) if checkpoints.is_dir() else []
-        metrics = self.path / METRICS
-        holds_run = bool(saved) or (metrics.exists() and metrics.stat().st_size > 0)
-        if not holds_run:
-            return
+        if not saved and not (metrics.exists() and metrics.stat().st_size > 0):
+            return  # it holds no run
         if not self.resume:
             raise InputError(
                 f"{self.path} holds a run already",
                 hint="go on with it: --resume; or choose a folder that is not there yet",
             )
         newest = unread_newest(checkpoints, about_complaint)
-        if newest is not None and config is not None:
-            check_same_run(newest, config)
+        if newest is not None and self._config is not None:
+            check_same_run(newest, self._config)
         if not self._discard_steps:
-            self._check_discards(saved, config)
+            self._check_discards(saved)
 
-    def _check_discards(self, saved: list[int], config: RunConfig | None) -> None:
+    def _check_discards(self, saved: list[int]) -> None:
         """Raise if resuming would lose steps that a crash alone would not lose.
 
         This is so if the run saves no checkpoints, or if its checkpoints are gone. Two checkpoint intervals
         may pass before the first checkpoint is on disk.
         """
         recorded, newest = last_recorded_step(self.path), saved[-1] if saved else 0
-        every = _checkpoint_interval(self.path, config)
+        every = self._checkpoint_interval()
         if recorded <= newest or (every is not None and (saved or recorded <= 2 * every)):
             return
         kept = f"its newest checkpoint is of step {newest}" if saved else "it has no checkpoint"
@@ -240,6 +197,17 @@ class RunFolder:
             hint=f"train {lost} again with --resume --discard-steps, or choose another folder with --folder"
             + ("" if saved or every is None else "; or bring back its checkpoints"),
         )
+
+    def _checkpoint_interval(self) -> int | None:
+        """Return `checkpoint.every_steps` of the run in the folder, or None if it saves no checkpoints.
+
+        If config.json is unreadable, the value of the requested config is returned.
+        """
+        try:
+            every = json.loads((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
+        except (OSError, ValueError, TypeError, KeyError):
+            every = None if self._config is None else self._config.checkpoint.every_steps
+        return every if isinstance(every, int) else None
 
 
 def config_of(run: Path) -> RunConfig:
@@ -256,7 +224,7 @@ def config_of(run: Path) -> RunConfig:
     saved = None if newest is None else newest.about.get("config")
     try:
         config = RunConfig.model_validate_json(path.read_bytes())
-        if saved is None or is_same_run(saved, config):
+        if saved is None or not _fixed_differences(saved, config):
             return config
     except OSError as refused:
         if saved is None:
@@ -298,9 +266,9 @@ def check_shared(folder: Path, peers: Alone) -> None:
     if peers.count == 1:
         return
     mark = folder / SHARED
-    token = peers.from_first("mark", lambda: _marked(mark))
-    seen = mark.is_file() and mark.read_text() == token
-    names = peers.gathered("seen", "" if seen else peers.name)
+    token = peers.from_first("mark", lambda: _mark(mark))
+    is_shared = mark.is_file() and mark.read_text() == token
+    names = peers.gathered("seen", "" if is_shared else peers.name)
     if peers.is_first:
         mark.unlink()
     if absent := [name for name in names if name]:
@@ -311,7 +279,8 @@ def check_shared(folder: Path, peers: Alone) -> None:
         )
 
 
-def _marked(mark: Path) -> str:
+def _mark(mark: Path) -> str:
+    """Write a random text to the file `mark`, and return it."""
     token = os.urandom(8).hex()
     try:
         with os.fdopen(open_own(mark, os.O_WRONLY | os.O_TRUNC), "w") as file:
@@ -319,19 +288,6 @@ def _marked(mark: Path) -> str:
     except OSError as refused:
         raise _unwritable(mark.parent, refused) from refused
     return token
-
-
-def _checkpoint_interval(folder: Path, config: RunConfig | None) -> int | None:
-    """Return `checkpoint.every_steps` of the run in the folder, or None if it saves no checkpoints.
-
-    If config.json is unreadable, the value of `config` is returned.
-    """
-    try:
-        was: Any = json.loads((folder / CONFIG).read_bytes())
-        every = was["checkpoint"]["every_steps"]
-    except (OSError, ValueError, TypeError, KeyError):
-        every = None if config is None else config.checkpoint.every_steps
-    return every if isinstance(every, int) else None
 
 
 def _of_another_release(where: Path, wrong: ValidationError) -> InputError:
@@ -344,11 +300,112 @@ def _of_another_release(where: Path, wrong: ValidationError) -> InputError:
 
 
 def _unwritable(folder: Path, refused: OSError) -> InputError:
+    existing = next(parent for parent in folder.absolute().parents if parent.is_dir())
     return InputError(
         f"cannot write a run to {folder}: {refused.strerror}",
-        hint=f"choose a folder that can be written, below {_existing(folder)} or elsewhere",
+        hint=f"choose a folder that can be written, below {existing} or elsewhere",
     )
 
 
-def _existing(folder: Path) -> Path:
-    return next(parent for parent in folder.absolute().parents if parent.is_dir())
+def about_of(config: RunConfig, layout: Layout) -> dict[str, Any]:
+    """Return what a checkpoint records about its run, as `changes_since` reads it.
+
+    Raises:
+        InputError: a file of its data cannot be read.
+    """
+    about = {"config": config.model_dump(mode="json"), "layout": str(layout)}
+    return {**about, "data": data_identity(config)}
+
+
+def about_complaint(about: Mapping[str, Any]) -> str:
+    """Describe the first invalid entry of a checkpoint's `about`; return "" if all are valid.
+
+    The entries are those of `about_of`, and `data_offset`, the number of batches that rollbacks left out.
+    """
+    data, offset = about.get("data"), about.get("data_offset")
+    valid = {
+        "config": isinstance(about.get("config"), dict),
+        "layout": isinstance(about.get("layout"), str),
+        "data_offset": isinstance(offset, int) and offset >= 0,
+        "data": data is None
+        or (isinstance(data, dict) and all(isinstance(data.get(n), kind) for n, kind in IDENTITY.items())),
+    }
+    wrong = [name for name, is_valid in valid.items() if not is_valid]
+    return f"manifest.json is not as a run writes it: about.{wrong[0]}" if wrong else ""
+
+
+def check_same_run(found: Found, config: RunConfig) -> None:
+    """Raise if a checkpoint belongs to another run; the batch of `config` may still depend on the layout.
+
+    Raises:
+        InputError: a setting that defines the run differs; the message names the first.
+    """
+    for key, (was, now) in _fixed_differences(found.about.get("config", {}), config).items():
+        raise InputError(
+            f"{key} is {now!r}, and the checkpoint of step {found.step} in {found.folder.parent} "
+            f"is of a run with {was!r}",
+            hint=f"leave CONFIG and --set {key} out: the run's own settings are in its folder; or choose "
+            "another folder with --folder",
+        )
+
+
+def changes_since(found: Found, config: RunConfig, layout: Layout) -> list[str]:
+    """Return the differences from the run that saved the checkpoint, each as in "layout: data=8 -> fsdp=8".
+
+    Raises:
+        InputError: the config belongs to another run, or the data files have changed.
+    """
+    check_same_run(found, config)
+    _check_data(found, config)
+    differ = _differences(found.about["config"], config).items()
+    changes = [f"{key}: {was} -> {now}" for key, (was, now) in differ if not _within(key, UNLISTED)]
+    if found.about["layout"] != str(layout):
+        changes.append(f"layout: {found.about['layout']} -> {layout}")
+    return changes
+
+
+def may_change_state(about: Mapping[str, Any], config: RunConfig) -> bool:
+    """Return whether a setting has changed on which the arrays of the state may depend."""
+    return any(_within(key, SHAPING) for key in _differences(about.get("config", {}), config))
+
+
+def _check_data(found: Found, config: RunConfig) -> None:
+    """Raise if the data files are not those of the run: a position in them would mean something else."""
+    was, now = found.about.get("data"), data_identity(config)
+    if was is None or now is None:  # data from the seed, or a checkpoint of a release that kept no identity
+        return
+    if difference := identity_difference(was, now):
+        raise InputError(
+            f"{now['name']} is not what the checkpoint of step {found.step} in {found.folder.parent} was "
+            f"trained on: {difference}",
+            hint="bring it back as it was, or begin a new run with it in another folder",
+        )
+
+
+def _fixed_differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings whose difference makes it another run.
+
+    A batch size that follows from the layout is compared once it is known.
+    """
+    by_replica = config.batch.sequences_per_replica is not None
+    differ = _differences(saved, config).items() if saved else ()
+    fixed = {key: values for key, values in differ if _within(key, FIXED)}
+    return {key: values for key, values in fixed.items() if not (by_replica and key == "batch.sequences")}
+
+
+def _differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by "section.key": the saved value and that of `config`."""
+    was, now = _flat(saved), _flat(config.model_dump(mode="json"))
+    pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
+    return {key: values for key, values in pairs.items() if values[0] != values[1]}
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return flat

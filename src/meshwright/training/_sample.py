@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
 from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
@@ -36,24 +36,29 @@ PROMPT_TOKENS = 64
 _STREAM = 2  # folded into the run's key; the state uses 0 and 1
 
 
-def sampler_of(
-    config: RunConfig, mesh: Mesh, num_tokens: int = NUM_TOKENS, temperature: float = TEMPERATURE
-) -> Callable[[dict[str, Any], Int[Array, " window"], Int[Array, ""], Key[Array, ""]], Int[Array, " new"]]:
-    """Return a jitted function that generates tokens.
-
-    Its arguments are the parameters, the window, the number of filled positions in the window, and the key.
-    It returns the new tokens.
+def sample_tokens(
+    config: RunConfig,
+    mesh: Mesh,
+    parameters: dict[str, Any],
+    prompt: np.ndarray,
+    key: Key[Array, ""],
+    num_tokens: int = NUM_TOKENS,
+    temperature: float = TEMPERATURE,
+) -> np.ndarray:
+    """Return the tokens that a model on one device generates after a prompt.
 
     Each token is drawn from the model's output for the whole window. The unfilled positions come last, and no
     filled position attends to them. A full window slides. Nothing is cached from token to token: one shape,
     one program. At temperature 0 the most likely token is taken.
+
+    Args:
+        prompt: tokens; only the last ones that fit into the run's sequence are read.
     """
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
-    dtype = FORMATS[config.precision]
     device = mesh.devices.flat[0]
     platform = "cuda" if device.platform == "gpu" else device.platform
-    context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none")
+    context = Context(mesh=mesh, dtype=FORMATS[config.precision], platform=platform, remat="none")
 
     def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
         hidden = model.hidden(parameters, window[None], context)[0][0]
@@ -67,34 +72,30 @@ def sampler_of(
         def one(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], Array]:
             window, filled = carry
             token = next_token(parameters, window, filled, key).astype(window.dtype)
-            full = filled == window.shape[0]
-            moved = jnp.where(full, jnp.roll(window, -1), window)
-            filled = jnp.where(full, filled, filled + 1)
+            is_full = filled == window.shape[0]
+            moved = jnp.where(is_full, jnp.roll(window, -1), window)
+            filled = jnp.where(is_full, filled, filled + 1)
             return (moved.at[filled - 1].set(token), filled), token
 
         return jax.lax.scan(one, (window, filled), jax.random.split(key, num_tokens))[1]
 
-    return jax.jit(sample)
+    window = np.zeros(config.batch.sequence_length, np.int32)
+    prompt = prompt[-len(window) :]
+    window[: len(prompt)] = prompt
+    with jax.default_device(device):
+        return np.asarray(jax.jit(sample)(parameters, jnp.asarray(window), jnp.int32(len(prompt)), key))
 
 
-def sample_tokens(
+def sample_after(
     config: RunConfig, mesh: Mesh, parameters: dict[str, Any], text: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a prompt, taken from the beginning of `text`, and the 160 tokens that the model generates.
 
     The draw depends only on the run's seed. `parameters` are on one device.
     """
-    assert isinstance(config.model, TransformerModel), f"a {config.model.kind} model writes no text"
-    length = config.batch.sequence_length
-    prompt = text[: min(PROMPT_TOKENS, max(length // 2, 1))]
-    window = np.zeros(length, np.int32)
-    window[: len(prompt)] = prompt
+    prompt = text[: min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))]
     key = jax.random.fold_in(jax.random.key(config.seed), _STREAM)
-    sampler = sampler_of(config, mesh)
-    device = mesh.devices.flat[0]
-    with jax.default_device(device):
-        tokens = sampler(parameters, jnp.asarray(window), jnp.int32(len(prompt)), key)
-    return prompt, np.asarray(tokens)
+    return prompt, sample_tokens(config, mesh, parameters, prompt, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def sample_run(
             f"{num_tokens} tokens at temperature {temperature:g}",
             hint="use at least 1 token, and a finite temperature of 0 or more",
         )
-    known, ids = _prompt(run, config, prompt, tokenizer)
+    codec, ids = _prompt(run, config, prompt, tokenizer)
     on_phase("verifying the checkpoint")
     found = checkpoint_of(run, step)
     fleet = local_fleet() if fleet is None else fleet
@@ -154,17 +155,12 @@ def sample_run(
     on_phase("restoring")
     parameters = restore(found, wanted, only=["parameters"])["parameters"]
     on_phase("sampling")
-    window = np.zeros(config.batch.sequence_length, np.int32)
-    ids = ids[-len(window) :]
-    window[: len(ids)] = ids
-    with jax.default_device(device):
-        sampler = sampler_of(config, mesh, num_tokens, temperature)
-        drawn = sampler(parameters, jnp.asarray(window), jnp.int32(len(ids)), jax.random.key(seed))
-    tokens = np.asarray(drawn)
+    key = jax.random.key(seed)
+    tokens = sample_tokens(config, mesh, parameters, ids, key, num_tokens, temperature)
     return SampleOfRun(
         step=found.step,
         prompt=prompt,
-        text=known.decode(tokens),
+        text=codec.decode(tokens),
         tokens=tuple(tokens.tolist()),
         rejected=found.rejected,
     )
@@ -189,39 +185,31 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
     return tokenizer, ids.astype(np.int32)
 
 
-def _tokenizer(config: RunConfig, asked: str | None) -> Tokenizer:
-    """Return the tokenizer `asked` for, or by default bytes if the run's tokens are known to be bytes."""
-    if asked is not None:
-        return _checked(open_tokenizer(asked), config)
-    if isinstance(config.data, StdlibData):
+def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
+    """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes.
+
+    Raises:
+        InputError: another tokenizer made the run's tokens, or none is named and they are not known to be
+            bytes.
+    """
+    data = config.data
+    path = Path(data.path) if isinstance(data, TokenFileData) else None
+    facts = None if path is None else read_facts(path)
+    if name is not None:
+        tokenizer = open_tokenizer(name)
+        if path is not None and facts is not None and facts.tokenizer_sha256 != tokenizer.sha256:
+            raise InputError(
+                f"the run's tokens were made with {facts.tokenizer}, and {tokenizer.name} is not the same",
+                hint=f"name the {facts.tokenizer} that made {path.name}",
+            )
+        return tokenizer
+    if isinstance(data, StdlibData) or (facts is not None and facts.tokenizer == "bytes"):
         return open_tokenizer("bytes")
-    if not isinstance(config.data, TokenFileData):
-        what = f"the run was trained on {config.data.source} tokens, which stand for no text"
+    if path is None:
+        what = f"the run was trained on {data.source} tokens, which stand for no text"
         raise InputError(what, hint="name a tokenizer all the same with --tokenizer bytes")
-    facts = read_facts(Path(config.data.path))
-    if facts is not None and facts.tokenizer == "bytes":
-        return open_tokenizer("bytes")
-    made = (
-        "nothing beside it says how its tokens were made" if facts is None else f"made with {facts.tokenizer}"
-    )
+    made = "nothing beside it says how its tokens were made"
     raise InputError(
-        f"the run was trained on {config.data.path}: {made}",
+        f"the run was trained on {path}: {made if facts is None else f'made with {facts.tokenizer}'}",
         hint="name the tokenizer: --tokenizer bytes, or the path of a tokenizer.json",
     )
-
-
-def _checked(tokenizer: Tokenizer, config: RunConfig) -> Tokenizer:
-    """Return the tokenizer; raise if another one made the run's tokens.
-
-    A different tokenizer would generate nonsense.
-    """
-    if not isinstance(config.data, TokenFileData):
-        return tokenizer
-    path = Path(config.data.path)
-    facts = read_facts(path)
-    if facts is not None and facts.tokenizer_sha256 != tokenizer.sha256:
-        raise InputError(
-            f"the run's tokens were made with {facts.tokenizer}, and {tokenizer.name} is not the same",
-            hint=f"name the {facts.tokenizer} that made {path.name}",
-        )
-    return tokenizer

@@ -1,24 +1,28 @@
-"""Define the events of a run and the clock of its phases.
+"""Define what a run takes and what it reports: `RunRequest`, the events, and the time of each phase.
 
 The events are listed in the order in which they first occur. The caller of `run_training` receives and shows
-them. `Phases` measures on the host's clock how much time the run spends in each phase.
+them. `PhaseClock` measures on the host's clock how much time the run spends in each phase.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ..config import Layout, RunConfig
+from ..hardware import Fleet
 from ..reconciliation import Percentiles
+from ._run_folder import RunFolder
 
-Phase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
+RunPhase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
+NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held-out", "signal"]
 
 
-class Phases:
+class PhaseClock:
     """Seconds spent in each phase, which sum to all elapsed time.
 
     A phase that begins within another one interrupts it.
@@ -31,16 +35,16 @@ class Phases:
         self._now = now
         self._since = self.began = now()
         self._seconds: dict[str, float] = {}
-        self.current: Phase = "start-up"
+        self.current: RunPhase = "start-up"
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: RunPhase) -> None:
         """End the current phase, and enter `phase`."""
         now = self._now()
         self._seconds[self.current] = self._seconds.get(self.current, 0.0) + now - self._since
         self.current, self._since = phase, now
 
     @contextmanager
-    def of(self, phase: Phase) -> Iterator[None]:
+    def of(self, phase: RunPhase) -> Iterator[None]:
         """Enter `phase` for the block, and return to the previous phase after it."""
         before = self.current
         self.enter(phase)
@@ -55,15 +59,9 @@ class Phases:
         return dict(self._seconds)
 
 
-NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held-out", "signal"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Report that the devices are ready and the data is open; compilation begins next.
-
-    `folder`: the run's folder.
-    """
+    """Report that the devices are ready and the data is open; compilation begins next."""
 
     name: str
     num_parameters: int
@@ -74,7 +72,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class StepCompiled:
     """Report that the train step is compiled.
 
     `seconds`: from the start of tracing to the executable. `fingerprint`: of the compiled program.
@@ -147,8 +145,7 @@ class Evaluated:
 class CheckpointSaved:
     """Report that a complete checkpoint is on disk.
 
-    `blocked_seconds`: the time for which the steps waited for it. `write_seconds`: the time in the
-    background.
+    `blocked_seconds`: how long the steps waited for it. `write_seconds`: the time in the background.
     """
 
     step: int
@@ -159,10 +156,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
-    """Report something that a person should know while the run continues.
-
-    `hint` may be empty.
-    """
+    """Report something that a person should know while the run continues; `hint` may be empty."""
 
     step: int
     kind: NoticeKind
@@ -180,24 +174,45 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Report that the run is over after `steps` updates.
-
-    `interrupted`: whether a signal stopped it.
-    """
+    """Report that the run is over after `steps` updates, and whether a signal stopped it."""
 
     steps: int
     interrupted: bool
 
 
 Event = (
-    Started
-    | Compiled
-    | StepDone
-    | FirstStepsDone
-    | EpochDone
-    | Evaluated
-    | CheckpointSaved
-    | Noticed
-    | Sampled
-    | Finished
-)
+    Started | StepCompiled | StepDone | FirstStepsDone | EpochDone
+    | Evaluated | CheckpointSaved | Noticed | Sampled | Finished
+)  # fmt: skip
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of one step on all devices, as weighed, and the fleet's dense peak."""
+
+    model_flops: int
+    executed_flops: int
+    peak_flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A run that `run_training` is to make: its arguments, checked and resolved.
+
+    `config`: trainable, with its batch resolved for `layout`. `devices`: those of `fleet`, from `devices_of`.
+    `folder`: after `make`. `steps`: of the whole run; the learning rate follows the config's number of steps.
+    `flops`: for MFU and HFU. `about`: JSON data that the checkpoints carry in addition to the config.
+    `documents`: texts to write into the folder, by name. `on_event`: called with each event, in this thread.
+    """
+
+    config: RunConfig
+    fleet: Fleet
+    layout: Layout
+    devices: Sequence[Any]
+    folder: RunFolder
+    steps: int
+    flops: StepFlops | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
+    on_event: Listener = lambda event: None

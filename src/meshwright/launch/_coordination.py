@@ -1,8 +1,8 @@
 """Exchange messages and heartbeats among the processes of a run, without using the devices.
 
-`Roll` detects lost processes: each process answers every second, and the first one checks the answers and
-informs all. jax's own heartbeat would end the others too, but later, and with a number instead of a host and
-a reason.
+`Heartbeat` detects lost processes: each process answers every second, and the first one checks the answers
+and informs all. jax's own heartbeat would end the others too, but later, and with a number instead of a host
+and a reason.
 
 `Peers` exchanges JSON data through jax's coordination service. It is for texts, and for threads that may not
 use the devices: two programs with collectives in flight could wait for each other. Such messages are rare: no
@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import EXIT_BROKE_OFF, CompileError, InputError, MeshwrightError
 
@@ -29,25 +29,12 @@ SILENT_SECONDS = 8.0
 # would find all others silent as soon as it resumes.
 SILENT_LOOKS = int(SILENT_SECONDS / BEAT_SECONDS)
 ANSWERS, LOST = "meshwright/roll", "meshwright/lost"
+WAIT_SLICE_SECONDS = 1.0  # a wait is cut into slices, between which signals are handled
+ERROR_KINDS = {kind.__name__: kind for kind in (MeshwrightError, InputError, CompileError)}
+Client = Any  # jax's client of the coordination service, a class of its C++ part
 
 
-class Board(Protocol):
-    """The part of jax's coordination-service client that `Roll` uses."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Store a text for all processes."""
-        ...
-
-    def key_value_try_get(self, key: str) -> str:
-        """Return a text; raise if it does not exist."""
-        ...
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Return all keys and texts below a key."""
-        ...
-
-
-class Roll:
+class Heartbeat:
     """Answer for this process, and detect processes that have ended or stopped.
 
     One thread answers. In the first process this thread also checks which processes do not answer. In the
@@ -66,19 +53,18 @@ class Roll:
 
     def __init__(
         self,
-        board: Board,
+        client: Client,
         index: int,
         name: str,
         end: Callable[[int], object] = os._exit,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board, self._index, self._name, self._end, self._now = board, index, name, end, now
+        self._client, self._index, self._name, self._end, self._now = client, index, name, end, now
         self._over = threading.Event()
-        self._beats = 0
+        self._num_beats = self._num_looks = 0
         self._is_left_to_jax = False
-        self._looks = 0
-        self._seen: dict[str, tuple[str, int, float]] = {}  # by key: the last answer, its look, its time
-        self._threads = [threading.Thread(target=self._call, name="meshwright-roll", daemon=True)]
+        self._answers: dict[str, tuple[str, int, float]] = {}  # by key: the last answer, its look, its time
+        self._threads = [threading.Thread(target=self._answer_regularly, name="meshwright-roll", daemon=True)]
         if index:
             watch = threading.Thread(target=self._watch_first, name="meshwright-roll-first", daemon=True)
             self._threads.append(watch)
@@ -106,12 +92,12 @@ class Roll:
             wait: whether another process's end may be the cause, which must then be reported first.
         """
         if wait and self._over.wait(SILENT_SECONDS + 4 * BEAT_SECONDS):
-            time.sleep(4 * BEAT_SECONDS)  # meanwhile the roll ends this process
+            time.sleep(4 * BEAT_SECONDS)  # meanwhile `beat` ends this process
         self.stop()
         if self._index:
             self._answer(words)
         else:
-            self._board.key_value_set(LOST, f"{self._name} ended: {words}", allow_overwrite=True)
+            self._client.key_value_set(LOST, f"{self._name} ended: {words}", allow_overwrite=True)
             time.sleep(2 * BEAT_SECONDS)
         self._end(status)
 
@@ -122,14 +108,13 @@ class Roll:
         if not words:
             return
         if not self._index:
-            self._board.key_value_set(LOST, words, allow_overwrite=True)
-            sys.stderr.write(f"error: {words}; the others are ended\nhint: go on with it: --resume\n")
-            sys.stderr.flush()
+            self._client.key_value_set(LOST, words, allow_overwrite=True)
+            _print_error(f"{words}; the others are ended")
             time.sleep(2 * BEAT_SECONDS)  # the service ends with this process: the others read it first
         self._over.set()
         self._end(EXIT_BROKE_OFF)
 
-    def _call(self) -> None:
+    def _answer_regularly(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
             try:
                 self.beat()
@@ -138,74 +123,54 @@ class Roll:
                 return
 
     def _watch_first(self) -> None:
-        """End this process if the first one has accepted no answer from it for a long time.
-
-        The first process is then stopped or unreachable.
-        """
+        """End this process if the first one, stopped or unreachable, accepts no answer for a long time."""
         looks, beats = 0, -1
         while not self._is_left_to_jax and not self._over.wait(LOOK_SECONDS):
-            looks, beats = (looks + 1, beats) if self._beats == beats else (0, self._beats)
+            looks, beats = (looks + 1, beats) if self._num_beats == beats else (0, self._num_beats)
             if looks > 2 * SILENT_LOOKS:
-                sys.stderr.write(
-                    f"error: the first process has taken no answer of {self._name} for "
+                _print_error(
+                    f"the first process has taken no answer of {self._name} for "
                     f"{looks * LOOK_SECONDS:.0f} s: it was stopped, or its host or the network to it is "
-                    "gone; this one is ended\nhint: go on with it: --resume\n"
+                    "gone; this one is ended"
                 )
-                sys.stderr.flush()
                 self._over.set()
                 self._end(EXIT_BROKE_OFF)
 
     def _answer(self, words: str) -> None:
-        self._beats += 1
-        answer = {"name": self._name, "beat": self._beats, "words": words}
-        self._board.key_value_set(f"{ANSWERS}/{self._index}", json.dumps(answer), allow_overwrite=True)
+        self._num_beats += 1
+        answer = {"name": self._name, "beat": self._num_beats, "words": words}
+        self._client.key_value_set(f"{ANSWERS}/{self._index}", json.dumps(answer), allow_overwrite=True)
 
     def _lost(self) -> str:
+        """Return what the first process wrote about a lost process; "" if it wrote nothing."""
         try:
-            return self._board.key_value_try_get(LOST)
+            return self._client.key_value_try_get(LOST)
         except RuntimeError as absent:
             if "NOT_FOUND" not in str(absent):
                 raise
             return ""
 
     def _missing(self) -> str:
-        """Describe the first process found to have left or to be silent; return "" if all answer."""
+        """Describe the first process that has left or is silent; return "" if all answer."""
         now = self._now()
-        self._looks += 1
-        for key, answer in sorted(self._board.key_value_dir_get(f"{ANSWERS}/")):
-            last, look, since = self._seen.get(key, ("", 0, now))
+        self._num_looks += 1
+        for key, answer in sorted(self._client.key_value_dir_get(f"{ANSWERS}/")):
+            last, look, since = self._answers.get(key, ("", 0, now))
             if answer != last:
-                self._seen[key] = answer, self._looks, now
-            if answer != last or self._looks - look <= SILENT_LOOKS:
+                self._answers[key] = answer, self._num_looks, now
+            if answer != last or self._num_looks - look <= SILENT_LOOKS:
                 continue  # even if it left words: an error in all processes is reported by the first itself
-            told = json.loads(answer)
-            if told["words"]:
-                return f"{told['name']} ended: {told['words']}"
-            silent = f"{told['name']} has given no sign of life for {now - since:.0f} s"
+            left = json.loads(answer)
+            if left["words"]:
+                return f"{left['name']} ended: {left['words']}"
+            silent = f"{left['name']} has given no sign of life for {now - since:.0f} s"
             return f"{silent}: it was killed or stopped, or its host or the network to it is gone"
         return ""
 
 
-SLICE_SECONDS = 1.0  # of one part of a wait; signals are handled between two parts
-KINDS: dict[str, type[MeshwrightError]] = {
-    each.__name__: each for each in (MeshwrightError, InputError, CompileError)
-}
-
-
-class Client(Protocol):
-    """The part of jax's coordination-service client that `Peers` uses."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Store a text for all processes."""
-        ...
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Wait for a text, and return it."""
-        ...
-
-    def key_value_delete(self, key: str) -> None:
-        """Delete a text."""
-        ...
+def _print_error(words: str) -> None:
+    sys.stderr.write(f"error: {words}\nhint: go on with it: --resume\n")
+    sys.stderr.flush()
 
 
 class Alone:
@@ -229,6 +194,9 @@ class Alone:
         return make()
 
 
+ALONE = Alone()
+
+
 class Peers(Alone):
     """Process `index` of the `count` processes of a run; all call the same methods in the same order.
 
@@ -250,12 +218,15 @@ class Peers(Alone):
         """
         key = self._next(what)
         if not self.is_first:
-            return _opened(json.loads(self._wait_for(key)))
+            received = json.loads(self._wait_for(key))
+            if (error := received.get("error")) is not None:
+                raise ERROR_KINDS[error["kind"]](error["message"], hint=error["hint"])
+            return received["value"]
         try:
             made = make()
         except MeshwrightError as error:
-            told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-            self._client.key_value_set(key, json.dumps({"error": told}))
+            parts = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+            self._client.key_value_set(key, json.dumps({"error": parts}))
             raise
         self._client.key_value_set(key, json.dumps({"value": made}))
         return made
@@ -264,7 +235,7 @@ class Peers(Alone):
         """Return, in every process, the `value` (JSON data) of each process, in order."""
         key = self._next(f"{what}/of")
         self._client.key_value_set(f"{key}/{self.index}", json.dumps(value))
-        return self.from_first(what, lambda: [self._taken(f"{key}/{index}") for index in range(self.count)])
+        return self.from_first(what, lambda: [self._take(f"{key}/{index}") for index in range(self.count)])
 
     def in_turns(self, make: Callable[[], Any]) -> Any:
         """Return the result of `make` in this process, called in turns.
@@ -287,26 +258,16 @@ class Peers(Alone):
         self._turns[what] += 1
         return f"meshwright/{what}/{self._turns[what]}"
 
-    def _taken(self, key: str) -> Any:
+    def _take(self, key: str) -> Any:
         value = json.loads(self._wait_for(key))
         self._client.key_value_delete(key)
         return value
 
     def _wait_for(self, key: str) -> str:
-        """Wait for a text without a time limit.
-
-        The watchdog has a time limit, and jax ends this process if another one is lost.
-        """
+        """Wait for a text without a limit: the watchdog has one, and jax ends processes that lost another."""
         while True:
             try:
-                return self._client.blocking_key_value_get(key, int(SLICE_SECONDS * 1000))
+                return self._client.blocking_key_value_get(key, int(WAIT_SLICE_SECONDS * 1000))
             except RuntimeError as waited:
                 if "DEADLINE_EXCEEDED" not in str(waited):
                     raise
-
-
-def _opened(told: dict[str, Any]) -> Any:
-    if "error" not in told:
-        return told["value"]
-    error = told["error"]
-    raise KINDS[error["kind"]](error["message"], hint=error["hint"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.launch._peers import SILENT_LOOKS, SILENT_SECONDS, Roll
+from meshwright.launch._coordination import SILENT_LOOKS, SILENT_SECONDS, Heartbeat
 
 
 class Board:
@@ -34,10 +34,10 @@ class Board:
 @pytest.fixture
 def three(monkeypatch):
     """Three processes' rolls, the statuses they ended with, and a clock that is set by hand."""
-    monkeypatch.setattr("meshwright.launch._peers.BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("meshwright.launch._coordination.BEAT_SECONDS", 0.0)
     board, ended, clock = Board(), [], [0.0]
     rolls = [
-        Roll(
+        Heartbeat(
             board,
             n,
             f"process {n} of 3 on host{n}",
@@ -88,10 +88,10 @@ def test_a_first_process_that_was_stopped_itself_blames_nobody_when_it_goes_on(t
 
 def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd, monkeypatch):
     rolls, ended, _ = three
-    monkeypatch.setattr("meshwright.launch._peers.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("meshwright.launch._coordination.LOOK_SECONDS", 0.01)
     go_on = threading.Event()
     rolls[1].start()
-    rolls[1]._board.key_value_set = lambda *told, **more: go_on.wait()
+    rolls[1]._client.key_value_set = lambda *told, **more: go_on.wait()
     rolls[1]._threads[1].join(30)
     go_on.set()
     assert (1, 4) in ended
@@ -140,10 +140,10 @@ def test_an_error_of_the_service_is_not_taken_for_an_answer(three):
     def gone(key: str) -> str:
         raise RuntimeError("UNAVAILABLE: the coordinator is gone")
 
-    rolls[1]._board.key_value_try_get = gone
+    rolls[1]._client.key_value_try_get = gone
     with pytest.raises(RuntimeError, match="coordinator is gone"):
         rolls[1].beat()
-    rolls[1]._call()  # the thread ends, and leaves the rest to jax
+    rolls[1]._answer_regularly()  # the thread ends, and leaves the rest to jax
     assert ended == []
 
 
