@@ -145,6 +145,8 @@ def test_the_tools_keep_their_old_names():
     [
         "meshwright",
         "meshwright.tools",
+        "meshwright.api._explain",
+        "meshwright.api._train",
         "meshwright.api._weigh",
         "meshwright.hardware._chip",
         "meshwright.hardware._fleet",

@@ -42,35 +42,4 @@ if TYPE_CHECKING:
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
-__all__ = [
-    "Call",
-    "Change",
-    "CompileError",
-    "Fleet",
-    "InputError",
-    "MeshwrightError",
-    "Run",
-    "RunConfig",
-    "Sweep",
-    "SweepRun",
-    "Weighing",
-    "Work",
-    "account_torch",
-    "clock",
-    "explain",
-    "footprint",
-    "live",
-    "load",
-    "matmul_mfu",
-    "memory",
-    "probe",
-    "reconcile",
-    "register_call",
-    "sharding_errors",
-    "sweep",
-    "tools",
-    "train",
-    "weigh",
-]
-
 __getattr__ = names_on_first_use(__name__)

@@ -15,7 +15,8 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports each of its names when it is first used.
 
     The names are those that the package's `__init__` imports below `if TYPE_CHECKING:`. So they are listed
-    once, for type checkers and at run time. The returned function raises `AttributeError` for other names.
+    once, for type checkers and at run time, where `__all__` holds them. The returned function raises
+    `AttributeError` for other names.
     """
     homes: dict[str, str | None] = {}
 
@@ -24,7 +25,9 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
 
         if not homes:
             homes.update(_homes(package))
-        if name.startswith("__") or name not in homes:
+        if name == "__all__":
+            return sorted(homes)
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
         if home is None:  # `from . import name`: a module

@@ -167,13 +167,7 @@ def test_stop_keeps_the_state_and_names_the_first_bad_tensor(tmp_path, run):
 @pytest.mark.parametrize("waits", [True, False])
 def test_skip_leaves_the_bad_batch_out_and_goes_on(tmp_path, run, waits):
     events: list[object] = []
-    loop = run(
-        tmp_path,
-        config=faults(bad_step="skip"),
-        data=poisoned(4, 7),
-        tell=events.append,
-        waits=waits,
-    )
+    loop = run(tmp_path, config=faults(bad_step="skip"), data=poisoned(4, 7), tell=events.append, waits=waits)
     assert (loop.step, loop.recorder.num_bad_steps) == (10, 2)
     assert list(loop.recorder.losses) == [1, 2, 3, 4, 6, 7, 9, 10]
     said = [event.message for event in events if isinstance(event, Noticed)]

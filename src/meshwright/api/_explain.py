@@ -32,6 +32,10 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
 
     Raises:
         InputError: the program is foreign, so it has no keys to change.
+
+    >>> changes = explain(weigh("linear", on="8xH100"))
+    >>> all(change.fits or change.failed for change in changes)
+    True
     """
     config = weighing.config
     if config is None:
@@ -68,10 +72,9 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
 
 
 def _faster(weighing: Weighing) -> list[Suggestion]:
-    """Return changes that may make the step faster.
+    """Return changes that may make the step faster: those that the prediction names, and candidates.
 
-    They are the layouts that the prediction names, and candidates for its bounds, which name no change: a
-    larger microbatch, bf16 products, and smaller axes.
+    The candidates, for bounds that name no change, are a larger microbatch, bf16 products, and smaller axes.
     """
     config, prediction = weighing.config, weighing.prediction
     if config is None or prediction is None:

@@ -93,11 +93,7 @@ def sweep(
 
 
 def _parsed(over: Sequence[str] | Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the keys with several values, and the overrides that hold for all runs.
-
-    Raises:
-        InputError: no key has several values, or their combinations are too many to be built.
-    """
+    """Return the keys with several values, and the overrides that hold for all runs."""
     swept: dict[str, list[str]] = {}
     fixed: list[str] = []
     for text, key, values in _entries(over):
@@ -183,8 +179,7 @@ def _folders(folder: Path, combinations: Sequence[Values]) -> list[Path]:
 def _names(combinations: Sequence[Values]) -> list[str]:
     """Return the values as folder names.
 
-    A name ends with a checksum of the values if characters were changed, or if two keys differ only in their
-    section.
+    A name ends with a checksum if characters were changed, or if two keys differ only in their section.
     """
     names: list[str] = []
     for values in combinations:
@@ -208,9 +203,6 @@ def _run(
     """Run one combination; return its record, and whether the user stopped it.
 
     An earlier attempt resumes from its newest checkpoint; without one it begins again.
-
-    Raises:
-        InputError: the first run's, such as a wrong fleet: the other runs would fail in the same way.
     """
     try:
         how = {"on": on, "steps": steps, "folder": folder, "on_event": on_event}
@@ -234,11 +226,7 @@ def _run(
 def _finished(
     values: Values, config: RunConfig, folder: Path, steps: int | None, *, earlier: bool
 ) -> SweepRun | None:
-    """Return the finished run that the folder holds; None if it holds none, or an unfinished one.
-
-    Raises:
-        InputError: the folder's run has another configuration or another number of steps.
-    """
+    """Return the finished run that the folder holds, if any; raise if it has another configuration."""
     try:
         was = json.loads((folder / "config.json").read_text("utf-8"))
         measured = Measurement.from_json((folder / "measurement.json").read_text("utf-8"))

@@ -167,8 +167,7 @@ def resolved(config: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
     """Return the config with the batch that it has on a fleet, and its layout there.
 
     Raises:
-        InputError: the layout does not cover the fleet, the config cannot be split over it, or the chip lacks
-            the precision.
+        InputError: the layout does not cover the fleet, or the config or its precision does not suit it.
     """
     layout = Layout.parse(config.layout).resolve(fleet.num_devices)
     config = resolve_batch(config, layout)
@@ -234,11 +233,7 @@ def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
 
 
 def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig | None:
-    """Return the config with its overrides and layout; None for a foreign program, which takes none.
-
-    Raises:
-        InputError: as for `load`; also overrides of a foreign program.
-    """
+    """Return the config with its overrides and layout; None for a foreign program, which takes none."""
     if isinstance(config, str) and ":" in config and not os.path.exists(config):
         if overrides:
             first = overrides if isinstance(overrides, str) else next(iter(overrides))
@@ -256,11 +251,7 @@ def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | N
 
 
 def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
-    """Return the config with its overrides and layout, for `train` and `sweep`.
-
-    Raises:
-        InputError: as for `load`; also a foreign program, which has no data and no loop.
-    """
+    """Return the config with its overrides and layout, for `train` and `sweep`; refuse a foreign program."""
     run = config_of_run(config, overrides, layout)
     if run is None:
         raise InputError(

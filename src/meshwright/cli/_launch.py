@@ -134,8 +134,7 @@ def run_processes(num_processes: int, on: str) -> int:
     that the run may be resumed.
 
     Raises:
-        InputError: the devices of `on` cannot be divided among that many processes, or this is one of several
-            processes.
+        InputError: the devices of `on` cannot be divided among them, or this is one of several processes.
     """
     _check(num_processes, on)
     arguments = without_option(sys.argv[1:], "--processes")
@@ -229,10 +228,8 @@ def _status_of_all(
 ) -> int:
     """Return the exit status of all, and print to stderr what the first child could not report itself.
 
-    Args:
-        ended: the children that had ended before the rest were ended.
-        stalled: the children that a signal had stopped meanwhile.
-        noted: the signals that this process has received and passed on.
+    `ended` are the children that had ended before the rest were ended, `stalled` those that a signal had
+    stopped, and `noted` the signals that were passed on.
     """
     failed = [child for child in ended if child.status]
     if not failed:

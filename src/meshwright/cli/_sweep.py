@@ -69,10 +69,7 @@ def sweep(
 
 @contextmanager
 def _progress(config: str) -> Iterator[Callable[[Event], None]]:
-    """Yield a function that shows each event: one bar for the runs, and one for the current run's steps.
-
-    Nothing is shown in a pipe.
-    """
+    """Yield a function that shows each event as bars, of the runs and the run's steps; none in a pipe."""
     from meshwright.results import SweepRunStarted
 
     if not sys.stderr.isatty():

@@ -37,8 +37,8 @@ Client = Any  # jax's client of the coordination service, a class of its C++ par
 class Heartbeat:
     """Answer for this process, and detect processes that have ended or stopped.
 
-    One thread answers. In the first process this thread also checks which processes do not answer. In the
-    other processes a second thread checks whether the first process accepts their answers.
+    One thread answers. In the first process it also checks which processes do not answer. In the others a
+    second thread checks whether the first process accepts their answers.
 
     If a process has not answered for `SILENT_SECONDS`, the first process names it on stderr, with the message
     that it left, if any. Then every process ends with status 4 at once: none can do another step, and one
@@ -47,8 +47,6 @@ class Heartbeat:
 
     Args:
         name: of this process, "process 2 of 4 on node7".
-        end: ends the process with a status.
-        now: the clock in seconds.
     """
 
     def __init__(
@@ -70,10 +68,7 @@ class Heartbeat:
             self._threads.append(watch)
 
     def start(self) -> None:
-        """Answer now, and every second from now on.
-
-        A process that has never answered is not missed by the others.
-        """
+        """Answer now, and every second from now on; a process that never answered is not missed."""
         self._answer("")
         for thread in self._threads:
             thread.start()

@@ -180,10 +180,8 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
 
     A JAX_COORDINATOR_BIND_ADDRESS that is set is returned as it is. None leaves the choice to jax, which
     listens on all interfaces. This is so if the address belongs to an address translator or a service in
-    front of this host, or if the host's name resolves to its loopback, which no other host reaches.
-
-    Raises:
-        MeshwrightError: the port is taken; jax would end the process without a message.
+    front of this host, or if the host's name resolves to its loopback, which no other host reaches. A port
+    that is taken is an error here: jax would end the process without a message.
     """
     given = os.environ.get(JAX_BIND)
     host, _, port = (given or coordinator).rpartition(":")
@@ -208,11 +206,7 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
 
 
 def _can_listen(family: int, address: Any) -> bool:
-    """Listen on a port for a moment; return False if the address does not belong to this host.
-
-    Raises:
-        OSError: the port is taken, or this user may not use it.
-    """
+    """Listen on a port for a moment; return False if the address does not belong to this host."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ended connections do not count
         try:
@@ -291,8 +285,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def noting_signals(on_signal: Callable[[int, list[int]], None]) -> Iterator[list[int]]:
     """Yield the list of the end signals received so far; they end nothing during the block.
 
-    Only the main thread can handle signals. In any other thread nothing is noted, and the owner of the main
-    thread decides.
+    Only the main thread can handle signals: any other notes none, and the owner of the main thread decides.
 
     Args:
         on_signal: called in the signal's handler with its number and the signals before it.

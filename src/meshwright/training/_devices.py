@@ -54,13 +54,10 @@ def local_fleet() -> Fleet:
 
 
 def fleet_of_hosts(visible: Sequence[Sequence[str | int]]) -> Fleet:
-    """Return the fleet that the hosts of several processes form.
+    """Return the fleet that the hosts of several processes form; raise if the hosts differ.
 
     Args:
         visible: for each process, its host's name, the kind of the devices that it sees, and their number.
-
-    Raises:
-        InputError: the hosts differ, or no chip of the catalog reports that kind.
     """
     num_processes = Counter(str(host) for host, _, _ in visible)
     by_host: dict[str, tuple[str, int]] = {}
@@ -103,9 +100,6 @@ def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
 
     A scheduler may show each process only its own devices. Then fewer devices are visible than the host has
     processes, and all visible devices belong to the process.
-
-    Raises:
-        InputError: the devices cannot be divided evenly.
     """
     if num_visible < num_processes:
         return list(range(num_visible))
@@ -172,10 +166,7 @@ def _simulated(fleet: Fleet) -> Devices:
 
 
 def _set_memory_fraction(fleet: Fleet, layout: Layout) -> None:
-    """Set the share of GPU memory that jax's pool reserves: all but what is allocated outside the pool.
-
-    The weighed program was scheduled for this share.
-    """
+    """Set the share of GPU memory that jax's pool takes, for which the weighed program was scheduled."""
     fraction = str(memory_fraction(fleet.chip, sum(allowance(fleet, layout.axes).values())))
     set_before = os.environ.get(FRACTION) or os.environ.get(DEPRECATED_FRACTION)
     if set_before != fraction and _has_devices():

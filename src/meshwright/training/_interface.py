@@ -23,13 +23,7 @@ NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held
 
 
 class PhaseClock:
-    """Seconds spent in each phase, which sum to all elapsed time.
-
-    A phase that begins within another one interrupts it.
-
-    Args:
-        now: the clock in seconds; it never goes back.
-    """
+    """Seconds spent in each phase, which sum to all elapsed time; a phase within another interrupts it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -73,10 +67,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCompiled:
-    """Report that the train step is compiled.
-
-    `seconds`: from the start of tracing to the executable. `fingerprint`: of the compiled program.
-    """
+    """Report that the train step is compiled, which took `seconds` from the start of tracing."""
 
     seconds: float
     fingerprint: str
@@ -106,10 +97,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStepsDone:
-    """Report that enough steps are timed to compare them with the prediction.
-
-    `argument_bytes_per_device`: bytes of live arrays, state and batch.
-    """
+    """Report that enough steps are timed to compare them, and the live bytes, with the prediction."""
 
     step_seconds: Percentiles
     argument_bytes_per_device: int

@@ -29,13 +29,7 @@ LOOKS_PER_DEADLINE = 20
 
 
 def stop_at_once(number: int, before: list[int]) -> None:
-    """Raise at a second Ctrl-C; the argument of `noting_signals` while steps run.
-
-    SIGTERM may come repeatedly, as some schedulers send it.
-
-    Raises:
-        KeyboardInterrupt: the signal is SIGINT, and not the first one.
-    """
+    """Raise KeyboardInterrupt at a second Ctrl-C; SIGTERM may come repeatedly, as some schedulers send it."""
     if number == signal.SIGINT and before:
         raise KeyboardInterrupt
 

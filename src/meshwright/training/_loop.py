@@ -44,8 +44,7 @@ BATCHES_AHEAD = 2
 class Programs:
     """The compiled programs of a run: the train step, the initial state and the held-out evaluation.
 
-    `compile_seconds`: of the train step alone. `xla_flops`: None if XLA has no usable count; `no_xla_flops`
-    then states the reason.
+    `compile_seconds`: of the train step. `xla_flops`: None for the reason in `no_xla_flops`.
     """
 
     built: TrainStep
@@ -59,10 +58,7 @@ class Programs:
 
 
 def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
-    """Compile the programs of a run.
-
-    The step is compiled as in the compile worker: with the same builder, platform and options.
-    """
+    """Compile a run's programs, the step as the worker compiles it: same builder, platform and options."""
     built = build_step(config, mesh)
     requested = requested_options(platform, mesh.size, config.deterministic)
     options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
@@ -97,7 +93,7 @@ def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None
 
 
 class Feed:
-    """Batches of `dataset` as the step takes them: arrays that span all processes.
+    """Batches of a dataset as the step takes them: arrays that span all processes.
 
     Args:
         abstract: the step's batch, with shapes [microbatches, rows, ...] and shardings.
@@ -132,11 +128,7 @@ class Feed:
 
 
 def rows_held(abstract: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Return the rows of a microbatch that this process's devices hold.
-
-    Args:
-        abstract: an array of shape [microbatches, rows, ...], with its sharding.
-    """
+    """Return the rows of a microbatch [microbatches, rows, ...] that this process's devices hold."""
     indices = abstract.sharding.addressable_devices_indices_map(abstract.shape).values()
     rows = np.arange(abstract.shape[1])
     return np.unique(np.concatenate([rows[index[1]] for index in indices if index]))
@@ -163,13 +155,8 @@ def batches_ahead(make: Callable[[int], Any], steps: range) -> Generator[Any, No
 class Saving:
     """Save and find a run's checkpoints: when one is due, and how each save ended.
 
-    Without `every_steps` nothing is saved, but existing checkpoints are still found and restored.
-
-    Args:
-        about: JSON data that every checkpoint carries; it includes at least what `changes_since` reads.
-
-    Raises:
-        InputError: the folder cannot be written, or another process writes it.
+    Without `every_steps` nothing is saved, but existing checkpoints are still found and restored. `about` is
+    JSON data that every checkpoint carries; it includes at least what `changes_since` reads.
     """
 
     def __init__(
@@ -188,11 +175,7 @@ class Saving:
             )
 
     def newest(self) -> Found | None:
-        """Return the newest good checkpoint; None if the run has no checkpoints.
-
-        Raises:
-            MeshwrightError: checkpoints exist, and all are damaged.
-        """
+        """Return the newest good checkpoint; None if none exist, and an error if all are damaged."""
         newest = None if self._checkpoints is None else self._checkpoints.newest()
         if newest is not None:
             self._newest = newest.step
@@ -302,10 +285,7 @@ class Loop:
         self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
 
     def go_to(self, checkpoint: Found) -> None:
-        """Restore a checkpoint.
-
-        The current state is freed first, because the devices cannot hold two states.
-        """
+        """Restore a checkpoint, after freeing the current state: the devices cannot hold two."""
         for array in jax.tree.leaves(self.state):
             array.delete()
         self.go_on(checkpoint, self._saving.restore(checkpoint, self.programs.built.state))
@@ -323,9 +303,6 @@ class Loop:
         """Run the remaining steps and save the final state.
 
         The held-out data is evaluated before the first step, at intervals, and after the last step.
-
-        Raises:
-            MeshwrightError: a step was bad, and the config says to stop.
         """
         if self._evaluates():
             known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)

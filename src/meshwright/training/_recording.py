@@ -100,10 +100,8 @@ class Spikes:
 def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: Tree, steps_ago: int) -> str:
     """Describe the first array that holds values that are not finite.
 
-    The step is repeated without its update, with the current parameters.
-
-    Args:
-        steps_ago: the number of steps that the state has made since it read `batch`, that step included.
+    The step is repeated without its update, with the current parameters. The state has made `steps_ago` steps
+    since it read `batch`, that step included.
     """
     try:
         counts = jax.block_until_ready(inspect({**state, "step": state["step"] - steps_ago}, batch))
@@ -122,10 +120,7 @@ def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: 
 
 
 class Appended:
-    """A file that is open for appending.
-
-    Data that the disk refuses waits in memory, and is written first the next time.
-    """
+    """A file open for appending; data that the disk refuses waits in memory, and goes first next time."""
 
     def __init__(self, path: Path, writes: Writes) -> None:
         self._name, self._writes = path.name, writes
@@ -160,12 +155,8 @@ class RunFiles:
     that cannot be written when the run ends is lost, and its file remains listed in `Writes.refused`.
 
     Args:
-        folder: the run's folder, which only the first process writes.
         keep_to: the step from which an existing run is resumed; lines of later steps are removed. -1 keeps
             none.
-
-    Raises:
-        InputError: the files cannot be opened.
     """
 
     def __init__(self, folder: RunFolder, *, keep_to: int = -1) -> None:
@@ -227,10 +218,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def _events_file(folder: Path) -> Path:
-    """Return the path of a new event file, named as TensorBoard requires.
-
-    A number distinguishes files that are created within the same second.
-    """
+    """Return the path of a new event file, named as TensorBoard requires; a number tells several apart."""
     stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}"
     num_existing = len(list(folder.glob(f"{stem}*")))
     return folder / (f"{stem}.{num_existing}" if num_existing else stem)
@@ -263,10 +251,7 @@ def _complete_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def _cut(path: Path, keep_to: int) -> bool:
-    """Keep only the complete lines of steps up to `keep_to`; return whether the file held anything.
-
-    The file is replaced atomically.
-    """
+    """Keep only the complete lines up to `keep_to`, atomically; return whether the file held anything."""
     if not path.is_file():  # missing, or a device
         return False
     data = path.read_bytes()
@@ -278,13 +263,11 @@ def _cut(path: Path, keep_to: int) -> bool:
 
 
 class Recorder:
-    """Record losses, step times and epochs, in the run's files and for a listener.
+    """Record losses, step times and epochs, in the run's files and for the request's listener.
 
     Args:
-        request: its `on_event` is called with each event. Without its `flops` no MFU is reported.
         steps_per_epoch: None if the data has no epochs.
-        memory_in_use: returns the bytes in use on the fullest device, or None if the runtime does not report
-            them.
+        memory_in_use: returns the bytes in use on the fullest device, or None if the runtime reports none.
     """
 
     def __init__(
@@ -368,10 +351,7 @@ class Recorder:
         self.emit(Noticed(step=step, kind=kind, message=message, hint=hint))
 
     def emit(self, event: Event) -> None:
-        """Pass an event to the listener; a notice is written to the files first.
-
-        Files that cannot be written are reported too, each at most once an hour.
-        """
+        """Pass an event to the listener, a notice to the files first; report files that cannot be written."""
         if isinstance(event, Noticed):
             self._files.notice(event)
         self._request.on_event(event)
@@ -397,8 +377,8 @@ class Recorder:
     def _count_epoch(self, step: int, num_batches: int, seconds: float, values: dict[str, float]) -> None:
         """Add a step to its epoch, and report the epoch when it is complete.
 
-        An epoch that began in another process, or that contains a rollback, is not reported: it was not timed
-        as a whole.
+        One that began in another process, or that contains a rollback, was not timed as a whole: it is left
+        out.
         """
         if self._per_epoch is None:
             return

@@ -98,10 +98,7 @@ def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices
 
 
 def memory_in_use(devices: Sequence[Any], statistic: str = "bytes_in_use") -> int | None:
-    """Return the largest value of an allocator statistic over this process's devices.
-
-    Returns None if a device does not report it.
-    """
+    """Return the largest allocator statistic over this process's devices; None if one does not report it."""
     here = processes_of_this_run().index
     own = [device for device in devices if device.process_index == here]
     figures = [(device.memory_stats() or {}).get(statistic) for device in own]
@@ -152,10 +149,7 @@ def _go_on(loop: Loop, checkpoint: Found, state: Any, changes: Sequence[str], st
 
 
 def _sample(config: RunConfig, mesh: Mesh, loop: Loop, data: Dataset) -> Sampled | None:
-    """Return text that the model generates, or None.
-
-    None if the model's tokens are not bytes, the mesh has several devices, or a signal stopped the run.
-    """
+    """Return generated text; None if tokens are no bytes, devices are several, or a signal ended the run."""
     if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.signal is not None:
         return None
     held_out = data.batch(0, "held-out")["tokens"][0]

@@ -75,10 +75,7 @@ class Writes:
                 del self._waiting[name]
 
     def attempt(self, name: str, write: Callable[[], object]) -> bool:
-        """Call `write`, which writes the file `name`; return whether it succeeded.
-
-        If the system refuses, the reason is kept in `refused`.
-        """
+        """Call `write`, which writes the file `name`; return whether the system accepts it."""
         try:
             write()
         except OSError as refused:
@@ -199,10 +196,7 @@ class RunFolder:
         )
 
     def _checkpoint_interval(self) -> int | None:
-        """Return `checkpoint.every_steps` of the run in the folder, or None if it saves no checkpoints.
-
-        If config.json is unreadable, the value of the requested config is returned.
-        """
+        """Return the run's `checkpoint.every_steps`; the requested config's if config.json is unreadable."""
         try:
             every = json.loads((self.path / CONFIG).read_bytes())["checkpoint"]["every_steps"]
         except (OSError, ValueError, TypeError, KeyError):
@@ -258,11 +252,7 @@ def last_recorded_step(folder: Path) -> int:
 
 
 def check_shared(folder: Path, peers: Alone) -> None:
-    """Raise if a process does not see the first process's folder.
-
-    Raises:
-        InputError: a process sees another folder; the message names the process.
-    """
+    """Raise if a process does not see the first process's folder; the message names the process."""
     if peers.count == 1:
         return
     mark = folder / SHARED
@@ -308,11 +298,7 @@ def _unwritable(folder: Path, refused: OSError) -> InputError:
 
 
 def about_of(config: RunConfig, layout: Layout) -> dict[str, Any]:
-    """Return what a checkpoint records about its run, as `changes_since` reads it.
-
-    Raises:
-        InputError: a file of its data cannot be read.
-    """
+    """Return what a checkpoint records about its run, as `changes_since` reads it."""
     about = {"config": config.model_dump(mode="json"), "layout": str(layout)}
     return {**about, "data": data_identity(config)}
 
@@ -335,11 +321,7 @@ def about_complaint(about: Mapping[str, Any]) -> str:
 
 
 def check_same_run(found: Found, config: RunConfig) -> None:
-    """Raise if a checkpoint belongs to another run; the batch of `config` may still depend on the layout.
-
-    Raises:
-        InputError: a setting that defines the run differs; the message names the first.
-    """
+    """Raise if a checkpoint belongs to another run; the message names the first setting that differs."""
     for key, (was, now) in _fixed_differences(found.about.get("config", {}), config).items():
         raise InputError(
             f"{key} is {now!r}, and the checkpoint of step {found.step} in {found.folder.parent} "

@@ -100,10 +100,7 @@ def sample_after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOfRun:
-    """The text that a run's model generates after a prompt.
-
-    `rejected`: newer checkpoints that are damaged.
-    """
+    """The text that a run's model generates after a prompt; `rejected` lists newer, damaged checkpoints."""
 
     step: int
     prompt: str
@@ -186,12 +183,7 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
 
 
 def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
-    """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes.
-
-    Raises:
-        InputError: another tokenizer made the run's tokens, or none is named and they are not known to be
-            bytes.
-    """
+    """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
     path = Path(data.path) if isinstance(data, TokenFileData) else None
     facts = None if path is None else read_facts(path)
