@@ -16,7 +16,7 @@ from meshwright.training import CheckpointSaved, Noticed, StepDone
 from meshwright.training._interface import PhaseClock
 from meshwright.training._interruptions import Watchdog
 from meshwright.training._loop import Feed, Loop, Saving, compile_programs
-from meshwright.training._recording import Recorder, RunFiles, metrics_of
+from meshwright.training._recording import Recorder, RunWriter, metrics_of
 from meshwright.training._run_folder import about_of
 
 DATA = Layout.parse("data=1")
@@ -63,7 +63,7 @@ def run(programs, request_for):
         saving = Saving(request.folder, config.checkpoint, about_of(config, DATA), phases)
         try:
             newest = saving.newest()
-            with closing(RunFiles(request.folder, keep_to=-1 if newest is None else newest.step)) as files:
+            with closing(RunWriter(request.folder, keep_to=-1 if newest is None else newest.step)) as files:
                 recorder = Recorder(request, files)
                 recorder.remember(metrics_of(folder))
                 watchdog = Watchdog(request.folder, config.faults, phases)

@@ -22,7 +22,7 @@ from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, R
 from meshwright.training._recording import (
     BadSteps,
     Recorder,
-    RunFiles,
+    RunWriter,
     Spikes,
     first_bad_tensor,
     metrics_of,
@@ -31,8 +31,8 @@ from meshwright.training._recording import (
 from meshwright.training._run_folder import Writes
 
 
-def opened(folder: Path, *, keep_to: int = -1) -> closing[RunFiles]:
-    return closing(RunFiles(RunFolder(folder), keep_to=keep_to))
+def opened(folder: Path, *, keep_to: int = -1) -> closing[RunWriter]:
+    return closing(RunWriter(RunFolder(folder), keep_to=keep_to))
 
 
 def notice(step: int) -> Noticed:
@@ -174,7 +174,7 @@ def test_a_process_after_the_first_writes_no_files(tmp_path):
     class Second(Alone):
         index, count, is_first = 1, 2, False
 
-    with closing(RunFiles(RunFolder(tmp_path, peers=Second()))) as files:
+    with closing(RunWriter(RunFolder(tmp_path, peers=Second()))) as files:
         files.write(1, "train", {"loss": 1.0})
         files.notice(notice(1))
     assert list(tmp_path.iterdir()) == []
@@ -188,7 +188,7 @@ VALUES = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.1, "applied": 1.
 def recording(tmp_path, request_for):
     events: list[object] = []
     request = request_for(CONFIG, tmp_path, steps=20, on_event=events.append)
-    with closing(RunFiles(request.folder)) as files:
+    with closing(RunWriter(request.folder)) as files:
         yield lambda **fields: (Recorder(request, files, **fields), events)
 
 
@@ -282,7 +282,7 @@ def test_a_full_disk_is_told_once(tmp_path, request_for):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     events: list[object] = []
     request = request_for(CONFIG, tmp_path, steps=20, on_event=events.append)
-    with closing(RunFiles(request.folder)) as files:
+    with closing(RunWriter(request.folder)) as files:
         recorder = Recorder(request, files)
         for step in (1, 2, 3):
             recorder.step(step, step - 1, VALUES, 0.0)

@@ -1,7 +1,7 @@
 """Record the steps of a run in its files and for a listener, and detect bad steps and loss spikes.
 
 A step is bad if its update was not applied, because its loss or gradient was not finite. `first_bad_tensor`
-finds where the first such value appears. `RunFiles` writes metrics.jsonl, notices.jsonl and TensorBoard's
+finds where the first such value appears. `RunWriter` writes metrics.jsonl, notices.jsonl and TensorBoard's
 event file, each entry at once. `Recorder` reports each step and keeps what the measurement needs.
 """
 
@@ -148,7 +148,7 @@ class Appended:
             del self._waiting[: os.write(self._file, self._waiting)]
 
 
-class RunFiles:
+class RunWriter:
     """The open files of a run, of which every process but the first writes none.
 
     A full disk does not end the run. Data that the disk refuses waits in memory until there is room. Data
@@ -273,7 +273,7 @@ class Recorder:
     def __init__(
         self,
         request: RunRequest,
-        files: RunFiles,
+        files: RunWriter,
         *,
         steps_per_epoch: int | None = None,
         memory_in_use: Callable[[], int | None] = lambda: None,

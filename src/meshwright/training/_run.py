@@ -28,7 +28,7 @@ from ..step import build_step
 from ._interface import Finished, PhaseClock, RunRequest, Sampled, Started, StepCompiled
 from ._interruptions import Watchdog
 from ._loop import Loop, Saving, compile_programs
-from ._recording import Recorder, RunFiles, metrics_of
+from ._recording import Recorder, RunWriter, metrics_of
 from ._run_folder import about_complaint, about_of, changes_since, last_recorded_step, may_change_state
 from ._sample import sample_after
 
@@ -71,7 +71,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         recorded = last_recorded_step(folder.path)
         # Nothing is refused from here on.
         keep_to = -1 if checkpoint is None else checkpoint.step
-        files = stack.enter_context(closing(RunFiles(folder, keep_to=keep_to)))
+        files = stack.enter_context(closing(RunWriter(folder, keep_to=keep_to)))
         recorder = _recorder(request, files, dataset)
         waits = platform == "cpu"
         loop = Loop(request, programs, dataset, recorder, saving, phases, watchdog, waits=waits)
@@ -117,7 +117,7 @@ def _started(request: RunRequest) -> Started:
     )
 
 
-def _recorder(request: RunRequest, files: RunFiles, dataset: Dataset) -> Recorder:
+def _recorder(request: RunRequest, files: RunWriter, dataset: Dataset) -> Recorder:
     """Return the run's recorder; the first process writes the documents and remembers recorded steps."""
     recorder = Recorder(
         request,
