@@ -139,6 +139,10 @@ def train(
     if run.measurement.signal:
         stopped.say()
         raise typer.Exit(SIGNAL_BASE + signal.Signals[run.measurement.signal])
+    _check_written(run)
+
+
+def _check_written(run: Run) -> None:
     if run.not_written:
         files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
         raise MeshwrightError(
