@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 SCHEMA = 1
 TINY = 1e-8  # a gradient of this size is zero in fp16 and in smaller formats
 LEGEND = """
-Dense peaks of one JAX device; links one way, per device. What is blank is not known or not native.
+Dense peaks of one JAX device; links one way, per device. A blank cell is unknown or not native.
 weigh: compiler = its own compiler runs without the chip; compiler* = the same, for a target made of published
-figures; simulate = only the CPU's, with --simulate: fleets NAME says why"""
+figures; simulate = only the CPU's compiler, with --simulate: fleets NAME gives the reason"""
 HOW_TO_WRITE = """
 How to write a fleet
   64xH100           64 chips in their usual hosts of eight
   16x4xA100-80GB    16 hosts of four chips
   v5p-512, v6e-256  a TPU slice as Google names it
   8xCPU             eight simulated devices on this machine
-  local             what is attached to this machine
+  local             the devices attached to this machine
 meshwright fleets NAME shows one chip, every figure with its source"""
 
 
@@ -265,8 +265,8 @@ def init(
         raise InputError(f"{path} does not end in .toml", hint=f"name it {path.with_suffix('.toml')}")
     commands = f"  meshwright weigh {path} --on 8xH100\n  meshwright train {path}"
     about = (
-        f"A run to change, begun from the preset {preset}. Keys that have a default may be left out:\n"
-        "docs/configuration.md gives it, and says more of each key.\n"
+        f"A run to change, made from the preset {preset}. Keys that have a default may be left out:\n"
+        "docs/configuration.md lists the defaults and explains each key.\n"
         f"{commands}\n\n{preset_about(preset)}"
     )
     try:
