@@ -141,7 +141,7 @@ def test_a_config_record_takes_overrides_and_checks_them(small):
 
 
 def test_a_foreign_program_takes_no_overrides():
-    with pytest.raises(mw.InputError, match="a program of its own: 'steps=3' sets nothing"):
+    with pytest.raises(mw.InputError, match="is not a configuration, so 'steps=3' changes nothing"):
         mw.weigh("recurrent:program", on="1xCPU", overrides=["steps=3"])
 
 
@@ -155,7 +155,7 @@ def test_a_foreign_program_is_found_in_the_working_directory(monkeypatch):
 
 def test_a_foreign_program_cannot_be_trained(monkeypatch, tmp_path):
     monkeypatch.chdir(EXAMPLES)
-    with pytest.raises(mw.InputError, match="`train` runs configs"):
+    with pytest.raises(mw.InputError, match="`train` runs only configurations"):
         mw.train("rematerialised:train_step", on="2xCPU", folder=tmp_path)
 
 

@@ -81,7 +81,7 @@ def test_what_the_prediction_walked_or_bounded_is_compiled(monkeypatch, small):
 
 def test_a_foreign_program_has_nothing_to_change(small):
     foreign = dataclasses.replace(small, config=None, name="mine:step")
-    with pytest.raises(mw.InputError, match="mine:step is a program of its own"):
+    with pytest.raises(mw.InputError, match="mine:step is not a configuration"):
         mw.explain(foreign)
 
 

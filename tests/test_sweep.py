@@ -116,7 +116,7 @@ def test_what_makes_no_sweep_is_refused_before_the_first_run(tmp_path, monkeypat
 
 
 def test_a_foreign_program_is_refused():
-    with pytest.raises(InputError, match="theirs:step is a program of its own"):
+    with pytest.raises(InputError, match="theirs:step is not a configuration"):
         mw.sweep("theirs:step", ["seed=1,2"])
 
 

@@ -95,7 +95,7 @@ def test_what_is_missing_is_said(tmp_path):
     with pytest.raises(InputError, match="no run to resume is named") as error:
         mw.train("linear", resume=True)
     assert "--folder" in error.value.hint
-    with pytest.raises(InputError, match=r"is no run: config\.json cannot be read"):
+    with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read"):
         mw.train(folder=tmp_path, resume=True, on="1xCPU")
 
 
@@ -171,7 +171,7 @@ def test_checkpoints_that_exist_are_used_whatever_the_setting(run, tmp_path):
     longer = mw.train(folder=folder, resume=True, on="1xCPU", steps=10, overrides=off)
     assert longer.measurement.resumed_from == 8
     assert list(longer.measurement.losses) == list(range(1, 11))
-    with pytest.raises(InputError, match="going on would discard steps 9 to 10"):
+    with pytest.raises(InputError, match="resuming would discard steps 9 to 10"):
         mw.train(folder=folder, resume=True, on="1xCPU", steps=12)
     again = mw.train(folder=folder, resume=True, on="1xCPU", steps=12, discard_steps=True)
     assert again.measurement.resumed_from == 8

@@ -90,7 +90,7 @@ def test_a_child_that_was_stopped_is_blamed_and_not_those_that_broke_off_for_it(
     assert run("SIGSTOP", 4, "SIGABRT") == 4
     said = capfd.readouterr().err
     assert "error: process 0 of 3 (" in said
-    assert "was stopped by a signal and did not go on; the others were ended" in said
+    assert "was stopped by a signal and did not continue; the others were ended" in said
     assert "process 1 of 3" not in said
 
 

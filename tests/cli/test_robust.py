@@ -200,7 +200,7 @@ def test_escape_sequences_of_a_user_do_not_reach_the_terminal(meshwright, monkey
     ("body", "words"),
     [
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("import os; os._exit(0)", "ended its process: it ended with status 0"),
+        ("import os; os._exit(0)", "ended its process, which ended with status 0"),
         ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV at File"),
     ],
 )

@@ -46,4 +46,4 @@ def test_as_json_the_tokens_are_there_too_and_a_damaged_checkpoint_is_warned_of(
 def test_a_folder_that_is_no_run_exits_with_2(meshwright, tmp_path: Path):
     done = meshwright("sample", str(tmp_path))
     assert done.status == 2
-    assert "is no run" in done.talk
+    assert "is not a run" in done.talk

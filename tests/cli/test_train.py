@@ -57,7 +57,7 @@ def test_json_is_the_whole_run(meshwright, tmp_path: Path):
     ("arguments", "words"),
     [
         (("linaer",), "did you mean 'linear'?"),
-        (("theirs:program",), "is a program of its own"),
+        (("theirs:program",), "is not a configuration"),
         (("linear", "--on", "8xCPU", "--layout", "data=3"), "data = 3 is not the fleet's 8"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
     assert done.output == f"the account\nReport: {folder}/report.html\n"
     if name:
         words, command = done.talk.splitlines()[-2:]
-        assert words == "stopped after step 7; go on from the checkpoint of step 7:"
+        assert words == "stopped after step 7; resume from the checkpoint of step 7:"
         assert command == f"    meshwright train linear --steps 9 --folder {folder} --resume"
 
 

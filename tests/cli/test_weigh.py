@@ -81,7 +81,7 @@ def test_tokens_and_a_price_give_hours_and_cost(meshwright):
         (("cruncher", "--tokens", "9" * 5000), "as a count"),
         (("cruncher", "--tokens", "1e99"), "more than 1e18 tokens"),
         (("cruncher", "--price", "free"), "'free' is not a price of a device-hour"),
-        (("theirs:program", "--tokens", "15B"), "how many tokens its step reads is not known"),
+        (("theirs:program", "--tokens", "15B"), "the number of tokens in its step is not known"),
         (("theirs:program", "--price", "2"), "a price of 2 cannot be turned into the cost of a run"),
     ],
 )

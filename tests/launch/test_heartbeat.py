@@ -72,7 +72,7 @@ def test_a_silent_process_is_named_and_all_are_ended(three, capfd):
     assert ended == [(0, 4), (1, 4)]
     said = capfd.readouterr().err
     assert "error: process 2 of 3 on host2 has given no sign of life for 9 s" in said
-    assert "hint: go on with it: --resume" in said
+    assert "hint: resume the run with --resume" in said
 
 
 def test_a_first_process_that_was_stopped_itself_blames_nobody_when_it_goes_on(three):

@@ -93,7 +93,7 @@ def test_processes_that_do_not_come_are_an_error_with_jaxs_words(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", fail)
     monkeypatch.setattr(jax.config, "update", lambda *told: None)
     with pytest.raises(
-        MeshwrightError, match="Slurm started did not find each other: DEADLINE_EXCEEDED: 3 of 4"
+        MeshwrightError, match="Slurm started could not connect to each other: DEADLINE_EXCEEDED: 3 of 4"
     ):
         join(Place(launcher="Slurm"))
 
@@ -227,7 +227,7 @@ def test_open_mpi_before_5_leaves_the_rest_to_jax():
 def test_open_mpi_5_needs_the_first_hosts_address():
     told = Place(launcher="Open MPI", index=1, count=2, coordinator="first:1234")
     assert place_in({**MPIRUN, "JAX_COORDINATOR_ADDRESS": "first:1234"}) == told
-    with pytest.raises(InputError, match="does not tell where process 0 runs") as error:
+    with pytest.raises(InputError, match="does not say on which host process 0 runs") as error:
         place_in(MPIRUN)
     assert "mpirun -x JAX_COORDINATOR_ADDRESS=HOST:PORT" in error.value.hint
 
@@ -245,6 +245,6 @@ def test_a_pod_of_an_indexed_job_leaves_the_rest_to_jax_and_any_other_pod_is_alo
 @pytest.mark.parametrize("address", ["node1", ":77", "node1:", "node1:x", "node1:0", "node1:65536"])
 def test_a_coordinator_that_is_no_host_and_port_is_refused(address):
     told = {"MESHWRIGHT_COORDINATOR": address, "MESHWRIGHT_NUM_PROCESSES": "2", "MESHWRIGHT_PROCESS": "0"}
-    with pytest.raises(InputError, match="is no HOST:PORT") as error:
+    with pytest.raises(InputError, match="is not of the form HOST:PORT") as error:
         place_in(told)
     assert "node1:7717" in error.value.hint

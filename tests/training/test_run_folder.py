@@ -87,7 +87,7 @@ def test_a_batch_that_follows_the_layout_is_compared_later(tmp_path):
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ({"steps": 3, "config": NONE}, "a run of 3 steps, and it has no checkpoint: going on would discard"),
+        ({"steps": 3, "config": NONE}, "a run of 3 steps, and it has no checkpoint: resuming would discard"),
         ({"steps": 9, "saved": (5,), "config": NONE}, "newest checkpoint is of step 5: .* steps 6 to 9"),
         ({"steps": 2001}, "it has no checkpoint: .* steps 1 to 2001"),
     ],
@@ -252,7 +252,7 @@ def test_a_token_file_that_was_replaced_or_cut_is_refused(tmp_path):
     np.arange(256, dtype=np.uint16).repeat(3).tofile(path)
     with pytest.raises(InputError, match=r"is not what the checkpoint of step 20 .* 1536 bytes") as told:
         changes_since(made, config, ONE)
-    assert "bring it back as it was" in told.value.hint
+    assert "restore it as it was" in told.value.hint
     np.zeros(1024, np.uint16).tofile(path)
     with pytest.raises(InputError, match="2048 bytes are as many as before, and not the same"):
         changes_since(made, config, ONE)

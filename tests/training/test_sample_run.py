@@ -152,8 +152,8 @@ def test_a_model_of_no_text_is_told(tmp_path: Path):
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path):
-    with pytest.raises(InputError, match=r"is no run: config\.json cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"is not a run: config\.json cannot be read: No such file"):
         config_of(tmp_path)
     (tmp_path / "config.json").write_text('{"name": "x"}')
-    with pytest.raises(InputError, match="is no config of this release: model: Field required"):
+    with pytest.raises(InputError, match="is not a config of this release: model: Field required"):
         config_of(tmp_path)

@@ -40,7 +40,7 @@ def explain(weighing: Weighing, *, on_event: Callable[[Phase], None] = ignore) -
     config = weighing.config
     if config is None:
         raise InputError(
-            f"{weighing.name} is a program of its own: nothing in it can be changed from here",
+            f"{weighing.name} is not a configuration, so its settings cannot be changed from here",
             hint="change the program and weigh it again",
         )
     known = suggestions(config, weighing.layout, weighing.fleet, weighing.ledger.memory)

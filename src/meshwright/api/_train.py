@@ -133,7 +133,7 @@ def reconcile(run: Run | str | Path) -> Reconciliation:
     except OSError as missing:
         raise InputError(
             f"{path} cannot be read: {missing.strerror}",
-            hint="name the folder of a run that has ended; one that is stopped writes it too",
+            hint="name the folder of a run that has finished or was stopped by a signal",
         ) from missing
 
 

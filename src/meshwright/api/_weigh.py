@@ -157,9 +157,9 @@ def _refuse_totals(config: str | RunConfig, tokens: float | str | None, price: f
     for what, given in (("tokens", tokens), ("a price", price)):
         if given is not None:
             raise InputError(
-                f"{config} is a program of its own, and how many tokens its step reads is not known: "
+                f"{config} is not a configuration, and the number of tokens in its step is not known: "
                 f"{what} of {given} cannot be turned into the cost of a run",
-                hint="leave it out, and multiply the time of a step by the number of your steps",
+                hint="leave it out, and multiply the seconds of a step by the number of steps",
             )
 
 
@@ -238,7 +238,7 @@ def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | N
         if overrides:
             first = overrides if isinstance(overrides, str) else next(iter(overrides))
             raise InputError(
-                f"{config} is a program of its own: {first!r} sets nothing in it",
+                f"{config} is not a configuration, so {first!r} changes nothing",
                 hint="change the program, or leave --set out",
             )
         return None
@@ -255,7 +255,7 @@ def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layo
     run = config_of_run(config, overrides, layout)
     if run is None:
         raise InputError(
-            f"{config} is a program of its own; `{verb}` runs configs",
+            f"{config} is not a configuration; `{verb}` runs only configurations",
             hint="run it with your own loop, or write a config; `meshwright presets` lists some",
         )
     return run

@@ -37,7 +37,7 @@ def run_with_restarts(restarts: int, config: str | None, folder: Path | None) ->
     place = place_in(os.environ)
     if place is not None:
         raise InputError(
-            f"--restarts in one of the processes that {place.launcher} has started: alone it cannot return",
+            f"--restarts in one of the processes that {place.launcher} started: it cannot rejoin them alone",
             hint="leave --restarts out, and let the job file begin all of them again, as those of deploy/ do",
         )
     arguments = without_option(sys.argv[1:], "--restarts")
@@ -241,7 +241,7 @@ def _status_of_all(
     status = guilty.status
     assert status, "it has failed"
     if stalled and first not in ended and _guilt(guilty) >= MERE_CONSEQUENCE:
-        _blame(stalled[0], len(children), "was stopped by a signal and did not go on")
+        _blame(stalled[0], len(children), "was stopped by a signal and did not continue")
         return EXIT_BROKE_OFF
     if first not in ended or (first.status != status and status != EXIT_BROKE_OFF) or status < 0:
         _blame(guilty, len(children), _how(status))

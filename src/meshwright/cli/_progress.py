@@ -209,7 +209,9 @@ def how_to_go_on(folder: Path, step: int) -> str:
     saved = steps_in(checkpoints) if checkpoints.is_dir() else []
     newest = saved[-1] if saved else 0
     loses = newest < step
-    words = f"go on from the checkpoint of step {newest}" if saved else "no checkpoint: begin again at step 0"
+    words = (
+        f"resume from the checkpoint of step {newest}" if saved else "no checkpoint: begin again at step 0"
+    )
     return f"{words}:\n    {shlex.join(resuming(_own_command(), folder, discards=loses))}"
 
 

@@ -147,7 +147,7 @@ def _check_written(run: Run) -> None:
         files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
         raise MeshwrightError(
             f"the run is done, and files of {run.folder} could not be written: {files}",
-            hint="make room there, then resume the run: nothing is left to train, and its account is written",
+            hint="make room there, then resume the run: no step is left to train, and its files are written",
         )
 
 

@@ -188,7 +188,7 @@ def _ended(function: str, status: int, crash: str) -> InputError:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     line = next((line.strip() for line in crash.splitlines() if line.startswith("  File ")), "")
     return InputError(
-        f"{function}, or what it calls, ended its process: it {how}" + (f" at {line}" if line else ""),
+        f"{function}, or what it calls, ended its process, which {how}" + (f" at {line}" if line else ""),
         hint="take os._exit out of it, or run it by itself to see where it crashes",
     )
 

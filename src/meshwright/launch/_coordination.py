@@ -164,7 +164,7 @@ class Heartbeat:
 
 
 def _print_error(words: str) -> None:
-    sys.stderr.write(f"error: {words}\nhint: go on with it: --resume\n")
+    sys.stderr.write(f"error: {words}\nhint: resume the run with --resume\n")
     sys.stderr.flush()
 
 

@@ -79,7 +79,7 @@ def _place_of_launcher(environment: Mapping[str, str], given: list[str]) -> Plac
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(
-            f"{COORDINATOR}={coordinator!r} is no HOST:PORT",
+            f"{COORDINATOR}={coordinator!r} is not of the form HOST:PORT",
             hint="name the host of process 0, and a port that is free there: node1:7717",
         )
     index, count = _number(environment, INDEX), _number(environment, NUM_PROCESSES)
@@ -97,7 +97,7 @@ def _open_mpi(environment: Mapping[str, str]) -> Place:
         return Place(launcher="Open MPI")
     if JAX_COORDINATOR not in environment:
         raise InputError(
-            "Open MPI does not tell where process 0 runs",
+            "Open MPI does not say on which host process 0 runs",
             hint=f"mpirun -x {JAX_COORDINATOR}=HOST:PORT ..., HOST the first, PORT one that is free there",
         )
     index, count = (_number(environment, f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE"))
@@ -151,7 +151,7 @@ def join(place: Place) -> Alone:
         )
     except (RuntimeError, ValueError) as failed:  # jax raises both kinds
         raise MeshwrightError(
-            f"the processes that {place.launcher} started did not find each other: {failed}",
+            f"the processes that {place.launcher} started could not connect to each other: {failed}",
             hint="process 0 must be up and its address reachable; the page on training shows job files that "
             "work. To train in this process alone, take the launcher's variables out of the environment",
         ) from failed
@@ -200,7 +200,7 @@ def _bind_address(place: Place, coordinator: str) -> str | None:
         name = f"{COORDINATOR}=HOST:PORT" if place.count is not None else "JAX_COORDINATOR_PORT=PORT"
         raise MeshwrightError(
             f"process 0 cannot listen on {host}:{port} for the other processes: {refused.strerror}",
-            hint=f"end the process that holds the port, or name a free one to all processes: {name}",
+            hint=f"end the process that uses the port, or give all processes a free one: {name}",
         ) from refused
     return given
 

@@ -186,7 +186,7 @@ def _attached(fleet: Fleet, devices: Devices) -> Devices:
         attached = ", ".join(f"{count} x {kind}" for kind, count in sorted(counts.items()))
         raise InputError(
             f"{fleet.name} is not attached: this machine has {attached}",
-            hint=f"train on what is there with --on local, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
+            hint=f"use --on local for attached devices, or simulate: --on {min(fleet.num_devices, 8)}xCPU",
         )
     peers = processes_of_this_run()
     if peers.count > 1 and len(of_kind) != fleet.num_devices:

@@ -88,7 +88,7 @@ def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None
         return None, "XLA's cost analysis counts a loop's body once, and this program has loops"
     analysis = executable.cost_analysis() or {}
     if "flops" not in analysis:
-        return None, "this backend's cost analysis gives no FLOPs"
+        return None, "this backend's cost analysis reports no FLOPs"
     return int(analysis["flops"]) * num_devices, ""
 
 
@@ -294,7 +294,7 @@ class Loop:
         """Take over the state that a checkpoint held, and report newer checkpoints that are damaged."""
         for bad in checkpoint.rejected:
             words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
-            hint = "look at the disk; what it held is trained again"
+            hint = "check the disk; the steps since then are trained again"
             self.recorder.notice(checkpoint.step, "checkpoint", words, hint)
         self.state, self.step = state, checkpoint.step
         self.data_offset = max(self.data_offset, int(checkpoint.about["data_offset"]))
@@ -404,7 +404,7 @@ class Loop:
         hint += "" if clips else ", or begin a new run with optimizer.clip_norm = 1.0"
         if faults.bad_step != "stop":
             return f"{self._bad_steps.in_row} steps in a row were bad; {hint}"
-        return f"{hint}; or go on without that batch: --resume"
+        return f"{hint}; or resume without that batch: --resume"
 
     def _save(self) -> None:
         self._saving.save(self.step, self.state, self.data_offset)

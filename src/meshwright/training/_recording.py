@@ -401,5 +401,5 @@ class Recorder:
 def not_written(step: int, why: str, names: Sequence[str]) -> Noticed:
     """Return the notice that files of the run's folder cannot be written."""
     words = f"{', '.join(names)} cannot be written: {why}"
-    hint = "make room on that disk: the run goes on, and what waits in memory is written when there is some"
+    hint = "make room on that disk: the run continues, and writes what it holds in memory when there is room"
     return Noticed(step=step, kind="disk", message=words, hint=hint)

@@ -169,7 +169,7 @@ class RunFolder:
         if not self.resume:
             raise InputError(
                 f"{self.path} holds a run already",
-                hint="go on with it: --resume; or choose a folder that is not there yet",
+                hint="resume it with --resume, or choose a folder that does not exist yet",
             )
         newest = unread_newest(checkpoints, about_complaint)
         if newest is not None and self._config is not None:
@@ -190,9 +190,9 @@ class RunFolder:
         kept = f"its newest checkpoint is of step {newest}" if saved else "it has no checkpoint"
         lost = f"steps {newest + 1} to {recorded}"
         raise InputError(
-            f"{self.path} holds a run of {recorded} steps, and {kept}: going on would discard {lost}",
+            f"{self.path} holds a run of {recorded} steps, and {kept}: resuming would discard {lost}",
             hint=f"train {lost} again with --resume --discard-steps, or choose another folder with --folder"
-            + ("" if saved or every is None else "; or bring back its checkpoints"),
+            + ("" if saved or every is None else "; or restore its checkpoints"),
         )
 
     def _checkpoint_interval(self) -> int | None:
@@ -223,7 +223,7 @@ def config_of(run: Path) -> RunConfig:
     except OSError as refused:
         if saved is None:
             raise InputError(
-                f"{run} is no run: {path.name} cannot be read: {refused.strerror}",
+                f"{run} is not a run: {path.name} cannot be read: {refused.strerror}",
                 hint="name the folder that `meshwright train` wrote",
             ) from refused
     except ValidationError as wrong:
@@ -284,7 +284,7 @@ def _of_another_release(where: Path, wrong: ValidationError) -> InputError:
     first: Mapping[str, Any] = wrong.errors()[0]
     place = ".".join(map(str, first["loc"])) or "the whole"
     return InputError(
-        f"{where} is no config of this release: {place}: {first['msg']}",
+        f"{where} is not a config of this release: {place}: {first['msg']}",
         hint="read the run with the release that wrote it",
     )
 
@@ -360,7 +360,7 @@ def _check_data(found: Found, config: RunConfig) -> None:
         raise InputError(
             f"{now['name']} is not what the checkpoint of step {found.step} in {found.folder.parent} was "
             f"trained on: {difference}",
-            hint="bring it back as it was, or begin a new run with it in another folder",
+            hint="restore it as it was, or begin a new run with it in another folder",
         )
 
 

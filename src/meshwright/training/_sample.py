@@ -173,7 +173,7 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
     tokenizer = _tokenizer(config, asked)
     (ids,) = tokenizer.encode([prompt])
     if not len(ids):
-        raise InputError("the prompt is empty", hint="give at least one token to go on from")
+        raise InputError("the prompt is empty", hint="give at least one token to continue")
     if ids.max() >= config.model.vocab_size:
         raise InputError(
             f"the prompt holds token {ids.max()}, and the model knows {config.model.vocab_size}",
@@ -199,7 +199,7 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
         return open_tokenizer("bytes")
     if path is None:
         what = f"the run was trained on {data.source} tokens, which stand for no text"
-        raise InputError(what, hint="name a tokenizer all the same with --tokenizer bytes")
+        raise InputError(what, hint="name a tokenizer nevertheless, with --tokenizer bytes")
     made = "nothing beside it says how its tokens were made"
     raise InputError(
         f"the run was trained on {path}: {made if facts is None else f'made with {facts.tokenizer}'}",
