@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshwright.compiler import _options, accepted_options, requested_options
-from meshwright.compiler._options import OPTIONS, CompilerOption, Spelling
+from meshwright.compiler._options import OPTIONS, CompilerOption
 
 
 @pytest.fixture
@@ -30,14 +30,13 @@ def test_the_installed_compiler_takes_every_option_that_it_is_said_to_accept(ide
     """One release spells pipelined all-reduces one way, the next another; each lock's XLA must know one."""
     accepted = accepted_options(OPTIONS, identity)
     assert accepted.without == ()
-    names = {spelling.name for spelling in OPTIONS["pipelined all-reduces"].spellings}
+    names = {name for name, _ in OPTIONS["pipelined all-reduces"].spellings}
     assert len(names & accepted.options.keys()) == 1
     jax.jit(jnp.sin).lower(1.0).compile(compiler_options=accepted.options)
 
 
 def test_an_option_that_the_compiler_lacks_is_left_out_and_its_consequence_said(identity, monkeypatch):
-    unknown = Spelling(name="xla_gpu_of_another_century", value=True, releases="none")
-    badly_valued = Spelling(name="xla_gpu_deterministic_ops", value="certainly", releases="none")
+    unknown, badly_valued = ("xla_gpu_of_another_century", True), ("xla_gpu_deterministic_ops", "certainly")
     monkeypatch.setitem(
         _options.OPTIONS,
         "invented",

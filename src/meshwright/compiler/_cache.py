@@ -33,19 +33,16 @@ def cache_root() -> Path:
     Raises:
         InputError: the environment names no folder, and this user has no home folder.
     """
-    told = os.environ.get("MESHWRIGHT_CACHE_DIR")
-    if told:
-        return Path(told).absolute()
-    try:
+    if chosen := os.environ.get("MESHWRIGHT_CACHE_DIR"):
+        return Path(chosen).absolute()
+    with contextlib.suppress(RuntimeError):  # neither HOME nor the user database has it
         usual = Path(platformdirs.user_cache_dir("meshwright"))
-    except RuntimeError:  # neither HOME nor the user database has it; older releases keep "~"
-        usual = Path("~")
-    if not usual.is_absolute():
-        raise InputError(
-            "there is no folder for the cache: HOME is not set, and this user has no home folder",
-            hint="set MESHWRIGHT_CACHE_DIR to a folder that can be written",
-        )
-    return usual
+        if usual.is_absolute():  # older releases of platformdirs keep "~"
+            return usual
+    raise InputError(
+        "there is no folder for the cache: HOME is not set, and this user has no home folder",
+        hint="set MESHWRIGHT_CACHE_DIR to a folder that can be written",
+    )
 
 
 @contextlib.contextmanager
@@ -144,18 +141,22 @@ def _prune() -> None:
     """Remove the least recently used entries until the cache is within its limit, but never the newest."""
     entries: list[tuple[float, int, Path]] = []  # time of last use, bytes, folder
     for folder in (cache_root() / "compiled").iterdir():
-        try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # just removed; a stray file
             used = folder.stat().st_mtime
             if not folder.name.startswith("."):
                 entries.append((used, sum(path.stat().st_size for path in folder.iterdir()), folder))
-        except (FileNotFoundError, NotADirectoryError):  # just removed by another process; a stray file
-            continue
-    entries.sort()
+    for folder in _excess(entries):
+        if folder != max(entries)[2]:
+            _remove(folder)
+
+
+def _excess(entries: list[tuple[float, int, Path]]) -> Iterator[Path]:
+    """Yield the oldest entries until the rest is within the limit."""
     excess = sum(num_bytes for _, num_bytes, _ in entries) - limit_bytes()
-    for _, num_bytes, folder in entries[:-1]:
+    for _, num_bytes, path in sorted(entries):
         if excess <= 0:
-            break
-        _remove(folder)
+            return
+        yield path
         excess -= num_bytes
 
 
@@ -188,26 +189,13 @@ def keep_executables() -> None:
     os.environ.setdefault(LEAST_SECONDS, WORTH_KEEPING_SECONDS)
     if os.path.isdir(folder):
         with writing_cache():
-            _prune_executables(folder)
+            stats = [(path.stat(), path) for path in folder.iterdir()]
+            for path in _excess([(stat.st_mtime, stat.st_size, path) for stat, path in stats]):
+                path.unlink(missing_ok=True)  # another process may have been first
 
 
 def _processor() -> str:
     """Return sixteen hexadecimal digits that identify this processor's instruction set."""
-    known = [platform.machine()]
-    if _CPUINFO.exists():
-        known += [
-            line for line in _CPUINFO.read_text().splitlines() if line.startswith(("flags", "Features"))
-        ]
-    return hashlib.sha256("\n".join(known[:2]).encode()).hexdigest()[:16]
-
-
-def _prune_executables(folder: Path) -> None:
-    """Remove the oldest executables until the rest is within the limit."""
-    stats = [(path.stat(), path) for path in folder.iterdir()]
-    found = [(stat.st_mtime, stat.st_size, path) for stat, path in stats]
-    excess = sum(size for _, size, _ in found) - limit_bytes()
-    for _, size, path in sorted(found):
-        if excess <= 0:
-            return
-        path.unlink(missing_ok=True)  # another process may have been first
-        excess -= size
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    features = [line for line in lines if line.startswith(("flags", "Features"))][:1]
+    return hashlib.sha256("\n".join([platform.machine(), *features]).encode()).hexdigest()[:16]

@@ -23,22 +23,13 @@ class Lowered(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
-    """One name and value of a compiler option, and the jaxlib releases that are known to accept it."""
-
-    name: str
-    value: OptionValue
-    releases: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerOption:
-    """An effect that is requested from the compiler, and every spelling that XLA has had for it.
+    """An effect that is requested from the compiler, with every name and value that XLA has had for it.
 
     `without`: the figure that changes where the compiler has no spelling; empty where none changes.
     """
 
-    spellings: tuple[Spelling, ...]
+    spellings: tuple[tuple[str, OptionValue], ...]
     without: str
 
 
@@ -50,47 +41,36 @@ class AcceptedOptions:
     without: tuple[str, ...]
 
 
-# Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1.
+# Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1. They accept every option without a remark.
 OPTIONS = {
     # Start collectives early and overlap them with computation (docs/adr/0002).
     "latency hiding": CompilerOption(
-        spellings=(
-            Spelling(name="xla_gpu_enable_latency_hiding_scheduler", value=True, releases="0.10 to 0.12"),
-        ),
+        spellings=(("xla_gpu_enable_latency_hiding_scheduler", True),),
         without="collectives are scheduled where they stand, so more of their time is exposed",
     ),
     # Reduce a layer's gradients over `data` while the next layer is computed. Pipelined gathers and
     # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/adr/0002).
     "pipelined all-reduces": CompilerOption(
         spellings=(
-            Spelling(name="xla_gpu_enable_pipelined_all_reduce", value=True, releases="0.10"),
-            Spelling(
-                name="xla_gpu_pipeline_all_reduce",
-                value="COLLECTIVE_PIPELINING_MODE_ON",
-                releases="0.11 and 0.12",
-            ),
+            ("xla_gpu_enable_pipelined_all_reduce", True),  # 0.10
+            ("xla_gpu_pipeline_all_reduce", "COLLECTIVE_PIPELINING_MODE_ON"),  # 0.11 and 0.12
         ),
         without="all-reduces of gradients wait for the end of each layer, so more of their time is exposed",
     ),
     # XLA would compile small all-reduces to Triton kernels, and crash on a scalar over several hosts ("size
-    # mismatch when packing elements for LLVM struct"). This value selects NCCL, which releases without the
-    # option use.
+    # mismatch when packing elements for LLVM struct"). This value selects NCCL, which 0.10 uses without it.
     "all-reduces by NCCL": CompilerOption(
-        spellings=(
-            Spelling(name="xla_gpu_experimental_use_collective_kernels", value="", releases="0.11 and 0.12"),
-        ),
+        spellings=(("xla_gpu_experimental_use_collective_kernels", ""),),  # 0.11 and 0.12
         without="",
     ),
     # Make repeated runs on one machine bitwise equal. The compiler replaces or refuses scatters, reductions
     # and library kernels that add in no fixed order, and it chooses no kernel by timing.
     "no operation of undefined order": CompilerOption(
-        spellings=(
-            Spelling(name="xla_gpu_exclude_nondeterministic_ops", value=True, releases="0.10 to 0.12"),
-        ),
+        spellings=(("xla_gpu_exclude_nondeterministic_ops", True),),
         without="the compiler may choose operations whose results differ between runs",
     ),
     "deterministic operations": CompilerOption(
-        spellings=(Spelling(name="xla_gpu_deterministic_ops", value=True, releases="0.10 to 0.12"),),
+        spellings=(("xla_gpu_deterministic_ops", True),),
         without="the compiler may choose kernels whose results differ between runs",
     ),
 }
@@ -129,18 +109,18 @@ def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOpti
     without: list[str] = []
     for purpose in purposes:
         option = OPTIONS[purpose]
-        accepted = next((s for s in option.spellings if _accepts(identity, s)), None)
+        accepted = next((each for each in option.spellings if _accepts(identity, *each)), None)
         if accepted is not None:
-            options[accepted.name] = accepted.value
+            options.update([accepted])
         elif option.without:
-            names = " or ".join(spelling.name for spelling in option.spellings)
+            names = " or ".join(name for name, _ in option.spellings)
             without.append(f"this release of XLA has no option {names}: {option.without}")
     return AcceptedOptions(options=options, without=tuple(without))
 
 
-def _accepts(identity: Lowered, spelling: Spelling) -> bool:
+def _accepts(identity: Lowered, name: str, value: OptionValue) -> bool:
     try:
-        identity.compile(compiler_options={spelling.name: spelling.value})
+        identity.compile(compiler_options={name: value})
     except RuntimeError as refused:  # jax's JaxRuntimeError is one
         if any(words in str(refused) for words in REFUSALS):
             return False

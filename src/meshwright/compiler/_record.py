@@ -11,6 +11,7 @@ files with everything that a compiler reported about one program. Its layout (te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -23,6 +24,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ..errors import InputError
+from ..records import EXACT, read_record
 
 SCHEMA = 1
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
@@ -68,6 +72,7 @@ class TracedFlops:
 class Compiled:
     """One compiled program: its source, its target, its compiler, and the compiler's reports."""
 
+    __pydantic_config__ = EXACT
     schema: int
     name: str  # preset, file, or module:function
     source: str  # "target compiler" or "simulated on CPU"
@@ -115,25 +120,13 @@ class Compiled:
             for name in ("compiled.json", *(f"{t}.gz" for t in TEXTS)):
                 if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digests[name]:
                     raise CorruptFolder(f"{folder / name} does not have the hash its manifest states")
-            fields: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-            if fields["schema"] != SCHEMA:
-                raise CorruptFolder(f"{folder} has schema {fields['schema']}, this version reads {SCHEMA}")
-            fields["arguments"] = tuple(
-                Argument(**{**a, "shape": tuple(a["shape"]), "axes": _axes(a)}) for a in fields["arguments"]
-            )
-            fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
-            fields["coordinates"] = tuple(tuple(place) for place in fields.get("coordinates", ()))
-            fields["without_options"] = tuple(fields.get("without_options", ()))
-            traced = fields["traced_flops"]
-            fields["traced_flops"] = TracedFlops(**{**traced, "unpriced": tuple(traced["unpriced"])})
-            return Compiled(**fields)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as broken:
+            fields = (folder / "compiled.json").read_text()
+            compiled = read_record(Compiled, fields, name="a compiled program", hint="weigh again")
+            if compiled.schema != SCHEMA:
+                raise CorruptFolder(f"{folder} has schema {compiled.schema}, this version reads {SCHEMA}")
+            return compiled
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, InputError) as broken:
             raise CorruptFolder(f"{folder}: {broken}") from broken
-
-
-def _axes(argument: dict[str, Any]) -> tuple[str, ...] | None:
-    axes = argument.get("axes")
-    return None if axes is None else tuple(axes)
 
 
 def read_text(folder: os.PathLike[str] | str, name: str) -> str:
@@ -142,16 +135,8 @@ def read_text(folder: os.PathLike[str] | str, name: str) -> str:
 
 
 # The packages that determine the program, in addition to the request.
-PACKAGES = (
-    "jax",
-    "jaxlib",
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-    "nvidia-cudnn-cu13",
-    "libtpu",
-    "optax",
-    "numpy",
-)
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cudnn-cu13", "libtpu")
+PACKAGES += ("optax", "numpy")
 TARGET_COMPILER, SIMULATED = "target compiler", "simulated on CPU"  # the values of `Compiled.source`
 SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
 
@@ -179,11 +164,7 @@ class Request:
     @staticmethod
     def from_json(text: str) -> Request:
         """Read the text that `to_json` writes."""
-        fields = json.loads(text)
-        fields["mesh_axes"] = tuple((name, size) for name, size in fields["mesh_axes"])
-        fields["options"] = tuple(fields["options"])
-        fields["search_path"] = tuple(fields["search_path"])
-        return Request(**fields)
+        return read_record(Request, text, name="a compile request", hint="report it: Meshwright wrote it")
 
     def key(self, lowered: str = "") -> str:
         """Return the cache key, from the request, versions, our source, and a foreign step's lowered text."""
@@ -196,10 +177,8 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of everything that determines the program, without packages that are absent."""
     versions = {"python": python_platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
