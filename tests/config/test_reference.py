@@ -17,7 +17,7 @@ from meshwright.config import (
     reference_page,
     trainable,
 )
-from meshwright.config._problems import KEYS_ELSEWHERE, VALUES_ELSEWHERE, known_keys, variants
+from meshwright.config._load import known_keys, names_elsewhere, variants
 from meshwright.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
@@ -150,9 +150,9 @@ def test_a_schedule_without_steps_has_the_fewest_that_it_fits_into(schedule: lis
 
 
 def test_every_synonym_leads_to_a_key_or_value_that_there_is():
-    paths = {doc.path for doc in DOCS}
-    assert set(KEYS_ELSEWHERE) <= paths
-    for path, values in VALUES_ELSEWHERE.items():
+    paths, (keys, values_elsewhere) = {doc.path for doc in DOCS}, names_elsewhere()
+    assert set(keys) <= paths
+    for path, values in values_elsewhere.items():
         if path == "preset":
             assert set(values.values()) <= set(preset_names())
             continue

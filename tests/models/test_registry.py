@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from pydantic import Field
 
-from meshwright.config import Layout, ModelKind, RunConfig, check_layout, load_config
+from meshwright.config import Layout, ModelKind, ModelSizes, RunConfig, check_layout, load_config
 from meshwright.data import open_data
 from meshwright.errors import InputError
 from meshwright.models import MODELS, Outcome, Parameter, model_of
@@ -52,19 +52,14 @@ class ScalesModel(ModelKind):
     num_matmul_parameters = num_parameters
 
     @property
-    def input_shape(self):
-        return (self.width,)
-
-    @property
-    def layer_outputs(self):
-        return 0, "no layer before the output"
-
-    @property
-    def split_dims(self):
-        return {"embed": {"model.width": self.width}}
-
-    def widest_activation(self, length):
-        return self.width
+    def sizes(self):
+        return ModelSizes(
+            input_shape=(self.width,),
+            split_dims={"embed": {"model.width": self.width}},
+            layer_outputs=0,
+            layer_outputs_rule="no layer before the output",
+            widest_activation=self.width,
+        )
 
 
 class Scales:

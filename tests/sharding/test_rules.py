@@ -53,8 +53,8 @@ def test_the_layout_check_knows_every_dimension_of_parameters_that_an_axis_split
     for parameter in parameters:
         for dim, size in zip(parameter.dims, parameter.shape, strict=True):
             if PARAMETER_RULES[dim]:
-                assert all(size % checked == 0 for checked in model.split_dims[dim].values()), dim
-                assert model.split_dims[dim], dim
+                assert all(size % checked == 0 for checked in model.sizes.split_dims[dim].values()), dim
+                assert model.sizes.split_dims[dim], dim
 
 
 def test_a_dimension_is_never_split_twice_by_one_axis():

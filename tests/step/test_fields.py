@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.config import Layout, RunConfig, load_config
-from meshwright.config._problems import variants
+from meshwright.config._load import variants
 from meshwright.data import open_data
 from meshwright.hardware import Fleet
 from meshwright.sharding import mesh_of

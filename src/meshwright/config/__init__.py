@@ -5,15 +5,10 @@ everything that builds, weighs or runs a step.
 """
 
 from ._base import Problem as Problem
+from ._base import input_error as input_error
 from ._base import near_divisors as near_divisors
 from ._base import near_multiples as near_multiples
 from ._base import or_list as or_list
-from ._data import IdxData as IdxData
-from ._data import LineData as LineData
-from ._data import Order as Order
-from ._data import StdlibData as StdlibData
-from ._data import SyntheticData as SyntheticData
-from ._data import TokenFileData as TokenFileData
 from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
 from ._layout import AXES as AXES
 from ._layout import BATCH_AXES as BATCH_AXES
@@ -39,6 +34,7 @@ from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
 from ._models import ModelKind as ModelKind
+from ._models import ModelSizes as ModelSizes
 from ._models import ResNetModel as ResNetModel
 from ._models import TransformerModel as TransformerModel
 from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
@@ -54,7 +50,6 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
-from ._problems import input_error as input_error
 from ._reference import commented_toml as commented_toml
 from ._reference import key_docs as key_docs
 from ._reference import reference_page as reference_page
@@ -62,4 +57,10 @@ from ._run import BatchConfig as BatchConfig
 from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
 from ._run import FaultConfig as FaultConfig
+from ._run import IdxData as IdxData
+from ._run import LineData as LineData
+from ._run import Order as Order
 from ._run import RunConfig as RunConfig
+from ._run import StdlibData as StdlibData
+from ._run import SyntheticData as SyntheticData
+from ._run import TokenFileData as TokenFileData

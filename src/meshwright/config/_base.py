@@ -1,8 +1,7 @@
 """Define the base of every section: strictness, types of fields, and several problems as one error.
 
-The text below a key documents it: a summary, further remarks, and lines that begin with `Effect:` (on what is
-weighed or trained), `Unit:` (of every number) and `Default:` (if it is computed). `_reference` reads these
-texts.
+The text below a key documents it: a summary, further remarks, and what follows `Effect:` (on what is weighed
+or trained), `Unit:` (of every number) and `Default:` (if it is computed). `_reference` reads these texts.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from meshwright.errors import InputError
 
 PROBLEMS = "meshwright_problems"  # the type of the pydantic error that carries Meshwright's problems
 
@@ -97,3 +98,13 @@ def near_multiples(step: int, wanted: int) -> list[int]:
 def or_list(numbers: Iterable[int]) -> str:
     """Return numbers joined for a sentence: "4", "4 or 8"."""
     return " or ".join(str(n) for n in numbers)
+
+
+def input_error(where: str, problems: Sequence[Problem]) -> InputError:
+    """Return one error for all `problems` of `where`, the name of a preset or a file."""
+    lines = [f"{path} {what}".strip() for path, what, _ in problems]
+    if len(problems) == 1:
+        return InputError(f"{where}: {lines[0]}", hint=problems[0][2])
+    message = f"{where}: {len(problems)} things are wrong" + "".join(f"\n  {line}" for line in lines)
+    hints = (f"{path}: {hint}" if path else hint for path, _, hint in problems)
+    return InputError(message, hint="; ".join(hints))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Literal
 
 from meshwright.errors import InputError, nearest_name
@@ -21,66 +20,43 @@ BATCH_AXES = ("data", "fsdp", "expert")
 
 Rules = Mapping[str, tuple[str, ...]]
 """The axes that split a named dimension, by its name."""
+_BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tensor",))
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "embed": ("fsdp",),
     "experts": ("expert",),
+    **_BY_TENSOR,
     "routes": (),  # the router's outputs, one for each expert, whole on every device
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "vocab": ("tensor",),
-    "positions": (),
-    "one": (),
-    "channels_out": (),
-    "channels_in": (),
-    "height": (),
-    "width": (),
+    **dict.fromkeys(("head_dim", "positions", "one", "channels_out", "channels_in", "height", "width"), ()),
 }
+"""For parameters, their gradients and moments."""
 ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data")}
-"""For parameters, moments and gradients under ZeRO-1: each `fsdp` shard is divided among the replicas."""
+"""The same under ZeRO-1: each `fsdp` shard is divided among the replicas."""
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
     "sequence": ("context",),  # inside a block, where heads or hidden units are split as well
     "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
-    "embed": (),
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "vocab": ("tensor",),
-    "microbatch": (),
+    **_BY_TENSOR,
     "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
-    "channels": (),
-    "height": (),
-    "width": (),
+    **dict.fromkeys(("embed", "head_dim", "microbatch", "channels", "height", "width"), ()),
 }
 
-AXIS_ALIASES: Mapping[str, str] = MappingProxyType(
-    {
-        alias: axis
-        for axis, aliases in {
-            "data": "dp ddp dp_replicate replica data_parallel",
-            "fsdp": "dp_shard zero3 fully_sharded",
-            "tensor": "tp tensor_parallel model",
-            "stage": "pp pipe pipeline pipeline_parallel",
-            "context": "cp context_parallel",
-            "expert": "ep expert_parallel",
-        }.items()
-        for alias in aliases.split()
-    }
-)
+_ALIASES = {
+    "data": "dp ddp dp_replicate replica data_parallel",
+    "fsdp": "dp_shard zero3 fully_sharded",
+    "tensor": "tp tensor_parallel model",
+    "stage": "pp pipe pipeline pipeline_parallel",
+    "context": "cp context_parallel",
+    "expert": "ep expert_parallel",
+}
+AXIS_ALIASES = {alias: axis for axis, aliases in _ALIASES.items() for alias in aliases.split()}
 """Names of axes elsewhere, and ours: Megatron-LM, DeepSpeed, torchtitan, MaxText, T5X."""
 _SEQUENCE = (
     "use context=... where attention's sequence is to be split (Ulysses, ring); Megatron's sequence "
     "parallelism is a part of tensor=... here"
 )
 _UNCLEAR = {
-    "sp": _SEQUENCE,
-    "seq": _SEQUENCE,
-    "sequence": _SEQUENCE,
-    "sequence_parallel": _SEQUENCE,
+    **dict.fromkeys(("sp", "seq", "sequence", "sequence_parallel"), _SEQUENCE),
     "mp": "use tensor=... for a split of each matrix, or stage=... for a split of the layers",
     "hsdp": "use data=...,fsdp=...: replicas of a group that splits the weights",
 }
@@ -109,11 +85,6 @@ def layout_reading(text: str) -> str:
     layout = Layout.parse(text)
     named = {part.partition("=")[0].strip() for part in text.split(",")}
     return "" if named == set(layout.names) else f"layout {text!r} read as {layout}"
-
-
-def _size(digits: str) -> int:
-    """Return the size of an axis; a number of 15 digits or more becomes the least size that is refused."""
-    return int(digits) if len(digits) < 15 else _LARGEST + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,29 +118,23 @@ class Layout:
             match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([+-]?\d+)\s*", part, re.ASCII)
             if match is None:
                 raise InputError(f"layout {text!r}: cannot read {part.strip()!r}", hint=_EXAMPLE)
-            name, size = match[1], _size(match[2])
-            if not free_names:
-                name = _axis(text, name)
+            name = match[1] if free_names else _axis(text, match[1])
+            # A number of 15 digits or more becomes the least size that is refused.
+            size = int(match[2]) if len(match[2]) < 15 else _LARGEST + 1
             if name in axes:
-                raise InputError(
-                    f"layout {text!r}: axis {name!r} is written twice", hint=f"keep one {name}=..."
-                )
+                what = f"layout {text!r}: axis {name!r} is written twice"
+                raise InputError(what, hint=f"keep one {name}=...")
             if size < 1 and size != -1:
-                raise InputError(
-                    f"layout {text!r}: {name}={size} is not a number of devices",
-                    hint=f"use {name}=1 or more, or {name}=-1 for the remaining devices",
-                )
+                hint = f"use {name}=1 or more, or {name}=-1 for the remaining devices"
+                raise InputError(f"layout {text!r}: {name}={size} is not a number of devices", hint=hint)
             axes[name] = size
         if math.prod(axes.values()) not in range(-_LARGEST, _LARGEST + 1):
-            raise InputError(
-                f"layout {text[:80]!r} has more than {_LARGEST:.0e} devices", hint="use the sizes of a fleet"
-            )
+            what = f"layout {text[:80]!r} has more than {_LARGEST:.0e} devices"
+            raise InputError(what, hint="use the sizes of a fleet")
         open_axes = [name for name, size in axes.items() if size == -1]
         if len(open_axes) > 1:
-            raise InputError(
-                f"layout {text!r}: {' and '.join(open_axes)} are -1, and only one axis can take what remains",
-                hint=f"give {', '.join(open_axes[1:])} a size",
-            )
+            what = f"layout {text!r}: {' and '.join(open_axes)} are -1, and only one axis can take what remains"
+            raise InputError(what, hint=f"give {', '.join(open_axes[1:])} a size")
         return cls(axes=tuple(axes.items()))
 
     @property

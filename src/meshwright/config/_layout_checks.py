@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.errors import InputError
 from meshwright.hardware import Chip
 
-from ._base import Problem, near_divisors, near_multiples, or_list
+from ._base import Problem, input_error, near_divisors, near_multiples, or_list
 from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
 from ._models import TransformerModel
-from ._problems import input_error
 from ._run import RunConfig
 
 
@@ -49,15 +48,15 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; each dimension that the model names
-    (`ModelKind.split_dims`) over the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
+    Checked: the batch over data * fsdp * expert * microbatch; each dimension of `ModelSizes.split_dims` over
+    the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
     over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
             of them with the nearest sizes.
     """
-    dims = config.model.split_dims
+    dims = config.model.sizes.split_dims
     if layout.size("expert") > 1 and not dims.get("experts"):
         raise InputError(
             f"{config.name} on layout {layout}: axis 'expert' splits experts, and the model has none",
@@ -82,7 +81,7 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     stages, model = layout.size("stage"), config.model
     if stages == 1:
         return
-    if "layers" not in model.split_dims:
+    if "layers" not in model.sizes.split_dims:
         what = f"= {model.kind!r}, but stage = {stages} splits the layers of a transformer"
         yield "model.kind", what, f"use data={stages * layout.size('data')} in place of stage and data"
     elif isinstance(model, TransformerModel) and model.unroll:

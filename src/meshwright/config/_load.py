@@ -1,7 +1,12 @@
-"""Read a preset, a TOML file or a run's folder, apply overrides, and return a checked `RunConfig`."""
+"""Read a preset, a TOML file or a run's folder, apply overrides, and return a checked `RunConfig`.
+
+Errors of pydantic become one `InputError` in words, with dotted paths and near names. A hint also names the
+key or value that another program's name stands for (names_elsewhere.toml).
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -9,20 +14,21 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from meshwright.errors import InputError, near_names, nearest_name
 
-from ._base import is_table
+from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._models import TransformerModel
-from ._problems import input_error, keys_meant, known_keys, problems_of, value_meant, variants
 from ._run import RunConfig
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
-_PRESETS = Path(__file__).parent / "presets"
+_HERE = Path(__file__).parent
+_PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ENDINGS = "a file's path ends in .toml"
@@ -101,18 +107,17 @@ def _checked(name: str, tree: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate_json(json.dumps({"name": name, **tree}, default=str))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":  # nested too deep for the parser, or half a character
-            raise _unreadable(name, first["msg"]) from None
-        raise input_error(name, problems_of(error)) from None
+        details = error.errors(include_url=False)
+        if details[0]["type"] == "json_invalid":  # nested too deep for the parser, or half a character
+            raise _unreadable(name, details[0]["msg"]) from None
+        raise input_error(name, [problem for each in details for problem in _problems_of(each)]) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or deeply nested tables
         raise _unreadable(name, str(error)) from None
 
 
 def _unreadable(name: str, why: str) -> InputError:
-    return InputError(
-        f"{name}: its values cannot be read: {why}", hint="use sections of plain numbers, words and lists"
-    )
+    hint = "use sections of plain numbers, words and lists"
+    return InputError(f"{name}: its values cannot be read: {why}", hint=hint)
 
 
 def _read(text: str) -> tuple[str, dict[str, Any]]:
@@ -120,11 +125,9 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     path = Path(text)
     if path.suffix == ".toml":
         return _read_file(path)
-    if path.suffix == ".json":
-        return _read_json(path)
     if text not in preset_names() and path.is_dir():
-        return _read_json(path / _RUN_FILE)
-    return text, _read_preset(text)
+        path = path / _RUN_FILE
+    return _read_json(path) if path.suffix == ".json" else (text, _read_preset(text))
 
 
 def _read_preset(name: str) -> dict[str, Any]:
@@ -136,9 +139,9 @@ def _read_preset(name: str) -> dict[str, Any]:
     return tree
 
 
-def _near_presets(name: str) -> str:
+def _near_presets(text: str) -> str:
     """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
-    plain = name.lower().rpartition("/")[2]
+    plain = text.lower().rpartition("/")[2]
     known = preset_names()
     meant = value_meant("preset", plain)
     if meant is not None:
@@ -147,14 +150,13 @@ def _near_presets(name: str) -> str:
     sized = re.search(r"(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z])", plain)
     if sized is None:
         return nearest_name(plain, near or known)
-    asked = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
-    models = {each: _checked(each, _read_preset(each)).model for each in known}
-    away = {each: abs(math.log(model.num_parameters / max(asked, 1))) for each, model in models.items()}
-    near = [each for each in near if away[each] < math.log(4)]
-    if near:
+    wanted = int(sized[1] or 1) * float(sized[2]) * {"m": 1e6, "b": 1e9}[sized[3]]
+    models = {name: _checked(name, _read_preset(name)).model for name in known}
+    distance = {name: abs(math.log(model.num_parameters / max(wanted, 1))) for name, model in models.items()}
+    if near := [name for name in near if distance[name] < math.log(4)]:
         return nearest_name(plain, near)
-    transformers = [each for each, model in models.items() if isinstance(model, TransformerModel)]
-    closest = sorted(transformers, key=away.__getitem__)[:2]
+    transformers = [name for name, model in models.items() if isinstance(model, TransformerModel)]
+    closest = sorted(transformers, key=distance.__getitem__)[:2]
     return f"the nearest in size are {' and '.join(closest)}; a file may start from one and change its sizes"
 
 
@@ -224,12 +226,10 @@ def _foreign_hint(tree: object) -> str:
         for key, value in foreign.items()
         if isinstance(value, int | float) and len(meant := keys_meant(key) or [f"model.{key}"]) == 1
     }
-    known = TransformerModel.model_fields
-    told = ", ".join(
-        f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in known
-    )
-    made = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
-    return f"{made}, with {told}" if told else made
+    fields = TransformerModel.model_fields
+    known = [f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in fields]
+    hint = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
+    return f"{hint}, with {', '.join(known)}" if known else hint
 
 
 def _override_tree(overrides: Overrides) -> dict[str, Any]:
@@ -238,11 +238,9 @@ def _override_tree(overrides: Overrides) -> dict[str, Any]:
     for dotted, value in _override_pairs(overrides):
         keys = dotted.split(".")
         if len(keys) > 2:
-            shown = f"{dotted}={value}"
-            raise InputError(
-                f"override {shown!r}: {dotted} is nested too deeply: {'.'.join(keys[:2])} has one value",
-                hint=f"write {'.'.join(keys[:2])}={value}",
-            )
+            shown, key = f"{dotted}={value}", ".".join(keys[:2])
+            what = f"override {shown!r}: {dotted} is nested too deeply: {key} has one value"
+            raise InputError(what, hint=f"write {key}={value}")
         if keys[0] == "data" and keys[-1] in _PATHS and isinstance(value, str | Path):
             value = _absolute(dotted, Path.cwd(), str(value))
         branch: dict[str, Any] = {keys[-1]: value}
@@ -255,9 +253,8 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             if not all(key.split(".")):
-                raise InputError(
-                    f"override {key!r} is not section.key", hint='write it as in {"model.num_layers": 12}'
-                )
+                what = f"override {key!r} is not section.key"
+                raise InputError(what, hint='write it as in {"model.num_layers": 12}')
             if is_table(value) and "." not in key:
                 yield from _override_pairs({f"{key}.{inner}": each for inner, each in value.items()})
             else:
@@ -266,9 +263,8 @@ def _override_pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
     for override in [overrides] if isinstance(overrides, str) else overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not all(dotted.strip().split(".")):
-            raise InputError(
-                f"override {override!r} is not section.key=value", hint="write it as in model.num_layers=12"
-            )
+            what = f"override {override!r} is not section.key=value"
+            raise InputError(what, hint="write it as in model.num_layers=12")
         yield dotted.strip(), _override_value(text.strip())
 
 
@@ -303,3 +299,162 @@ def _kept(section: str, old: dict[str, Any], new: dict[str, Any]) -> dict[str, A
         return old
     still_known = known_keys(section, chosen)
     return {key: value for key, value in old.items() if key in still_known}
+
+
+@functools.cache
+def names_elsewhere() -> tuple[dict[str, list[str]], dict[str, dict[str, str]]]:
+    """Return names of other programs: those of each key; and those of its values, with the value meant."""
+    tables = tomllib.loads((_HERE / "names_elsewhere.toml").read_text("utf-8"))
+    keys = {key: names.split() for key, names in tables["keys"].items()}
+    values = {
+        key: {name: value for value, names in of_key.items() for name in names.split()}
+        for key, of_key in tables["values"].items()
+    }
+    return keys, values
+
+
+def keys_meant(name: str) -> list[str]:
+    """Return the dotted keys that another program's `name` stands for, in the order of the table."""
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip("-")).lower().replace("-", "_")
+    return [key for key, names in names_elsewhere()[0].items() if plain in names]
+
+
+def value_meant(key: str, value: str) -> str | None:
+    """Return the value of `key` that another program's `value` stands for, or None."""
+    plain = value.lower().replace("_", "-").removeprefix("torch.").removeprefix("jnp.")
+    return names_elsewhere()[1].get(key, {}).get(plain)
+
+
+def variants(section: str) -> tuple[str, dict[str, type[Section]]]:
+    """Return the key that chooses between the records of a section, and the records by its values.
+
+    A section with one record has the key "" and that record under "". A key that is no section has no
+    records.
+    """
+    field = RunConfig.model_fields[section]
+    if isinstance(field.discriminator, str):
+        key = field.discriminator
+        return key, {get_args(r.model_fields[key].annotation)[0]: r for r in get_args(field.annotation)}
+    kind: Any = field.annotation
+    return "", {"": kind} if isinstance(kind, type) and issubclass(kind, Section) else {}
+
+
+def known_keys(section: str, tag: str) -> list[str]:
+    """Return the keys of one record of a section, or of the run itself if `section` is ""."""
+    if not section:
+        return ["preset", *(name for name in RunConfig.model_fields if name != "name")]
+    return list(variants(section)[1][tag].model_fields)
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "finite_number": "a finite number",
+    "model_type": "a section of keys",
+    "dict_type": "a section of keys",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+}
+"""What was expected where pydantic reports an error of a type; in braces are values of its context."""
+
+
+def _problems_of(detail: ErrorDetails) -> list[Problem]:
+    """Return one of pydantic's errors in words."""
+    section, tag, key = _place(detail["loc"])
+    path = ".".join(part for part in (section, key) if part)
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == PROBLEMS:
+        found: list[Problem] = context["problems"]
+        return [(".".join(p for p in (path, below) if p), what, hint) for below, what, hint in found]
+    if kind == "default_factory_not_called":
+        return []  # a default that depends on a field with a problem of its own
+    if kind == "missing":
+        return [(path, "is missing", f"set {path}")]
+    if kind == "extra_forbidden" and key:
+        owner = f"{section} ({tag})" if tag else section
+        return [(path, f"is not a key of {owner}", _key_hint(section, tag, key))]
+    if kind == "extra_forbidden":
+        return [(path, "is not a section or a key of a run", _section_hint(section, value))]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        assert is_table(value), f"pydantic looks for the kind of {path} only in a table, not in {value!r}"
+        choice, records = variants(section)
+        path, value, choices = f"{section}.{choice}", value.get(choice), list(records)
+        if value is None:
+            return [(path, "is missing", f"set it to one of {', '.join(sorted(choices))}")]
+        return [_choice_problem(path, value, choices, sorted(choices))]
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
+        return [_choice_problem(path, value, choices, choices)]
+    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else detail["msg"]
+    hint = f"set it to {expected}"
+    if isinstance(value, str) and value.replace("_", "").replace(".", "", 1).isdecimal():
+        hint = f"write {path} = {value} without quotes"
+    return [(path, f"= {_show(value)}: expected {expected}", hint)]
+
+
+def _choice_problem(path: str, value: Any, choices: list[str], shown: list[str]) -> Problem:
+    """Return the problem of an unknown value; the hint is its meaning elsewhere, or the nearest choice."""
+    meant = value_meant(path, str(value))
+    hint = nearest_name(str(value), choices) if meant is None else f"did you mean {meant!r}?"
+    return path, f"= {_show(value)}: expected one of {', '.join(shown)}", hint
+
+
+def _place(loc: tuple[int | str, ...]) -> tuple[str, str, str]:
+    """Return the section, the value of its choosing key, and the key of a pydantic location.
+
+    pydantic puts that value into the location.
+    """
+    section, *below = [str(part) for part in loc] or [""]
+    if below and section in RunConfig.model_fields and variants(section)[0]:
+        return section, below[0], ".".join(below[1:])
+    return section, "", ".".join(below)
+
+
+def _key_hint(section: str, tag: str, key: str) -> str:
+    """Return a hint for an unknown key: its name here, the kinds of section that have it, or the nearest."""
+    here = known_keys(section, tag)
+    owners = ((path, *path.rpartition(".")[::2]) for path in keys_meant(key))
+    meant = [path for path, owner, name in owners if owner != section or name in here]
+    if meant:
+        return _did_you_mean([path for path in meant if path.startswith(f"{section}.")] or meant)
+    choice, records = variants(section)
+    kinds = [repr(kind) for kind, record in records.items() if key in record.model_fields]
+    if kinds:
+        what = f"it is a key of {section}.{choice} = {' or '.join(kinds)}"
+        return f"{what}; choose that, or leave it out"
+    near = near_names(key, here)
+    elsewhere = _paths_ending_in(key)
+    return nearest_name(key, near or here) if near or not elsewhere else _did_you_mean(elsewhere)
+
+
+def _section_hint(name: str, value: Any) -> str:
+    """Return a hint for an unknown section or key of a run, or for the keys of a foreign section."""
+    known = known_keys("", "")
+    if is_table(value):
+        hints = [f"{name}.{key} is {' or '.join(meant)} here" for key in value if (meant := keys_meant(key))]
+        return "; ".join(hints) if hints and not near_names(name, known) else nearest_name(name, known)
+    meant = keys_meant(name) or _paths_ending_in(name)
+    return _did_you_mean(meant) if meant else nearest_name(name, known)
+
+
+def _did_you_mean(paths: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(map(repr, paths))}?"
+
+
+def _paths_ending_in(key: str) -> list[str]:
+    """Return the paths of `key` in a run and in all kinds of its sections."""
+    records = {name: variants(name)[1] for name in RunConfig.model_fields if name != "name"}
+    plain = [key] if key in records and not records[key] else []
+    owners = (name for name, kinds in records.items() if any(key in r.model_fields for r in kinds.values()))
+    return [*plain, *(f"{owner}.{key}" for owner in owners)]
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,7 +7,8 @@ class; and a line in `models.MODELS`. What other packages ask of any model is a 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -27,6 +28,27 @@ from ._base import (
     or_list,
     raise_problems,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The sizes of a model that other packages read, whatever its kind.
+
+    `input_shape`: that of one row or image; empty for one token. `num_token_ids`: 0 without tokens.
+    `split_dims`: sizes by the named dimension that the axes of its rule split (`PARAMETER_RULES`), each with
+    the key that sets it, or words where no key does. `layer_outputs`: numbers in the outputs of all layers
+    but the last, per row, image or token; `layer_outputs_rule` says how they are counted.
+    `widest_activation`: the most numbers in one activation per row, image or token, but for attention's
+    scores, of which there are `scores` for each position of the sequence.
+    """
+
+    input_shape: tuple[int, ...]
+    num_token_ids: int = 0
+    split_dims: Mapping[str, Mapping[str, int]]
+    layer_outputs: int
+    layer_outputs_rule: str
+    widest_activation: int
+    scores: int = 0
 
 
 class ModelKind(Section):
@@ -51,30 +73,8 @@ class ModelKind(Section):
 
     @property
     @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one row or image; empty for one token."""
-
-    @property
-    def num_token_ids(self) -> int:
-        """Number of different ids that tokens have; 0 for a model of rows or images."""
-        return 0
-
-    @property
-    @abstractmethod
-    def layer_outputs(self) -> tuple[int, str]:
-        """Numbers in the outputs of all layers but the last, per row, image or token, and how they count."""
-
-    @property
-    @abstractmethod
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """Sizes by the named dimension that the axes of its rule split (`PARAMETER_RULES`).
-
-        Each size has the key that sets it, or words where no key does.
-        """
-
-    @abstractmethod
-    def widest_activation(self, length: int) -> int:
-        """Return the size of the widest activation per row, image or token; attention's scores are one."""
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read."""
 
     @property
     def has_fp8_products(self) -> bool:
@@ -91,15 +91,11 @@ class LinearModel(ModelKind):
 
     takes = "rows"
     kind: Literal["linear"]
-    """Kind of model.
-    Effect: a single product of a vector and a number; for learning and for tests."""
+    """Kind of model. Effect: a single product of a vector and a number; for learning and for tests."""
     input_dim: Positive
-    """Numbers in one row.
-    Effect: as many parameters; `fsdp` must divide it.
-    Unit: numbers"""
+    """Numbers in one row. Effect: as many parameters; `fsdp` must divide it. Unit: numbers"""
     bias: bool = False
-    """Add a learned constant.
-    Effect: one parameter more."""
+    """Add a learned constant. Effect: one parameter more."""
 
     @property
     def num_parameters(self) -> int:
@@ -112,23 +108,15 @@ class LinearModel(ModelKind):
         return self.input_dim
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one row: D."""
-        return (self.input_dim,)
-
-    @property
-    def layer_outputs(self) -> tuple[int, str]:
-        """None: no layer comes before the output."""
-        return 0, "no layer before the output, so no activation"
-
-    @property
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """The inputs."""
-        return {"embed": {"model.input_dim": self.input_dim}}
-
-    def widest_activation(self, length: int) -> int:
-        """Return the size of a row."""
-        return self.input_dim
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read."""
+        return ModelSizes(
+            input_shape=(self.input_dim,),
+            split_dims={"embed": {"model.input_dim": self.input_dim}},
+            layer_outputs=0,
+            layer_outputs_rule="no layer before the output, so no activation",
+            widest_activation=self.input_dim,
+        )
 
 
 MOST_UNROLLED = 10_000
@@ -141,16 +129,13 @@ class CruncherModel(ModelKind):
     takes = "rows"
     has_answer = False
     kind: Literal["cruncher"]
-    """Kind of model.
-    Effect: nothing but products of matrices, so that its figures can be counted by hand."""
+    """Kind of model. Effect: nothing but products of matrices, so that its figures can be counted by hand."""
     width: Positive
     """Numbers in one row, and in the result of every layer.
-    Effect: parameters and FLOPs grow with its square; `fsdp` and `tensor` must divide it.
-    Unit: numbers"""
+    Effect: parameters and FLOPs grow with its square; `fsdp` and `tensor` must divide it. Unit: numbers"""
     num_layers: Annotated[int, Field(ge=1, le=MOST_UNROLLED)]
     """Square maps before the last one.
-    Effect: parameters, FLOPs and saved activations grow in proportion.
-    Unit: layers"""
+    Effect: parameters, FLOPs and saved activations grow in proportion. Unit: layers"""
 
     @property
     def num_parameters(self) -> int:
@@ -163,23 +148,15 @@ class CruncherModel(ModelKind):
         return self.num_parameters
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one row: D."""
-        return (self.width,)
-
-    @property
-    def layer_outputs(self) -> tuple[int, str]:
-        """L D numbers."""
-        return self.width * self.num_layers, "batch x width x layers"
-
-    @property
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """Inputs and outputs of the square maps, both D."""
-        return {dim: {"model.width": self.width} for dim in ("embed", "mlp")}
-
-    def widest_activation(self, length: int) -> int:
-        """Return the size of a row, which every layer keeps."""
-        return self.width
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read."""
+        return ModelSizes(
+            input_shape=(self.width,),
+            split_dims={dim: {"model.width": self.width} for dim in ("embed", "mlp")},
+            layer_outputs=self.width * self.num_layers,
+            layer_outputs_rule="batch x width x layers",
+            widest_activation=self.width,
+        )
 
 
 class LeNetModel(ModelKind):
@@ -191,8 +168,7 @@ class LeNetModel(ModelKind):
 
     takes = "images"
     kind: Literal["lenet"]
-    """Kind of model.
-    Effect: a convolutional network of 129,068 parameters."""
+    """Kind of model. Effect: a convolutional network of 129,068 parameters."""
 
     @property
     def num_parameters(self) -> int:
@@ -208,24 +184,15 @@ class LeNetModel(ModelKind):
         return 20 * 1 * 3 * 3 + 50 * 20 * 5 * 5 + 800 * 128 + 128 * 10
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one image: one channel of 28 x 28 pixels."""
-        return 1, 28, 28
-
-    @property
-    def layer_outputs(self) -> tuple[int, str]:
-        """Outputs of the convolutions, 20 x 26 x 26 and 50 x 9 x 9, and 128 of the hidden layer."""
-        count = 20 * 26 * 26 + 50 * 9 * 9 + 128
-        return count, "images x outputs of the two convolutions and the hidden layer"
-
-    @property
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """Inputs and outputs of the hidden layer."""
-        return {"embed": {"the inputs of the hidden layer": 800}, "mlp": {"the hidden units": 128}}
-
-    def widest_activation(self, length: int) -> int:
-        """Return a bound of the first convolution's output: 20 channels of the whole image."""
-        return 20 * 28**2
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read; the outputs are 20 x 26 x 26, 50 x 9 x 9 and 128 numbers."""
+        return ModelSizes(
+            input_shape=(1, 28, 28),
+            split_dims={"embed": {"the inputs of the hidden layer": 800}, "mlp": {"the hidden units": 128}},
+            layer_outputs=20 * 26 * 26 + 50 * 9 * 9 + 128,
+            layer_outputs_rule="images x outputs of the two convolutions and the hidden layer",
+            widest_activation=20 * 28**2,
+        )
 
 
 class ResNetModel(ModelKind):
@@ -233,12 +200,10 @@ class ResNetModel(ModelKind):
 
     takes = "images"
     kind: Literal["resnet18"]
-    """Kind of model.
-    Effect: a convolutional network of 11,173,578 parameters."""
+    """Kind of model. Effect: a convolutional network of 11,173,578 parameters."""
     image_size: Annotated[int, Field(ge=32, le=LARGEST)]
     """Side of an image; image files are resized to it.
-    Effect: FLOPs and saved activations grow with its square.
-    Unit: pixels"""
+    Effect: FLOPs and saved activations grow with its square. Unit: pixels"""
     batch_norm: Literal["global", "replica"] = "global"
     """Rows over which training takes the statistics: the whole batch of a pass, or each replica's rows.
     Effect: `global` sums over the replicas in every normalisation, and gives one result on any layout."""
@@ -264,32 +229,24 @@ class ResNetModel(ModelKind):
         return 49 * 64 + kernels + 512 * 10
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one image: one channel."""
-        return 1, self.image_size, self.image_size
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read.
 
-    @property
-    def layer_outputs(self) -> tuple[int, str]:
-        """Outputs of the convolutions.
-
-        The stem has 64 channels at half the side. Each stage has four convolutions of its width, and every
-        stage but the first has a fifth, of size 1 x 1.
+        The stem has 64 channels at half the image's side. Each stage has four convolutions of its width, and
+        every stage but the first has a fifth, of size 1 x 1.
         """
         side = (self.image_size + 1) // 2
-        total = 64 * side**2
+        outputs = 64 * side**2
         for width in (64, 128, 256, 512):
             side = (side + 1) // 2
-            total += (4 if width == 64 else 5) * width * side**2
-        return total, "images x outputs of the convolutions"
-
-    @property
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """The inputs of the head."""
-        return {"embed": {"the inputs of the head": 512}}
-
-    def widest_activation(self, length: int) -> int:
-        """Return a bound of the stem's output: 64 channels of the whole image."""
-        return 64 * self.image_size**2
+            outputs += (4 if width == 64 else 5) * width * side**2
+        return ModelSizes(
+            input_shape=(1, self.image_size, self.image_size),
+            split_dims={"embed": {"the inputs of the head": 512}},
+            layer_outputs=outputs,
+            layer_outputs_rule="images x outputs of the convolutions",
+            widest_activation=64 * self.image_size**2,
+        )
 
 
 class TransformerModel(ModelKind):
@@ -302,8 +259,7 @@ class TransformerModel(ModelKind):
     takes = "sequences"
     has_blocks = True
     kind: Literal["transformer"]
-    """Kind of model.
-    Effect: GPT, Llama and Mixtral are this one with other sizes."""
+    """Kind of model. Effect: GPT, Llama and Mixtral are this one with other sizes."""
     num_layers: Positive
     """Blocks of attention and MLP.
     Effect: parameters, FLOPs and saved activations grow in proportion; `stage` must divide it.
@@ -322,43 +278,36 @@ class TransformerModel(ModelKind):
     Unit: heads"""
     head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
     """Width of one head.
-    Effect: attention's parameters and FLOPs grow in proportion; kernels want a multiple of 8.
-    Unit: numbers
+    Effect: attention's parameters and FLOPs grow in proportion; kernels want a multiple of 8. Unit: numbers
     Default: `embed_dim` / `num_heads`"""
     mlp_dim: Positive
     """Hidden width of the MLP, or of one expert.
-    Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it.
-    Unit: numbers"""
+    Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it. Unit: numbers"""
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Rows of the embedding table and of the head.
-    Effect: both tables and the logits grow in proportion; ids of the data must be below it.
-    Unit: tokens"""
+    Effect: both tables and the logits grow in proportion; ids of the data must be below it. Unit: tokens"""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, before attention, MLP and head.
     Effect: the arithmetic of norms; a LayerNorm takes part in `bias`."""
     norm_epsilon: PositiveFloat = 1e-5
     """Number added to the mean square under the norm's root.
-    Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed.
-    Unit: none"""
+    Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed. Unit: none"""
     position: Literal["rotary", "learned"] = "rotary"
     """Rotary positions, or a learned table that is added.
     Rotary ones turn queries and keys by angles.
     Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
     max_positions: OptionalPositive = None
     """Rows of the learned position table.
-    Effect: the longest sequence; a row of `embed_dim` parameters each.
-    Unit: positions"""
+    Effect: the longest sequence; a row of `embed_dim` parameters each. Unit: positions"""
     rope_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths.
-    Effect: larger bases suit longer sequences; nothing that is weighed.
-    Unit: none"""
+    Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
     activation: Literal["silu", "gelu", "relu"] = "silu"
-    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses.
-    Effect: elementwise arithmetic."""
+    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses. Effect: elementwise arithmetic."""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head.
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
@@ -367,36 +316,29 @@ class TransformerModel(ModelKind):
     Effect: a few vectors of parameters per layer."""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
-    Effect: above 0 it draws random numbers and saves masks.
-    Unit: share"""
+    Effect: above 0 it draws random numbers and saves masks. Unit: share"""
     unroll: bool = False
     """Write the blocks out one after the other instead of scanning over them.
     Effect: a longer compilation; on a CPU a faster step; not with `stage`."""
     loss_chunk: Positive = 512
     """Positions of each sequence whose logits are held at once.
     Logits are the largest array of a small model; whole in fp32 those of a large vocabulary would not fit.
-    Effect: larger chunks need more memory and fewer passes; it must divide the sequence.
-    Unit: positions"""
+    Effect: larger chunks need more memory and fewer passes; it must divide the sequence. Unit: positions"""
     num_experts: OptionalPositive = None
     """Experts of each block, of which a token meets `experts_per_token`; `none` is one MLP for all.
-    Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it.
-    Unit: experts"""
+    Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it. Unit: experts"""
     experts_per_token: OptionalPositive = None
     """Experts that each token is sent to.
-    Effect: the MLP's FLOPs and messages over `expert` grow in proportion.
-    Unit: experts"""
+    Effect: the MLP's FLOPs and messages over `expert` grow in proportion. Unit: experts"""
     num_shared_experts: NotNegative = 0
     """Experts beside those that every token meets.
-    Effect: parameters and FLOPs of as many MLPs more.
-    Unit: experts"""
+    Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
     capacity_factor: OptionalPositiveFloat = None
     """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
-    Effect: larger factors pad more and drop less; `none` drops nothing and pads most.
-    Unit: fair shares"""
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads most. Unit: fair shares"""
     balancing_loss: NotNegativeFloat = 0.0
     """Weight of the load-balancing loss in the loss of training.
-    Effect: spreads the tokens over the experts; nothing that is weighed.
-    Unit: none"""
+    Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
 
     @property
     def num_parameters(self) -> int:
@@ -440,39 +382,26 @@ class TransformerModel(ModelKind):
         return self.num_layers * block + self.vocab_size * self.embed_dim
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one token."""
-        return ()
-
-    @property
-    def num_token_ids(self) -> int:
-        """V."""
-        return self.vocab_size
-
-    @property
-    def layer_outputs(self) -> tuple[int, str]:
-        """L E numbers: one output of each block."""
-        count = self.embed_dim * self.num_layers
-        return count, "tokens x width x layers: one output of each block"
-
-    @property
-    def split_dims(self) -> dict[str, dict[str, int]]:
-        """Layers, experts, widths, heads and the vocabulary."""
-        experts = {} if self.num_experts is None else {"model.num_experts": self.num_experts}
-        return {
-            "layers": {"model.num_layers": self.num_layers},
-            "experts": experts,
-            "embed": {"model.embed_dim": self.embed_dim},
-            "heads": {"model.num_heads": self.num_heads},
-            "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
-            "mlp": {"model.mlp_dim": self.mlp_dim},
-            "vocab": {"model.vocab_size": self.vocab_size},
-        }
-
-    def widest_activation(self, length: int) -> int:
-        """Return the widest of residual, heads, scores, hidden units and logits."""
-        heads, hidden = self.num_heads, (self.num_experts or 1) * self.mlp_dim
-        return max(self.embed_dim, heads * self.head_dim, heads * length, hidden, self.vocab_size)
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read."""
+        width, hidden = self.embed_dim, (self.num_experts or 1) * self.mlp_dim
+        return ModelSizes(
+            input_shape=(),
+            num_token_ids=self.vocab_size,
+            split_dims={
+                "layers": {"model.num_layers": self.num_layers},
+                "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
+                "embed": {"model.embed_dim": width},
+                "heads": {"model.num_heads": self.num_heads},
+                "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
+                "mlp": {"model.mlp_dim": self.mlp_dim},
+                "vocab": {"model.vocab_size": self.vocab_size},
+            },
+            layer_outputs=width * self.num_layers,
+            layer_outputs_rule="tokens x width x layers: one output of each block",
+            widest_activation=max(width, self.num_heads * self.head_dim, hidden, self.vocab_size),
+            scores=self.num_heads,
+        )
 
     @property
     def has_fp8_products(self) -> bool:

@@ -100,16 +100,14 @@ class SGDOptimizer(Section):
     """Stochastic gradient descent; one moment per parameter if `momentum` > 0, else none."""
 
     kind: Literal["sgd"]
-    """Update rule.
-    Effect: no moments without momentum: 4 bytes a parameter for the parameters alone."""
+    """Update rule. Effect: no moments without momentum: 4 bytes a parameter for the parameters alone."""
     learning_rate: LearningRate
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
     weight_decay: NotNegativeFloat = 0.0
     """Weight decay that is not decoupled: this x parameter is added to the gradient, as PyTorch does.
     It is added before momentum.
-    Effect: pulls parameters to zero; nothing that is weighed.
-    Unit: none"""
+    Effect: pulls parameters to zero; nothing that is weighed. Unit: none"""
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
@@ -126,13 +124,10 @@ class AdaGradOptimizer(Section):
     """
 
     kind: Literal["adagrad"]
-    """Update rule.
-    Effect: one moment, 4 bytes a parameter."""
+    """Update rule. Effect: one moment, 4 bytes a parameter."""
     learning_rate: LearningRate
     epsilon: PositiveFloat = 1e-5
-    """Number added to the sum of squares, under the root.
-    Effect: bounds the first updates.
-    Unit: none"""
+    """Number added to the sum of squares, under the root. Effect: bounds the first updates. Unit: none"""
     clip_norm: ClipNorm = None
 
 
@@ -140,13 +135,11 @@ class RMSPropOptimizer(Section):
     """RMSProp: each gradient divided by the root of a running mean of its squares; one moment each."""
 
     kind: Literal["rmsprop"]
-    """Update rule.
-    Effect: one moment, 4 bytes a parameter; `centered` and `momentum` add one each."""
+    """Update rule. Effect: one moment, 4 bytes a parameter; `centered` and `momentum` add one each."""
     learning_rate: LearningRate
     decay: Fraction = 0.99
     """Decay of the running mean of squared gradients, which starts from zero.
-    Effect: larger values average over more steps.
-    Unit: share kept per step"""
+    Effect: larger values average over more steps. Unit: share kept per step"""
     epsilon: Epsilon = 1e-8
     centered: bool = False
     """Subtract the square of the mean gradient under the root.
@@ -165,8 +158,7 @@ class AdamOptimizer(Section):
     """Adam without weight decay; two moments per parameter."""
 
     kind: Literal["adam"]
-    """Update rule.
-    Effect: two moments, 8 bytes a parameter."""
+    """Update rule. Effect: two moments, 8 bytes a parameter."""
     learning_rate: LearningRate
     beta1: Beta1 = 0.9
     beta2: Beta2 = 0.999
@@ -178,8 +170,7 @@ class AdamWOptimizer(Section):
     """Adam with decoupled weight decay; two moments per parameter."""
 
     kind: Literal["adamw"]
-    """Update rule.
-    Effect: two moments, 8 bytes a parameter."""
+    """Update rule. Effect: two moments, 8 bytes a parameter."""
     learning_rate: LearningRate
     beta1: Beta1 = 0.9
     beta2: Beta2 = 0.95
@@ -197,17 +188,13 @@ class LionOptimizer(Section):
     """
 
     kind: Literal["lion"]
-    """Update rule.
-    Effect: one moment, 4 bytes a parameter."""
+    """Update rule. Effect: one moment, 4 bytes a parameter."""
     learning_rate: LearningRate
     beta1: Fraction = 0.9
     """Share of the momentum in the direction of the step.
-    Effect: smaller values follow the newest gradient more.
-    Unit: share"""
+    Effect: smaller values follow the newest gradient more. Unit: share"""
     beta2: Fraction = 0.99
-    """Decay of the momentum.
-    Effect: larger values average over more steps.
-    Unit: share kept per step"""
+    """Decay of the momentum. Effect: larger values average over more steps. Unit: share kept per step"""
     weight_decay: WeightDecay = 0.1
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
@@ -221,21 +208,17 @@ class AdafactorOptimizer(Section):
     """
 
     kind: Literal["adafactor"]
-    """Update rule.
-    Effect: a row and a column for each matrix in place of 8 bytes a parameter."""
+    """Update rule. Effect: a row and a column for each matrix in place of 8 bytes a parameter."""
     learning_rate: LearningRate
     decay_exponent: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Exponent of the mean's decay: at step t that is 1 - t^-decay_exponent.
-    Effect: larger values average over more steps.
-    Unit: none"""
+    Effect: larger values average over more steps. Unit: none"""
     least_factored: Positive = 128
     """Smallest side of a matrix that is kept as rows and columns; smaller ones keep a whole moment.
-    Effect: larger values keep more moments whole, 4 bytes a parameter.
-    Unit: rows or columns"""
+    Effect: larger values keep more moments whole, 4 bytes a parameter. Unit: rows or columns"""
     clip_rms: OptionalPositiveFloat = 1.0
     """Root mean square above which the update of one array is scaled down; `none` never does.
-    Effect: bounds large updates.
-    Unit: none"""
+    Effect: bounds large updates. Unit: none"""
     scale_by_parameter: bool = True
     """Multiply updates by the root mean square of their parameter, 1e-3 at least.
     Effect: makes the learning rate relative to the parameters."""
@@ -258,19 +241,16 @@ class MuonOptimizer(Section):
     learning_rate: LearningRate
     momentum: Fraction = 0.95
     """Decay of the matrices' momentum.
-    Effect: larger values average over more steps.
-    Unit: share kept per step"""
+    Effect: larger values average over more steps. Unit: share kept per step"""
     nesterov: Nesterov = True
     newton_schulz_steps: Positive = 5
     """Iterations that make the momentum of a matrix orthogonal.
-    Effect: each adds three products of matrices to the optimizer's FLOPs.
-    Unit: iterations"""
+    Effect: each adds three products of matrices to the optimizer's FLOPs. Unit: iterations"""
     update_rms: OptionalPositiveFloat = 0.2
     """Root mean square of a matrix's update at a learning rate of one, whatever its shape.
     0.2 is that of AdamW's updates, so that one learning rate and `weight_decay` serve both (Liu et al. 2025,
     https://arxiv.org/abs/2502.16982). `none` scales by sqrt(max(1, outputs / inputs)), as the original does.
-    Effect: the size of updates of hidden matrices.
-    Unit: none"""
+    Effect: the size of updates of hidden matrices. Unit: none"""
     adamw_beta1: Beta1 = 0.9
     adamw_beta2: Beta2 = 0.95
     adamw_epsilon: Epsilon = 1e-8
@@ -312,8 +292,7 @@ class ConstantSchedule(Section):
     """The optimizer's learning rate at every step, after a linear rise from 0 over `warmup_steps`."""
 
     kind: Literal["constant"]
-    """Course of the learning rate after its rise.
-    Effect: it stays; `steps` may be changed at any time."""
+    """Course of the learning rate after its rise. Effect: it stays; `steps` may be changed at any time."""
     warmup_steps: Warmup = 0
     scale: Scale = "none"
 
@@ -322,8 +301,7 @@ class CosineSchedule(Section):
     """Linear from 0 over `warmup_steps`, then half a cosine to `final_fraction` at the run's `steps`."""
 
     kind: Literal["cosine"]
-    """Course of the learning rate after its rise.
-    Effect: it falls as half a cosine until `steps`."""
+    """Course of the learning rate after its rise. Effect: it falls as half a cosine until `steps`."""
     warmup_steps: Warmup
     final_fraction: FinalFraction = 0.1
     scale: Scale = "none"
@@ -333,8 +311,7 @@ class LinearSchedule(Section):
     """Linear from 0 over `warmup_steps`, then linear to `final_fraction` at the run's `steps`."""
 
     kind: Literal["linear"]
-    """Course of the learning rate after its rise.
-    Effect: it falls in a straight line until `steps`."""
+    """Course of the learning rate after its rise. Effect: it falls in a straight line until `steps`."""
     warmup_steps: Warmup
     final_fraction: FinalFraction = 0.0
     scale: Scale = "none"
@@ -350,8 +327,7 @@ class StableSchedule(Section):
     warmup_steps: Warmup
     decay_steps: Positive
     """Last steps of the run, over which the learning rate falls.
-    Effect: how long the rate stays at its peak.
-    Unit: steps"""
+    Effect: how long the rate stays at its peak. Unit: steps"""
     final_fraction: FinalFraction = 0.0
     scale: Scale = "none"
 

@@ -6,19 +6,19 @@ import json
 import re
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ._base import LARGEST, Section, is_table
-from ._problems import KEYS_ELSEWHERE, known_keys, variants
+from ._base import LARGEST, is_table
+from ._load import known_keys, names_elsewhere, variants
 from ._run import RunConfig
 
-_LABELS = ("Effect", "Unit", "Default")
-_WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-_NUMBERS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_TYPES[type(None)] = '`"none"`'
 _COMMENT_FROM = 28  # the column of comments behind values that are short enough
 _WIDTH = 114  # columns
 _INTRO = """\
@@ -84,51 +84,38 @@ def key_docs() -> tuple[KeyDoc, ...]:
 
 
 def _doc(section: str, kind: str, key: str, field: FieldInfo) -> KeyDoc:
-    said: dict[str, str] = {"": ""}
-    label = ""
-    for line in (field.description or "").splitlines():
-        found = re.match(rf"({'|'.join(_LABELS)}): ", line)
-        if found:
-            label, line = found[1], line[found.end() :]
-        said[label] = f"{said.get(label, '')} {line.strip()}".strip()
-    summary, _, more = re.sub(r"\s+", " ", said[""]).partition(". ")
+    text = re.sub(r"\s+", " ", field.description or "")
+    said, *labelled = re.split(r"\b(Effect|Unit|Default): ", text)
+    labels = dict(zip(labelled[::2], map(str.strip, labelled[1::2]), strict=True))
+    summary, _, more = said.strip().partition(". ")
     return KeyDoc(
         section=section,
         kind=kind,
         key=key,
         summary=summary.rstrip("."),
         more=more,
-        effect=said.get("Effect", ""),
-        unit=said.get("Unit", ""),
+        effect=labels.get("Effect", ""),
+        unit=labels.get("Unit", ""),
         values=_values(field),
-        default=said.get("Default") or ("" if field.is_required() else toml_value(field.default)),
+        default=labels.get("Default") or ("" if field.is_required() else toml_value(field.default)),
     )
 
 
 def _values(field: FieldInfo) -> str:
     """Return the values that a key may hold, in words: its choices, or its type and limits."""
     limits: list[str] = []
-    types_found: list[str] = []
+    words: list[str] = []
     for kind, metadata in _alternatives(field.annotation, tuple(field.metadata)):
         if get_origin(kind) is Literal:
-            types_found += [f"`{json.dumps(each)}`" for each in get_args(kind)]
-        elif kind is type(None):
-            types_found.append('`"none"`')
+            words += [f"`{json.dumps(choice)}`" for choice in get_args(kind)]
         else:
-            types_found.append(_NUMBERS[kind])
-        for each in metadata:
-            limits += [
-                f"{words} {bound:.12g}"
-                for name, words in _WORDS.items()
-                if (bound := getattr(each, name, None)) is not None and bound != LARGEST
-            ]
-    if types_found[-1:] == ['`"none"`']:
-        return f"{_with_limits(types_found[:-1], limits)}, or {types_found[-1]}"
-    return _with_limits(types_found, limits)
-
-
-def _with_limits(types_found: list[str], limits: list[str]) -> str:
-    return ", ".join([*types_found, *limits[-2:]])
+            words.append(_TYPES[kind])
+        for constraint in metadata:
+            bounds = ((limit, getattr(constraint, name, None)) for name, limit in _LIMITS.items())
+            limits += [f"{limit} {bound:.12g}" for limit, bound in bounds if bound not in (None, LARGEST)]
+    if words[-1:] == [_TYPES[type(None)]]:
+        return f"{', '.join([*words[:-1], *limits[-2:]])}, or {words[-1]}"
+    return ", ".join([*words, *limits[-2:]])
 
 
 def _alternatives(kind: Any, metadata: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -171,20 +158,17 @@ def commented_toml(config: RunConfig, *, about: str = "") -> str:
 
 def _line(doc: KeyDoc, value: object) -> str:
     """Return one key with its value, and a comment behind or above it with its summary, unit and choices."""
-    said = doc.summary.partition(";")[0]
-    said += f" [{doc.unit}]" if doc.unit not in ("", "none") and doc.unit not in said.lower() else ""
-    choices = _choices(doc)
-    said += f" ({', '.join(choices)})" if choices else ""
-    written = f"{doc.key} = {toml_value(value)}"
-    line = f"{written:<{_COMMENT_FROM}}  # {said}"
-    return line if len(line) <= _WIDTH else f"# {said}\n{written}"
-
-
-def _choices(doc: KeyDoc) -> list[str]:
+    comment = doc.summary.partition(";")[0]
+    if doc.unit not in ("", "none") and doc.unit not in comment.lower():
+        comment += f" [{doc.unit}]"
+    choices: list[str] = [json.loads(choice) for choice in re.findall(r"`([^`]*)`", doc.values)]
     if doc.section and doc.key == variants(doc.section)[0]:
-        return list(variants(doc.section)[1])
-    words = [json.loads(each) for each in re.findall(r"`([^`]*)`", doc.values)]
-    return [] if words == ["none"] else words
+        choices = list(variants(doc.section)[1])
+    if choices and choices != ["none"]:
+        comment += f" ({', '.join(choices)})"
+    written = f"{doc.key} = {toml_value(value)}"
+    line = f"{written:<{_COMMENT_FROM}}  # {comment}"
+    return line if len(line) <= _WIDTH else f"# {comment}\n{written}"
 
 
 def reference_page() -> str:
@@ -193,46 +177,44 @@ def reference_page() -> str:
     top = _table([doc for doc in docs if not doc.section])
     parts = [_INTRO.strip(), "## Keys of the run", "They stand above the first section of a file.", top]
     for section in dict.fromkeys(doc.section for doc in docs if doc.section):
-        parts += [f"## `[{section}]`", _sentences(RunConfig.model_fields[section])]
+        parts += [f"## `[{section}]`", _fill(RunConfig.model_fields[section].description or "")]
         for kind, record in variants(section)[1].items():
             if kind:
-                parts += [f"### `{section}.{variants(section)[0]} = {json.dumps(kind)}`", _about(record)]
+                parts += [
+                    f"### `{section}.{variants(section)[0]} = {json.dumps(kind)}`",
+                    _fill(record.__doc__ or ""),
+                ]
             parts.append(_table([doc for doc in docs if (doc.section, doc.kind) == (section, kind)]))
-    rows = [f"| `{key}` | {', '.join(f'`{n}`' for n in names)} |" for key, names in KEYS_ELSEWHERE.items()]
+    rows = [
+        f"| `{key}` | {', '.join(f'`{n}`' for n in names)} |" for key, names in names_elsewhere()[0].items()
+    ]
     parts += [
         "## Names elsewhere",
-        textwrap.fill(
+        _fill(
             "A key that no section has is refused. Where Hugging Face transformers, Megatron-LM, nanoGPT, "
             "torchtitan, PyTorch or common use have such a name, the message says which key is meant. A name "
-            "may mean something slightly different there.",
-            width=_WIDTH,
+            "may mean something slightly different there."
         ),
         "\n".join(["| key | names elsewhere |", "|---|---|", *rows]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _sentences(field: FieldInfo) -> str:
-    return textwrap.fill(re.sub(r"\s+", " ", field.description or ""), width=_WIDTH, break_long_words=False)
-
-
-def _about(record: type[Section]) -> str:
-    """Return a record's own docstring as one or several paragraphs."""
-    paragraphs = textwrap.dedent("    " + (record.__doc__ or "")).strip().split("\n\n")
-    return "\n\n".join(textwrap.fill(re.sub(r"\s+", " ", each), width=_WIDTH) for each in paragraphs)
+def _fill(text: str) -> str:
+    """Return the paragraphs of a description or docstring in lines of the page's width."""
+    paragraphs = (re.sub(r"\s+", " ", each).strip() for each in text.split("\n\n"))
+    return "\n\n".join(textwrap.fill(each, width=_WIDTH, break_long_words=False) for each in paragraphs)
 
 
 def _table(docs: list[KeyDoc]) -> str:
     rows = ["| key | values | default | unit | meaning and effect |", "|---|---|---|---|---|"]
     for doc in docs:
-        default = doc.default and (doc.default if "`" in doc.default else f"`{doc.default}`")
+        default = doc.default or "must be given"
+        if doc.default and "`" not in default:
+            default = f"`{default}`"
         meaning = f"{doc.summary}. {doc.more}".strip()
-        cells: Mapping[str, str] = {
-            "key": f"`{doc.key}`",
-            "values": doc.values,
-            "default": default or "must be given",
-            "unit": doc.unit if doc.unit != "none" else "",
-            "meaning": f"{meaning} *Effect:* {doc.effect}" if doc.effect else meaning,
-        }
-        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells.values())} |")
+        if doc.effect:
+            meaning += f" *Effect:* {doc.effect}"
+        cells = (f"`{doc.key}`", doc.values, default, doc.unit if doc.unit != "none" else "", meaning)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows)

@@ -1,10 +1,10 @@
-"""Define `RunConfig`, and its sections for the batch, evaluation, checkpoints and faults."""
+"""Define `RunConfig`, and its sections for data, batch, evaluation, checkpoints and faults."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,6 +12,9 @@ from meshwright.errors import InputError
 from meshwright.units import format_count
 
 from ._base import (
+    Finite,
+    NotNegativeFloat,
+    OptionalNotNegative,
     OptionalPositive,
     OptionalPositiveFloat,
     Positive,
@@ -20,10 +23,134 @@ from ._base import (
     Section,
     raise_problems,
 )
-from ._data import Data, LineData
 from ._layout import Layout, PipelineSchedule
 from ._models import Model, TransformerModel
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
+
+Order = Literal["random", "epochs"]
+
+
+HeldOut = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=0.5,
+        description="Share of the data that is kept for evaluation and never trained on.\n"
+        "Effect: evaluation reads it; a larger share leaves less to train on.\nUnit: share",
+    ),
+]
+InOrder = Annotated[
+    Order,
+    Field(
+        description="Order of the windows; `epochs` takes each once before any comes again.\n"
+        "Windows at random places may overlap. Every epoch of `epochs` has another order.\n"
+        "Effect: which tokens a step reads; nothing that is weighed."
+    ),
+]
+
+
+class DataSource(Section):
+    """The base of every source: the entries that it gives, and the models that it suits."""
+
+    gives: ClassVar[str] = ""
+    suits: ClassVar[str] = ""
+    """What a model must take ("images"), or the only kind of model ("linear"); empty for any model."""
+
+
+class SyntheticData(DataSource):
+    """Random tokens, regression rows or images made from the seed; nothing is read."""
+
+    source: Literal["synthetic"]
+    """Source of the batches. Effect: the loss falls only as far as noise allows; weighing reads no data."""
+
+
+class LineData(DataSource):
+    """Points about a line, for a linear model of one input: slope x + intercept + noise x a normal number.
+
+    x is standard normal too; every step has new points, made from the seed.
+    """
+
+    gives, suits = "points about a line", "linear"
+    source: Literal["line"]
+    """Source of the batches.
+    Effect: the parameters to be found are known, so a run can be checked against them."""
+    slope: Finite
+    """Slope of the line. Effect: the weight that training should find. Unit: none"""
+    intercept: Finite
+    """Height of the line at x = 0. Effect: the bias that training should find. Unit: none"""
+    noise: NotNegativeFloat
+    """Standard deviation of the points about the line.
+    Effect: the least squared error that can be reached is its square. Unit: none"""
+
+
+class StdlibData(DataSource):
+    """Bytes of the Python standard library's own sources; every n-th file is held out."""
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["python-stdlib"]
+    """Source of the batches.
+    Effect: real text on every machine without a download; ids are bytes, and `model.vocab_size` at least 256.
+    """
+    held_out_fraction: HeldOut = 0.05
+    order: InOrder = "random"
+
+
+class TokenFileData(DataSource):
+    """A raw file of token ids, little-endian, nothing else in it; its tail is held out."""
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["tokens"]
+    """Source of the batches. Effect: trains on your own text; `meshwright data tokenize` makes the file."""
+    path: Annotated[str, Field(min_length=1)]
+    """The file of token ids.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+    dtype: Literal["int32", "uint16", "uint32"]
+    """Type of one token id in the file.
+    Effect: how the file is read; another type than the file's own gives nonsense, and is refused where known.
+    """
+    held_out_fraction: HeldOut = 0.05
+    order: InOrder = "random"
+    documents: Literal["joined", "packed"] = "joined"
+    """Documents of one window: joined as one text, or each apart.
+    `packed` keeps attention, positions and loss inside each document.
+    Effect: `packed` adds a mask to attention, which may use another kernel."""
+    end_of_document: OptionalNotNegative = None
+    """Id that ends each document; needed by `documents = "packed"` alone.
+    Effect: where one document ends and the next begins. Unit: token id"""
+
+    @model_validator(mode="after")
+    def _documents_end(self) -> TokenFileData:
+        problems: list[Problem] = []
+        if self.documents == "packed" and self.end_of_document is None:
+            what = "= 'packed' needs the id that ends a document"
+            problems.append(("documents", what, "set data.end_of_document, as the tokenizer has it"))
+        if self.documents == "joined" and self.end_of_document is not None:
+            what = f"= {self.end_of_document} has no effect while data.documents = 'joined'"
+            problems.append(("end_of_document", what, 'use data.documents = "packed"'))
+        raise_problems(problems)
+        return self
+
+
+class IdxData(DataSource):
+    """Images and labels in the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
+
+    Images are resized to the model's size. Every image comes once before any comes again; an epoch's last
+    batch may be short, and is then padded with rows of weight zero.
+    """
+
+    gives, suits = "images", "images"
+    source: Literal["idx"]
+    """Source of the batches. Effect: trains on images; epochs are counted."""
+    folder: Annotated[str, Field(min_length=1)]
+    """Folder of the four files, under their published names.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+
+
+Data = Annotated[
+    SyntheticData | LineData | StdlibData | TokenFileData | IdxData, Field(discriminator="source")
+]
 
 
 class BatchConfig(Section):
@@ -35,20 +162,17 @@ class BatchConfig(Section):
     Unit: sequences"""
     sequence_length: Positive = 1
     """Positions of a sequence that are predicted; 1 for models of rows or images.
-    Effect: FLOPs and saved activations grow in proportion, attention's FLOPs with the square.
-    Unit: tokens"""
+    Effect: FLOPs and saved activations grow in proportion, attention's FLOPs with the square. Unit: tokens"""
     microbatch_sequences: OptionalPositive = None
     """Sequences that one data replica handles at a time; `none` is all of its share at once.
-    Effect: fewer save activation memory; gradients are then summed over several passes.
-    Unit: sequences"""
+    Effect: fewer save activation memory; gradients are then summed over several passes. Unit: sequences"""
     sequences_per_replica: OptionalPositive = None
     """Sequences of each data replica, in place of `sequences`.
     Effect: `sequences` becomes this times the layout's data x fsdp x expert, so that it grows with the fleet.
     Unit: sequences"""
     base_sequences: OptionalPositive = None
     """Batch for which the learning rate was chosen; needed by `schedule.scale`.
-    Effect: the learning rate follows the batch from here.
-    Unit: sequences"""
+    Effect: the learning rate follows the batch from here. Unit: sequences"""
 
     @property
     def tokens_per_step(self) -> int:
@@ -61,12 +185,9 @@ class EvaluationConfig(Section):
 
     every_steps: Positive = 100
     """Steps between two evaluations; one more comes before the first step and after the last.
-    Effect: time of training; nothing that is weighed.
-    Unit: steps"""
+    Effect: time of training; nothing that is weighed. Unit: steps"""
     batches: Positive = 8
-    """Held-out batches of one evaluation.
-    Effect: more give a steadier loss and take longer.
-    Unit: batches"""
+    """Held-out batches of one evaluation. Effect: more give a steadier loss and take longer. Unit: batches"""
 
 
 class CheckpointConfig(Section):
@@ -74,16 +195,13 @@ class CheckpointConfig(Section):
 
     every_steps: OptionalPositive = 1000
     """Steps between two checkpoints; one more comes after the last step. `none` saves nothing.
-    Effect: work lost by a crash, and disk traffic; nothing that is weighed.
-    Unit: steps"""
+    Effect: work lost by a crash, and disk traffic; nothing that is weighed. Unit: steps"""
     keep_last: Positive = 3
     """Newest checkpoints that are kept; older ones are deleted.
-    Effect: disk space: parameters and moments in fp32 each.
-    Unit: checkpoints"""
+    Effect: disk space: parameters and moments in fp32 each. Unit: checkpoints"""
     keep_every: OptionalPositive = None
     """Checkpoints of steps that are multiples of this are kept for good as well.
-    Effect: disk space that grows with the run.
-    Unit: steps"""
+    Effect: disk space that grows with the run. Unit: steps"""
 
 
 class FaultConfig(Section):
@@ -96,20 +214,16 @@ class FaultConfig(Section):
     Effect: nothing that is weighed."""
     most_bad_steps: Positive = 10
     """Bad steps in a row after which the run ends in any case.
-    Effect: bounds what `skip` and `rollback` try.
-    Unit: steps"""
+    Effect: bounds what `skip` and `rollback` try. Unit: steps"""
     spike_sigmas: PositiveFloat = 6.0
     """Distance above the recent losses at which a loss is flagged as a spike.
-    Effect: smaller values flag more steps; nothing is stopped.
-    Unit: standard deviations"""
+    Effect: smaller values flag more steps; nothing is stopped. Unit: standard deviations"""
     startup_deadline_seconds: OptionalPositiveFloat = 3600.0
     """Time until the first step after which a run is ended as hung; `none` waits for ever.
-    Effect: a run that hangs gives its machines back.
-    Unit: seconds"""
+    Effect: a run that hangs gives its machines back. Unit: seconds"""
     step_deadline_seconds: OptionalPositiveFloat = 1800.0
     """Time without progress after which a run is ended as hung; `none` waits for ever.
-    Effect: a run that hangs gives its machines back.
-    Unit: seconds"""
+    Effect: a run that hangs gives its machines back. Unit: seconds"""
 
 
 Remat = Literal["none", "dots", "dots-attention", "full"]
@@ -159,15 +273,12 @@ class RunConfig(Section):
     """The batch that one step reads; rows or images are meant where a model takes those."""
     steps: OptionalPositive = None
     """Steps of the run; `train` needs them here or as `--steps`, `weigh` does not.
-    Effect: schedules that fall end here; no figure of one step.
-    Unit: steps"""
+    Effect: schedules that fall end here; no figure of one step. Unit: steps"""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the parameters, the order of the data and dropout.
-    Effect: another run of the same kind; nothing that is weighed.
-    Unit: none"""
+    Effect: another run of the same kind; nothing that is weighed. Unit: none"""
     deterministic: bool = False
-    """Make repeats on one GPU bitwise equal; CPUs and TPUs repeat anyway.
-    Effect: may cost speed on GPUs."""
+    """Make repeats on one GPU bitwise equal; CPUs and TPUs repeat anyway. Effect: may cost speed on GPUs."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The loss on data that is not trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -231,10 +342,11 @@ class RunConfig(Section):
 
     def _size_problems(self) -> Iterator[Problem]:
         """Yield arrays with more elements than XLA can count; XLA would end without a message."""
-        activation = self.batch.tokens_per_step * self.model.widest_activation(self.batch.sequence_length)
+        sizes, batch = self.model.sizes, self.batch
+        widest = max(sizes.widest_activation, sizes.scores * batch.sequence_length)
         for path, count, what in (
             ("model", self.model.num_parameters, "parameters"),
-            ("batch", activation, "numbers in one activation"),
+            ("batch", batch.tokens_per_step * widest, "numbers in one activation"),
         ):
             if count > MOST_ELEMENTS:
                 most = f"XLA can count {format_count(MOST_ELEMENTS)}"
@@ -285,8 +397,8 @@ class RunConfig(Section):
         if data.suits not in ("", model.takes, model.kind):
             what = f"= {data.source!r} gives {data.gives}, but a {model.kind} model takes {model.takes}"
             yield "data.source", what, 'use data.source = "synthetic"'
-        elif isinstance(data, LineData) and model.input_shape != (1,):
-            what = f"= {model.input_shape[0]}, but data.source = {data.source!r} gives one input"
+        elif isinstance(data, LineData) and model.sizes.input_shape != (1,):
+            what = f"= {model.sizes.input_shape[0]}, but data.source = {data.source!r} gives one input"
             yield "model.input_dim", what, 'use model.input_dim = 1, or data.source = "synthetic"'
 
 

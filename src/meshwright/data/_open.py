@@ -38,9 +38,9 @@ def open_data(config: RunConfig) -> Dataset:
             noise=data.noise,
         )
     if model.takes == "images":
-        return _images(config, side=model.input_shape[-1])
+        return _images(config, side=model.sizes.input_shape[-1])
     if model.takes == "rows":
-        (dim,) = model.input_shape
+        (dim,) = model.sizes.input_shape
         return RegressionRows(seed=config.seed, rows=batch.sequences, dim=dim, has_answer=model.has_answer)
     is_bytes = isinstance(data, StdlibData)
     if isinstance(data, StdlibData):
@@ -49,14 +49,14 @@ def open_data(config: RunConfig) -> Dataset:
         name, parts = data.path, token_file_parts(data)
         facts = read_facts(Path(data.path))
         if facts is not None:
-            check_facts(data, facts, model.num_token_ids)
+            check_facts(data, facts, model.sizes.num_token_ids)
             is_bytes = facts.tokenizer == BYTES
     else:
         return RandomTokens(
             seed=config.seed,
             sequences=batch.sequences,
             sequence_length=batch.sequence_length,
-            vocab_size=model.num_token_ids,
+            vocab_size=model.sizes.num_token_ids,
         )
     return TokenWindows(
         name=name,
@@ -65,7 +65,7 @@ def open_data(config: RunConfig) -> Dataset:
         seed=config.seed,
         sequences=batch.sequences,
         sequence_length=batch.sequence_length,
-        vocab_size=model.num_token_ids,
+        vocab_size=model.sizes.num_token_ids,
         order=data.order,
         end_of_document=data.end_of_document if isinstance(data, TokenFileData) else None,
     )

@@ -74,8 +74,8 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
     parameters = config.model.num_parameters
-    outputs, rule = config.model.layer_outputs
-    activations = config.batch.tokens_per_step * outputs
+    sizes = config.model.sizes
+    activations = config.batch.tokens_per_step * sizes.layer_outputs
     moments = _moments(config, compiled.arguments)
     counts = {
         "parameters": parameters,
@@ -86,7 +86,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     rows = _Rows(config, compiled, memory)
     return HandSum(
         **counts,
-        rule=rule,
+        rule=sizes.layer_outputs_rule,
         rows=(
             rows.held("parameters", parameters),
             rows.held("optimizer_state", moments),

@@ -290,6 +290,6 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
         packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
     if model.takes == "images":
-        images = {"images": array(jnp.float32, *model.input_shape), "labels": array(jnp.int32)}
+        images = {"images": array(jnp.float32, *model.sizes.input_shape), "labels": array(jnp.int32)}
         return {**images, "weights": array(jnp.float32)} if isinstance(config.data, IdxData) else images
-    return {"inputs": array(jnp.float32, *model.input_shape), "targets": array(jnp.float32)}
+    return {"inputs": array(jnp.float32, *model.sizes.input_shape), "targets": array(jnp.float32)}
