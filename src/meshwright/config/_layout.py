@@ -133,7 +133,9 @@ class Layout:
             raise InputError(what, hint="use the sizes of a fleet")
         open_axes = [name for name, size in axes.items() if size == -1]
         if len(open_axes) > 1:
-            what = f"layout {text!r}: {' and '.join(open_axes)} are -1, and only one axis can take what remains"
+            what = (
+                f"layout {text!r}: {' and '.join(open_axes)} are -1, and only one axis can take what remains"
+            )
             raise InputError(what, hint=f"give {', '.join(open_axes[1:])} a size")
         return cls(axes=tuple(axes.items()))
 
