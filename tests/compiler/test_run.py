@@ -11,7 +11,7 @@ import textwrap
 import psutil
 import pytest
 
-from meshwright.compiler import cache_root, compile_program, warm_workers
+from meshwright.compiler import Compiled, cache_root, compile_program, warm_workers
 from meshwright.errors import CompileError
 
 PATIENCE_SECONDS = 60  # until a test that hangs is given up
@@ -177,6 +177,25 @@ def compiled(request_for, tmp_path, monkeypatch):
         )
 
     return run
+
+
+REAL_ASSEMBLER = """
+import sys
+from pathlib import Path
+from meshwright.worker import _main
+_main.NO_ASSEMBLER = ""  # cannot be started, so XLA goes on to the real one
+_main.main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+def test_the_program_is_the_one_that_a_real_assembler_is_given(request_for, tmp_path):
+    request, work, made = request_for("linear", "1xH100", "data=-1"), tmp_path / "work", tmp_path / "made"
+    work.mkdir()
+    made.mkdir()
+    (work / "request.json").write_text(request.to_json())
+    folders = [str(work), str(made), str(os.getpid())]
+    subprocess.run([sys.executable, "-c", REAL_ASSEMBLER, *folders], check=True, capture_output=True)
+    assert Compiled.load(made).fingerprint == compile_program(request)[0].fingerprint
 
 
 def test_a_template_that_cannot_start_leaves_its_last_words(compiled, monkeypatch, tmp_path):

@@ -37,6 +37,12 @@ from ..errors import CompileError, InputError, MeshwrightError
 from ._template import fork_for_each_request, set_environment
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
+# It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
+# step's compilation. A weighing reads the optimised program, and never loads machine code (docs/adr/0010).
+NO_ASSEMBLER = """#!/bin/sh
+[ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
+while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done
+"""
 ROLES = {
     "parameters": "parameters",
     "optimizer": "optimizer_state",
@@ -87,12 +93,11 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     say("counting")
     flops = count_traced(traced.jaxpr.jaxpr, request.platform)
     say("compiling")
-    dump = work / "dump"
     accepted = accepted_options(request.options, _identity())
-    executable = _compile_lowered(lowered, request, accepted.options, str(dump))
+    executable = _compile_lowered(lowered, request, accepted.options, work)
     seconds = time.monotonic() - started
     say("saving")
-    texts = _texts(dump)
+    texts = _texts(work / "dump")
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -171,9 +176,16 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
     return *foreign_program(request, mesh), unknown
 
 
-def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], dump: str) -> Any:
+def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], work: Path) -> Any:
+    outputs = {**DUMP_OPTIONS, "xla_dump_to": str(work / "dump")}
+    if request.platform == "cuda":
+        assembler = work / "cuda/bin/ptxas"
+        assembler.parent.mkdir(parents=True)
+        assembler.write_text(NO_ASSEMBLER)
+        assembler.chmod(0o700)
+        outputs["xla_gpu_cuda_data_dir"] = str(work / "cuda")  # where XLA looks first
     try:
-        return lowered.compile(compiler_options={**options, **DUMP_OPTIONS, "xla_dump_to": dump})
+        return lowered.compile(compiler_options={**options, **outputs})
     except Exception as failed:  # XLA raises RuntimeErrors of many kinds
         raise CompileError(
             f"XLA could not compile {request.name} for {request.fleet}: {failed}",
