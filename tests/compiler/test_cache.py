@@ -139,7 +139,7 @@ def test_what_a_killed_process_left_is_removed_after_a_day_by_the_next_that_begi
 
 def test_a_limit_that_is_no_number(cache, compiled, monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_CACHE_BYTES", "2G")
-    with pytest.raises(InputError, match="MESHWRIGHT_CACHE_BYTES = '2G' is no number of bytes"):
+    with pytest.raises(InputError, match="MESHWRIGHT_CACHE_BYTES = '2G' is not a number of bytes"):
         publish("key", compiled)
 
 

@@ -66,7 +66,7 @@ def test_a_users_own_module_comes_before_an_installed_one_of_its_name(folder, tm
 def test_a_users_module_with_the_name_of_another_is_refused(folder, module):
     (Path(folder) / f"{module}.py").write_text("def step(): ...\n")
     with pytest.raises(
-        InputError, match=f"{module}.py has the name of a module that is used already"
+        InputError, match=f"{module}.py has the same name as a module that is already imported"
     ) as raised:
         find_function(f"{module}:step", (folder,), libraries=("<",))
     assert raised.value.hint == f"rename it, for example to my_{module}.py"

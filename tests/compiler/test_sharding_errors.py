@@ -282,7 +282,9 @@ def test_an_argument_that_jit_is_told_to_take_from_another_mesh(told):
 def test_an_argument_that_lies_otherwise_than_jit_is_told(told):
     message, hint = told('return jax.jit(lambda x: x, in_shardings=on("tensor")), (shape(8, on=on("data")),)')
     said, words = message.split(IN_JAX_S_WORDS)
-    assert "x (8,) lies as P('data') on mesh data=4,tensor=2, and in_shardings asks for P('tensor')" in said
+    assert (
+        "x (8,) has sharding P('data') on mesh data=4,tensor=2, and in_shardings requires P('tensor')" in said
+    )
     assert words.startswith("ValueError: Sharding passed to jit does not match")
     assert hint == "place the argument as P('tensor') too, or leave it out of in_shardings"
 

@@ -131,7 +131,7 @@ def limit_bytes() -> int:
     text = os.environ.get("MESHWRIGHT_CACHE_BYTES", str(DEFAULT_LIMIT_BYTES))
     if not text.isdecimal() or len(text) > 20:
         raise InputError(
-            f"MESHWRIGHT_CACHE_BYTES = {text!r} is no number of bytes",
+            f"MESHWRIGHT_CACHE_BYTES = {text!r} is not a number of bytes",
             hint=f"set it to a whole number such as {DEFAULT_LIMIT_BYTES}, or leave it unset",
         )
     return int(text)

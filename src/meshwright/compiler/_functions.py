@@ -78,7 +78,7 @@ class _Named(MetaPathFinder):
             known = getattr(loaded, "__file__", None) or "Python's own"
             if loaded is not None or self._module in sys.stdlib_module_names:
                 raise InputError(
-                    f"{origin} has the name of a module that is used already: {known}",
+                    f"{origin} has the same name as a module that is already imported: {known}",
                     hint=f"rename it, for example to my_{self._module}{Path(origin).suffix}",
                 )
         sys.meta_path.insert(0, self)

@@ -235,7 +235,7 @@ def _contradicts(match: re.Match[str], known: Surroundings) -> Explanation:
         hint = f"use one mesh for both, the one that the function is given ({known.layout})"
     else:
         hint = f"place the argument as {_text(_spec_in(match[1]))} too, or leave it out of in_shardings"
-    return f"{known.named(shape)} lies as {actual}, and in_shardings asks for {wanted}", hint
+    return f"{known.named(shape)} has sharding {actual}, and in_shardings requires {wanted}", hint
 
 
 def _devices(match: re.Match[str], known: Surroundings) -> Explanation:
