@@ -79,6 +79,7 @@ def test_records_that_a_step_may_lack_are_documented_too(record, path):
     assert {field.name for field in dataclasses.fields(record)} == documented()[0][path]
 
 
+@pytest.mark.wide
 def test_gpt2_on_one_h200_has_every_field_and_comes_back_as_a_ledger():
     command = [sys.executable, "-m", "meshwright", "weigh", "gpt2-124m", "--on", "1xH200", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

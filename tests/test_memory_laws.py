@@ -52,6 +52,7 @@ def test_sgd_in_the_place_of_adam_removes_exactly_the_moments(base):
     assert changed(base, plain) == {"optimizer_state"}
 
 
+@pytest.mark.wide
 def test_twice_the_vocabulary_adds_its_rows_to_parameters_moments_and_gradients_alone(base):
     larger = memory("model.vocab_size=512")
     rows = 256 * 64 * 4  # of the embedding, and as many of the head

@@ -95,6 +95,7 @@ def test_a_transformers_bytes_with_nothing_rematerialised_are_those_by_hand():
     assert_hardly_a_byte_is_without_an_owner(found)
 
 
+@pytest.mark.wide
 def test_a_transformers_bytes_at_a_peak_of_logits_on_one_gpu_are_those_by_hand():
     """bf16, full rematerialisation: between forward and backward pass, the loss holds float32 logits and
     their gradient in bf16 at once. Saved are the two layers' inputs, the last residual, and that normed."""
@@ -130,6 +131,7 @@ def test_a_transformers_bytes_at_a_peak_of_logits_on_one_of_eight_cpus_are_those
     assert_hardly_a_byte_is_without_an_owner(found)
 
 
+@pytest.mark.wide
 def test_no_gathered_matrix_is_kept_for_the_backward_pass():
     """Kept, the layers' matrices would lie whole on every device: what FSDP is there to avoid."""
     overrides = ("batch.sequences=64", "remat=none", "precision=bf16", "layout=fsdp=8")
