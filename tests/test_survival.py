@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from meshwright.checkpoint import newest_checkpoint
+from meshwright.checkpoint._arrays import whole_array
 
 
 def command(folder: Path, config: str, on: str, steps: int, *more: str) -> list[str]:
@@ -35,7 +36,7 @@ def outcome(folder: Path) -> tuple[dict[int, float], dict[str, bytes]]:
     found = newest_checkpoint(folder / "checkpoints")
     assert found is not None
     assert not found.rejected
-    arrays = {path.name: path.read_bytes() for path in found.folder.glob("*.bin")}
+    arrays = {array.path: whole_array(found, array).tobytes() for array in found.manifest.arrays}
     return {line["step"]: line["loss"] for line in lines if "loss" in line}, arrays
 
 

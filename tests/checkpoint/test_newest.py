@@ -8,7 +8,7 @@ import pytest
 from meshwright.checkpoint import Checkpoints, checkpoint_of, newest_checkpoint
 from meshwright.errors import InputError, MeshwrightError
 
-FILE = "arrays-0-00000.bin"
+FILE = "state/manifest.ocdbt"
 
 
 @pytest.fixture

@@ -210,7 +210,7 @@ def test_too_many_bad_steps_stop_the_run_in_the_end(tmp_path, run, kind):
 
 def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, run):
     run(tmp_path, steps=7)
-    for path in (tmp_path / "checkpoints/7").glob("*.bin"):
+    for path in (tmp_path / "checkpoints/7/state").glob("*.ocdbt"):
         path.write_bytes(path.read_bytes()[:-1])
     events: list[object] = []
     loop = run(tmp_path, tell=events.append)
@@ -224,10 +224,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, run):
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, run, monkeypatch):
     from meshwright.checkpoint import _checkpoints
 
-    def full(self, need: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(_checkpoints.Checkpoints, "_check_room", full)
+    monkeypatch.setattr(_checkpoints.Checkpoints, "_free_bytes", lambda self: 0)
     events: list[object] = []
     loop = run(tmp_path, tell=events.append)
     assert loop.step == 10

@@ -215,7 +215,7 @@ ONE = Layout.parse("data=1")
 
 def found(config, layout):
     about = about_of(config, layout)
-    manifest = Manifest(step=20, about=about, files=(), arrays=())
+    manifest = Manifest(format=2, step=20, about=about, files=(), arrays=())
     return Found(step=20, folder=Path("run/checkpoints/20"), about=about, rejected=(), manifest=manifest)
 
 

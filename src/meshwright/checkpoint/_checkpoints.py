@@ -2,33 +2,81 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+from pydantic import TypeAdapter
 
 from ..launch import Alone
 from ..units import format_bytes
-from ._folder import CheckpointFolder, Complaint, found_at, newest_checkpoint, partial_folder, steps_in
-from ._manifest import Damaged, Manifest
-from ._records import Found, Saved, SaveFailed
-from ._restore import HostArray, Tree, copy_off, restore
-from ._write import leave_part, take_part, write_manifest, write_part
+from ._arrays import HostArray, Tree, copy_off, merge_processes, restore, write_shards
+from ._folder import (
+    CheckpointFolder,
+    Complaint,
+    Found,
+    found_at,
+    newest_checkpoint,
+    partial_folder,
+    steps_in,
+)
+from ._manifest import (
+    FORMAT,
+    Damaged,
+    Manifest,
+    StoredArray,
+    StoredFile,
+    files_below,
+    parsed,
+    stored_files,
+    write_manifest,
+)
+
+ALONE = Alone()
+PART = "part-{}.json"  # the files of one process, until the first process has read it
+PARTS = TypeAdapter(list[StoredFile])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A complete checkpoint on disk.
+
+    `blocked_seconds`: how long `save` blocked the caller after the state was ready: the wait for an earlier
+    save, and the copy off the devices. `write_seconds`: of writing, hashing and syncing in the background.
+    `not_removed`: why an older checkpoint could not be deleted; empty if nothing went wrong.
+    """
+
+    step: int
+    num_bytes: int
+    blocked_seconds: float
+    write_seconds: float
+    not_removed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    """A checkpoint that could not be written; earlier checkpoints are unchanged."""
+
+    step: int
+    reason: str
+    hint: str
+
 
 Outcome = Saved | SaveFailed
-ALONE = Alone()
 
 
 class Checkpoints:
     """The checkpoints of one run, saved in the background; close it when the run is over.
 
-    At most one save is in flight, so the host holds at most one copy of the state (`host_copy_bytes`).
+    At most one save is in flight, so the host holds at most one copy of the shards of this process.
 
     With several processes, each writes its own shards, and only the first combines them into a checkpoint.
     The first process owns the folder, which all must see. All call the same methods in the same order, and
@@ -137,24 +185,23 @@ class Checkpoints:
     def _write(
         self, step: int, arrays: list[HostArray], about: Mapping[str, Any], blocked_seconds: float
     ) -> Outcome:
-        begun, peers, parts = time.monotonic(), self._peers, list[Manifest]()
+        begun, peers, folder = time.monotonic(), self._peers, partial_folder(self._path, step)
+        described = [dataclasses.replace(array, starts=(), pieces=()) for array in arrays]
         try:
             need = sum(peers.gathered("save/need", sum(p.nbytes for array in arrays for p in array.pieces)))
             why = peers.from_first("save/begin", lambda: _refusal(lambda: self._begin(step, need)))
             if not why:
-                whys = peers.gathered("save/part", _refusal(lambda: self._write_part(step, arrays, parts)))
+                whys = peers.gathered("save/part", _refusal(lambda: write_part(folder, arrays, peers.index)))
                 why = next((each for each in whys if each), "")
         finally:
             arrays.clear()  # frees the copy before the next save begins
 
         def end() -> dict[str, Any]:
-            refused = why or _refusal(lambda: self._commit(step, parts, about))
+            num_bytes: list[int] = []
+            refused = why or _refusal(lambda: num_bytes.append(self._commit(step, described, about)))
             if refused:
                 return self._failed(step, need, refused)
-            return {
-                "num_bytes": sum(file.num_bytes for part in parts for file in part.files),
-                "not_removed": self._remove_old(step),
-            }
+            return {"num_bytes": num_bytes[0], "not_removed": self._remove_old(step)}
 
         ended = peers.from_first("save/end", end)
         if "reason" in ended:
@@ -163,36 +210,32 @@ class Checkpoints:
         return Saved(step=step, blocked_seconds=blocked_seconds, write_seconds=seconds, **ended)
 
     def _begin(self, step: int, need: int) -> None:
-        self._check_room(need)
-        self._owned[0].begin(step)
-
-    def _write_part(self, step: int, arrays: list[HostArray], parts: list[Manifest]) -> None:
-        """Write the shards of this process.
-
-        The first process keeps the manifest of its part in memory; the others leave theirs in the folder.
-        """
-        folder, process = partial_folder(self._path, step), self._peers.index
-        parts.append(write_part(folder, step, arrays, process))
-        if process:
-            leave_part(folder, parts[0], process)
-
-    def _commit(self, step: int, parts: list[Manifest], about: Mapping[str, Any]) -> None:
-        folder = partial_folder(self._path, step)
-        parts += [take_part(folder, process) for process in range(1, self._peers.count)]
-        write_manifest(folder, parts, about)
-        self._owned[0].commit(step)
-
-    def _free_bytes(self) -> int:
-        disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize
-
-    def _check_room(self, need: int) -> None:
-        """Raise if the disk has no room for the save.
+        """Create the folder of a save.
 
         Others write to the disk too, so a save that cannot succeed must not fill it.
         """
         if self._free_bytes() < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._owned[0].begin(step)
+
+    def _commit(self, step: int, arrays: Sequence[HostArray], about: Mapping[str, Any]) -> int:
+        """Combine the parts of all processes into a checkpoint, in the first process; return its bytes."""
+        folder = partial_folder(self._path, step)
+        files = [file for process in range(1, self._peers.count) for file in take_part(folder, process)]
+        merge_processes(folder, self._peers.count, arrays)
+        there = {file.name for file in files}
+        files += stored_files(
+            folder, [name for name, _ in files_below(folder) if name not in there], sync=True
+        )
+        stored = tuple(StoredArray(path=array.path, shape=array.shape, dtype=array.dtype) for array in arrays)
+        manifest = Manifest(format=FORMAT, step=step, about=dict(about), arrays=stored, files=tuple(files))
+        write_manifest(folder, manifest)
+        self._owned[0].commit(step)
+        return sum(file.num_bytes for file in files)
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize
 
     def _failed(self, step: int, need: int, refused: str) -> dict[str, Any]:
         reason = f"the checkpoint of step {step} was not saved: {refused}"
@@ -227,6 +270,31 @@ class Checkpoints:
         except OSError as refused:
             return f"an older checkpoint in {self._path} could not be removed: {refused.strerror}"
         return ""
+
+
+def write_part(folder: Path, arrays: Sequence[HostArray], process: int) -> None:
+    """Write the pieces of one process.
+
+    A process other than the first leaves the sizes and hashes of its files for the first, which reads them
+    once all have written.
+    """
+    own = write_shards(folder, arrays, process)
+    if process:
+        names = [f"{own.relative_to(folder)}/{name}" for name, _ in files_below(own)]
+        (folder / PART.format(process)).write_bytes(PARTS.dump_json(stored_files(folder, names, sync=True)))
+
+
+def take_part(folder: Path, process: int) -> list[StoredFile]:
+    """Read and delete what a process has left; a complete checkpoint contains no such file.
+
+    Raises:
+        OSError: it is missing: the processes do not see the same folder.
+        Damaged: it is not valid.
+    """
+    path = folder / PART.format(process)
+    files = parsed(PARTS, path.read_bytes(), path.name)
+    path.unlink()
+    return files
 
 
 def _step_of(found: Found | None) -> int | None:

@@ -16,17 +16,46 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InputError, MeshwrightError
-from ._manifest import Damaged, examined, verified
-from ._records import Found, Rejected
-from ._write import sync_folder, write_all
+from ._manifest import Damaged, Manifest, examined, sync_folder, verified
 
 LOCK, PROBE = ".lock", ".probe"
 PROBE_BYTES = 1 << 16
 _LEFTOVER = re.compile(r"\.(\d+)\.(partial|replaced|removed)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A damaged checkpoint; `why` names the file or entry that is wrong."""
+
+    step: int
+    folder: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A checkpoint that was found in a folder.
+
+    `newest_checkpoint` and `checkpoint_of` return it after reading every file and checking its hash;
+    `unread_newest` and `found_at` do not read the arrays. `about`: the data that was passed to `save` with
+    the state. `rejected`: newer checkpoints that are damaged.
+    """
+
+    step: int
+    folder: Path
+    about: Mapping[str, Any]
+    rejected: tuple[Rejected, ...]
+    manifest: Manifest
+
+    @property
+    def words(self) -> str:
+        """Name the checkpoint as messages do: "the checkpoint of step 10 in runs/first/checkpoints"."""
+        return f"the checkpoint of step {self.step} in {self.folder.parent}"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -184,16 +213,17 @@ def write_probe(folder: Path) -> None:
         OSError: it does not work.
     """
     path = folder / PROBE
-    with os.fdopen(open_own(path, os.O_WRONLY | os.O_TRUNC), "wb", buffering=0) as file:
+    with os.fdopen(open_own(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         try:
-            write_all(file, memoryview(bytes(PROBE_BYTES)))
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
             os.fsync(file.fileno())
         finally:
             path.unlink(missing_ok=True)
 
 
 Complaint = Callable[[Mapping[str, Any]], str]
-"""Says in words what is wrong with what a checkpoint carries beside the state; nothing where all is well."""
+"""Describes what is wrong with the data that was saved with a state; returns "" if nothing is."""
 
 
 def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
@@ -206,22 +236,15 @@ def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> 
     Raises:
         MeshwrightError: checkpoints exist, and all are damaged.
     """
-    rejected: list[Rejected] = []
-    for step in reversed(steps_in(folder) if folder.is_dir() else []):
-        found = _examined(folder, step, tuple(rejected))
-        if isinstance(found, Found) and (why := complaint(found.about)):
-            found = Rejected(step=step, folder=found.folder, why=why)
-        if isinstance(found, Found):
-            return found
-        rejected.append(found)
-    if rejected:
+    found, rejected = _newest(folder, complaint, verified)
+    if found is None and rejected:
         which = "; ".join(f"step {each.step}: {each.why}" for each in rejected)
         raise MeshwrightError(
             f"none of the {len(rejected)} checkpoints in {folder} is whole. {which}",
             hint=f"bring back a copy of one of them; or remove {folder} and begin again at step 0 with "
             "--resume --discard-steps",
         )
-    return None
+    return found
 
 
 def unread_newest(folder: Path, complaint: Complaint = lambda about: "") -> Found | None:
@@ -233,16 +256,7 @@ def unread_newest(folder: Path, complaint: Complaint = lambda about: "") -> Foun
     Args:
         complaint: as in `newest_checkpoint`.
     """
-    for step in reversed(steps_in(folder) if folder.is_dir() else []):
-        path = folder / str(step)
-        try:
-            manifest = examined(path, step)
-        except Damaged:
-            continue
-        if complaint(manifest.about):
-            continue
-        return Found(step=step, folder=path, about=manifest.about, rejected=(), manifest=manifest)
-    return None
+    return _newest(folder, complaint, examined)[0]
 
 
 def found_at(folder: Path, step: int) -> Found:
@@ -251,16 +265,14 @@ def found_at(folder: Path, step: int) -> Found:
     Raises:
         MeshwrightError: it is missing or incomplete here: the processes do not see the same folder.
     """
-    path = folder / str(step)
-    try:
-        manifest = examined(path, step)
-    except Damaged as damaged:
+    found = _read(folder, step, examined)
+    if isinstance(found, Rejected):
         raise MeshwrightError(
-            f"the first process goes on from {path}, which is not whole for process {os.getpid()} on "
-            f"{socket.gethostname()}: {damaged}",
+            f"the first process goes on from {found.folder}, which is not whole for process {os.getpid()} on "
+            f"{socket.gethostname()}: {found.why}",
             hint="put the run's folder where every host sees it",
-        ) from damaged
-    return Found(step=step, folder=path, about=manifest.about, rejected=(), manifest=manifest)
+        )
+    return found
 
 
 def checkpoint_of(run: Path, step: int | None = None) -> Found:
@@ -284,7 +296,7 @@ def checkpoint_of(run: Path, step: int | None = None) -> Found:
     if step not in steps:
         nearest = min(steps, key=lambda there: abs(there - step))
         raise InputError(f"{run} has no checkpoint of step {step}", hint=f"the nearest is of step {nearest}")
-    found = _examined(folder, step, ())
+    found = _read(folder, step, verified)
     if isinstance(found, Rejected):
         raise MeshwrightError(
             f"the checkpoint of step {step} is damaged: {found.why}",
@@ -293,10 +305,31 @@ def checkpoint_of(run: Path, step: int | None = None) -> Found:
     return found
 
 
-def _examined(folder: Path, step: int, rejected: tuple[Rejected, ...]) -> Found | Rejected:
+def _newest(
+    folder: Path, complaint: Complaint, read: Callable[[Path, int], Manifest]
+) -> tuple[Found | None, list[Rejected]]:
+    """Return the newest checkpoint that passes, and the newer ones that do not."""
+    rejected: list[Rejected] = []
+    for step in reversed(steps_in(folder) if folder.is_dir() else []):
+        found = _read(folder, step, read, tuple(rejected), complaint)
+        if isinstance(found, Found):
+            return found, rejected
+        rejected.append(found)
+    return None, rejected
+
+
+def _read(
+    folder: Path,
+    step: int,
+    read: Callable[[Path, int], Manifest],
+    rejected: tuple[Rejected, ...] = (),
+    complaint: Complaint = lambda about: "",
+) -> Found | Rejected:
     path = folder / str(step)
     try:
-        manifest = verified(path, step)
+        manifest = read(path, step)
     except Damaged as damaged:
         return Rejected(step=step, folder=path, why=str(damaged))
+    if why := complaint(manifest.about):
+        return Rejected(step=step, folder=path, why=why)
     return Found(step=step, folder=path, about=manifest.about, rejected=rejected, manifest=manifest)

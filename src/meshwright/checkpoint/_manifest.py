@@ -1,10 +1,17 @@
-"""Read and verify the manifest of a checkpoint.
+"""Write, read and verify the manifest of a checkpoint.
 
-The manifest records which arrays are stored at which place in which files, and each file's size and hash. A
-folder may come from a stranger, with a matching hash, so every field is checked before it is used.
+A checkpoint's folder holds:
 
-A checkpoint's folder holds the files of arrays, `manifest.json`, and `manifest.json.sha256`, the manifest's
-own hash as `sha256sum` writes it. These two are written last, in this order.
+* `state/` and `_CHECKPOINT_METADATA`: the arrays, as Orbax stores and reads them;
+* `manifest.json`: the step, the data that was saved with the state, the format and shape of every array, and
+  the size and SHA-256 of every file;
+* `manifest.json.sha256`: the manifest's own hash, as `sha256sum` writes it.
+
+The last two are written last, in this order. Format 1, of earlier releases, is only read: its arrays are
+pieces in files `arrays-*.bin`, and the manifest has the place of each piece.
+
+A folder may come from a stranger, with a matching hash. So the types of all fields are checked here, and what
+they say of arrays is checked against the state, and the files, when an array is read.
 """
 
 from __future__ import annotations
@@ -13,29 +20,21 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import ml_dtypes  # a dependency of jax, which takes its formats from it
-import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 MANIFEST, MANIFEST_HASH = "manifest.json", "manifest.json.sha256"
-FORMAT = 1
-READ_BYTES = 1 << 22  # per read; hashing lets other threads run
-
-
+FORMAT, FORMAT_OF_PIECES = 2, 1
 STRICT = ConfigDict(extra="forbid", strict=True)
-MOST_DIMS = 32
-MOST_ELEMENTS = 2**56  # numpy counts bytes in 63 bits
-Count = Annotated[int, Field(ge=0, lt=MOST_ELEMENTS)]  # of bytes or elements
+Count = Annotated[int, Field(ge=0, lt=2**56)]  # of bytes or elements; numpy counts bytes in 63 bits
 Text = Annotated[str, Field(min_length=1)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -46,7 +45,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of a checkpoint, in its folder."""
+    """A file of a checkpoint; `name` is its path in the checkpoint's folder, with slashes."""
 
     __pydantic_config__ = STRICT
     name: Text
@@ -56,10 +55,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A box of an array.
-
-    Records its start in the array, its shape, and the place of its bytes, which are in C order.
-    """
+    """A box of an array in format 1: its start and shape, and the place of its bytes, in C order."""
 
     __pydantic_config__ = STRICT
     start: tuple[Count, ...]
@@ -70,16 +66,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """An array of the state: its path ("parameters/head"), and the pieces that form it.
+    """An array of the state, with its path: "parameters/head".
 
-    `dtype` is numpy's name, "bfloat16" and the fp8 formats included.
+    `dtype` is numpy's name, "bfloat16" and the fp8 formats included. `pieces` is None except in format 1.
     """
 
     __pydantic_config__ = STRICT
     path: Text
-    shape: Annotated[tuple[Count, ...], Field(max_length=MOST_DIMS)]
+    shape: tuple[Count, ...]
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,31 +86,68 @@ class Manifest:
     """
 
     __pydantic_config__ = STRICT
+    format: int
     step: Count
     about: dict[str, Any]
     arrays: tuple[StoredArray, ...]
     files: tuple[StoredFile, ...]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all files of arrays."""
-        return sum(file.num_bytes for file in self.files)
 
-    def to_json(self) -> str:
-        """Return the text of `manifest.json`."""
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1)
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest and then its hash into a checkpoint's folder.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written(Manifest):
-    """A manifest with its format number, as `manifest.json` holds it."""
-
-    format: int
+    Raises:
+        OSError: the disk is full or missing.
+    """
+    fields = dataclasses.asdict(manifest)
+    for array in fields["arrays"]:
+        if array["pieces"] is None:
+            del array["pieces"]
+    text = json.dumps(fields, indent=1).encode()
+    for name, data in ((MANIFEST, text), (MANIFEST_HASH, hash_line(text))):
+        with (folder / name).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    sync_folder(folder)
 
 
 def hash_line(manifest: bytes) -> bytes:
     """Return the contents of `manifest.json.sha256`, which `sha256sum --check` reads."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def stored_files(folder: Path, names: Iterable[str], *, sync: bool) -> list[StoredFile]:
+    """Read files of a checkpoint, several at once; return their sizes and hashes.
+
+    Args:
+        sync: also make them survive a loss of power.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+
+    def one(name: str) -> StoredFile:
+        with (folder / name).open("rb", buffering=0) as file:
+            if sync:
+                os.fsync(file.fileno())
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return StoredFile(name=name, num_bytes=file.tell(), sha256=sha256)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        files = list(pool.map(one, names))
+    for parent in {(folder / file.name).parent for file in files} if sync else ():
+        sync_folder(parent)
+    return files
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def verified(folder: Path, step: int) -> Manifest:
@@ -124,9 +157,11 @@ def verified(folder: Path, step: int) -> Manifest:
         Damaged: as in `examined`; or a file was altered.
     """
     manifest = examined(folder, step)
-    with _reading(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(lambda file: _check_file(folder, file), manifest.files):
-            pass
+    with _reading():
+        there = stored_files(folder, [file.name for file in manifest.files], sync=False)
+    for expected, found in zip(manifest.files, there, strict=True):
+        if found.sha256 != expected.sha256:
+            raise Damaged(f"{expected.name} was altered: its hash is not the manifest's")
     return manifest
 
 
@@ -140,8 +175,11 @@ def examined(folder: Path, step: int) -> Manifest:
         manifest = _manifest(folder)
         if manifest.step != step:
             raise Damaged(f"{MANIFEST} is of step {manifest.step}")
-        _check_names(folder, manifest)
-    _check_arrays(manifest)
+        _check_files(folder, manifest)
+    if len({array.path for array in manifest.arrays}) < len(manifest.arrays):
+        raise Damaged(f"{MANIFEST} names an array twice")
+    if any((array.pieces is None) != (manifest.format == FORMAT) for array in manifest.arrays):
+        raise Damaged(f"{MANIFEST} holds arrays of another format than {manifest.format}")
     return manifest
 
 
@@ -165,37 +203,50 @@ def _manifest(folder: Path) -> Manifest:
     text = (folder / MANIFEST).read_bytes()
     if (folder / MANIFEST_HASH).read_bytes() != hash_line(text):
         raise Damaged(f"{MANIFEST} or {MANIFEST_HASH} was altered: the one is not the hash of the other")
-    return manifest_of(text)
+    manifest = parsed(_manifest_reader(), text, MANIFEST)
+    if manifest.format not in (FORMAT, FORMAT_OF_PIECES):
+        reads = f"{FORMAT_OF_PIECES} and {FORMAT}"
+        raise Damaged(f"{MANIFEST} has format {manifest.format}, and this Meshwright reads {reads}")
+    return manifest
 
 
-def manifest_of(text: bytes) -> Manifest:
-    """Parse the text that `to_json` returned.
-
-    The types of its fields are checked. Their statements about files are not.
+def parsed(reader: TypeAdapter[Any], text: bytes, name: str) -> Any:
+    """Parse the JSON text of a file; check the types of its fields, and not their statements about files.
 
     Raises:
         Damaged: another version of Meshwright wrote it, or another program.
     """
     try:
-        written = _reader().validate_json(text)
+        return reader.validate_json(text)
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_context=False, include_input=False)[0]
         where = repr(".".join(map(str, first["loc"])) or "the whole")[1:-1]  # a key may hold any characters
-        raise Damaged(f"{MANIFEST} is not as Meshwright writes it: {where}: {first['msg']}") from wrong
-    if written.format != FORMAT:
-        raise Damaged(f"{MANIFEST} has format {written.format}, and this Meshwright reads {FORMAT}")
-    return Manifest(step=written.step, about=written.about, arrays=written.arrays, files=written.files)
+        raise Damaged(f"{name} is not as Meshwright writes it: {where}: {first['msg']}") from wrong
 
 
 @cache
-def _reader() -> TypeAdapter[_Written]:
-    return TypeAdapter(_Written)
+def _manifest_reader() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
-def _check_names(folder: Path, manifest: Manifest) -> None:
+def files_below(folder: Path | str, above: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path in `folder` of everything below it that is no folder, and its status.
+
+    Links are not followed.
+    """
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from files_below(entry.path, f"{above}{entry.name}/")
+        else:
+            yield f"{above}{entry.name}", entry.stat(follow_symlinks=False)
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
     """Raise if a file is missing, unknown or of the wrong size, before any large file is read."""
-    there = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(folder)}
+    there = dict(files_below(folder))
     expected = {file.name: file.num_bytes for file in manifest.files}
+    if len(expected) < len(manifest.files):
+        raise Damaged(f"{MANIFEST} names a file twice")
     for name, num_bytes in expected.items():
         if name not in there:
             raise Damaged(f"{name} is missing")
@@ -206,73 +257,3 @@ def _check_names(folder: Path, manifest: Manifest) -> None:
     unknown = sorted(there.keys() - expected.keys() - {MANIFEST, MANIFEST_HASH})
     if unknown:
         raise Damaged(f"{unknown[0]} is not in {MANIFEST}")
-
-
-def _check_file(folder: Path, file: StoredFile) -> None:
-    digest, buffer = hashlib.sha256(), bytearray(READ_BYTES)
-    with (folder / file.name).open("rb", buffering=0) as opened:
-        while count := opened.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    if digest.hexdigest() != file.sha256:
-        raise Damaged(f"{file.name} was altered: its hash is not the manifest's")
-
-
-def _check_arrays(manifest: Manifest) -> None:
-    """Raise unless the pieces of every array are within the files and hold each element once."""
-    sizes = {file.name: file.num_bytes for file in manifest.files}
-    if len(sizes) < len(manifest.files):
-        raise Damaged(f"{MANIFEST} names a file twice")
-    if len({array.path for array in manifest.arrays}) < len(manifest.arrays):
-        raise Damaged(f"{MANIFEST} names an array twice")
-    for array in manifest.arrays:
-        element_bytes = _element_bytes(array)
-        if math.prod(max(size, 1) for size in array.shape) >= MOST_ELEMENTS:
-            raise Damaged(f"{MANIFEST}: {array.path!r} has the shape {array.shape}, larger than any array")
-        for piece in array.pieces:
-            _check_piece(array, piece, element_bytes, sizes)
-        if not _is_covered(array):
-            raise Damaged(f"{MANIFEST}: the pieces of {array.path!r} do not make it up, each element once")
-
-
-def _element_bytes(array: StoredArray) -> int:
-    """Return the size of an element in bytes; raise if the format is not one of numbers.
-
-    numpy's other formats, such as objects and texts, cannot belong to a state.
-    """
-    try:
-        dtype = np.dtype(getattr(ml_dtypes, array.dtype, array.dtype))  # bfloat16 and the 8-bit formats
-    except TypeError as unknown:
-        raise Damaged(f"{MANIFEST}: {array.path!r} is of {array.dtype!r}, which is no format") from unknown
-    is_number = dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype)
-    if dtype.name != array.dtype or not is_number:
-        raise Damaged(f"{MANIFEST}: {array.path!r} is of {array.dtype!r}, which is no format of numbers")
-    return dtype.itemsize
-
-
-def _check_piece(array: StoredArray, piece: Piece, element_bytes: int, sizes: dict[str, int]) -> None:
-    where = f"{MANIFEST}: a piece of {array.path!r}"
-    if piece.file not in sizes:
-        raise Damaged(f"{where} names {piece.file!r}, which is no file of the checkpoint")
-    end = piece.offset_bytes + math.prod(piece.shape) * element_bytes
-    if end > sizes[piece.file]:
-        raise Damaged(f"{where} ends at byte {end:,} of {piece.file!r}, which has {sizes[piece.file]:,}")
-    if not len(piece.start) == len(piece.shape) == len(array.shape):
-        raise Damaged(f"{where} has other dimensions than the array")
-    if any(at + n > m for at, n, m in zip(piece.start, piece.shape, array.shape, strict=True)):
-        raise Damaged(f"{where} reaches beyond the array's shape {array.shape}")
-
-
-def _is_covered(array: StoredArray) -> bool:
-    """Return whether the pieces hold each element once.
-
-    This is so if they hold as many elements as the array, and no two of them overlap.
-    """
-    pieces = [piece for piece in array.pieces if math.prod(piece.shape)]
-    if sum(math.prod(piece.shape) for piece in pieces) != math.prod(array.shape):
-        return False
-    lows = np.array([piece.start for piece in pieces], np.int64).reshape(len(pieces), len(array.shape))
-    highs = lows + np.array([piece.shape for piece in pieces], np.int64).reshape(lows.shape)
-    return not any(
-        np.all((lows[at] < highs[at + 1 :]) & (lows[at + 1 :] < highs[at]), axis=1).any()
-        for at in range(len(pieces))
-    )
