@@ -115,7 +115,7 @@ def test_any_layout_is_restored_onto_any_other_bit_for_bit(
     found = saved(checkpoints, state)
     for after in LAYOUTS:
         wanted = abstract(state, mesh(**after))
-        restored = checkpoints.restore(found, wanted)
+        restored = restore(found, wanted)
         assert same_bits(restored, state)
         shardings = jax.tree.map(lambda x: x.sharding, (restored, wanted))
         assert shardings[0] == shardings[1]
@@ -132,7 +132,7 @@ def test_arrays_in_several_chunks_are_restored_too(
     monkeypatch.setattr(_arrays, "CHUNK_BYTES", 100)
     state = small_state(5, fsdp=2)
     found = saved(checkpoints, state)
-    assert same_bits(checkpoints.restore(found, abstract(state, mesh(fsdp=8))), state)
+    assert same_bits(restore(found, abstract(state, mesh(fsdp=8))), state)
 
 
 def part_of(values: np.ndarray, *, start: int, size: int) -> HostArray:

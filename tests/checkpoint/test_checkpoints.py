@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.checkpoint import Checkpoints, Rejected, Saved, SaveFailed, _checkpoints
+from meshwright.checkpoint import Checkpoints, Rejected, Saved, SaveFailed, _checkpoints, restore
 from meshwright.checkpoint._folder import found_at
 from meshwright.errors import MeshwrightError
 from meshwright.launch import Peers
@@ -74,7 +74,7 @@ def test_what_was_saved_comes_back_bit_for_bit_with_what_was_told_about_it(
     found = again.newest()
     assert found is not None
     assert (found.step, found.about, found.rejected) == (12, about, ())
-    assert same_bits(again.restore(found, abstract(state)), state)
+    assert same_bits(restore(found, abstract(state)), state)
     again.close()
 
 
@@ -87,7 +87,7 @@ def test_a_state_that_is_donated_at_once_is_saved_as_it_was(checkpoints: Checkpo
         state = {"x": increment(state["x"])}
         found = checkpoints.newest()
         assert found is not None
-        np.testing.assert_array_equal(checkpoints.restore(found, wanted)["x"], np.full((1024, 1024), step))
+        np.testing.assert_array_equal(restore(found, wanted)["x"], np.full((1024, 1024), step))
 
 
 def test_finished_tells_each_save_once_and_in_order(
@@ -415,7 +415,7 @@ def check_kills(folder: Path, num_kills: int, seed: int) -> int:
             wanted = {
                 name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for name, x in expected.items()
             }
-            restored = checkpoints.restore(found, wanted)
+            restored = restore(found, wanted)
             assert all((np.asarray(restored[name]) == expected[name]).all() for name in expected)
         checkpoints.close()
     assert last > 0

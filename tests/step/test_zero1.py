@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.checkpoint import Checkpoints
+from meshwright.checkpoint import Checkpoints, restore
 from meshwright.config import load_config
 from meshwright.models import Parameter, initial_parameters
 from meshwright.step import build_step
@@ -50,7 +50,7 @@ def test_a_checkpoint_with_zero1_is_restored_without_and_the_reverse(mesh, tmp_p
     state = builds[0].init(np.uint32(3))
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, state, {})
-    restored = checkpoints.restore(checkpoints.newest(), builds[1].state)
+    restored = restore(checkpoints.newest(), builds[1].state)
     checkpoints.close()
     for mine, theirs, wanted in zip(*map(jax.tree.leaves, (restored, state, builds[1].state)), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -39,7 +39,7 @@ STATE = "state"  # the folder of the arrays, and their name for Orbax
 PROCESS_STATE = "ocdbt.process_{}"  # the database of a process other than the first, as Orbax names it
 CHUNK_BYTES = 1 << 25  # at most, where an array can be divided so; whoever reads a box reads whole chunks
 CACHE_BYTES = 1 << 27  # of chunks while restoring: boxes of several devices may lie in one
-DATABASE_FILE_BYTES = 1 << 27  # approximate size of a file: several are written at once
+FILE_BYTES = 1 << 27  # approximate size of a file: several are written at once
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 SEQUENCE_KEY, DICT_KEY = 1, 2  # Orbax's kinds of tree nodes
 
@@ -149,7 +149,7 @@ def _copied(data: jax.Array) -> np.ndarray:
 def write_shards(folder: Path, arrays: Sequence[HostArray], process: int) -> Path:
     """Write the pieces that this process holds into the checkpoint's folder; return the folder of its files.
 
-    The pieces are written without another copy of them in memory.
+    They are written without another copy of them in memory.
 
     Raises:
         OSError: the disk is full or missing.
@@ -157,18 +157,18 @@ def write_shards(folder: Path, arrays: Sequence[HostArray], process: int) -> Pat
     state = folder / STATE
     own = state / PROCESS_STATE.format(process) if process else state
     own.mkdir(parents=True)
-    shared = {"context": ts.Context()}  # one database for all arrays, and not one for each
+    one_database = ts.Context()  # for all arrays, and not one for each
     with _disk_errors(), ts.Transaction() as transaction:
         opening = [
-            ts.open(_zarr_spec(own, array), create=True, transaction=transaction, **shared)
+            ts.open(_new_array(own, array), create=True, context=one_database, transaction=transaction)
             for array in arrays
         ]
         writing = [
-            stored.result()[_slices(start, piece.shape)].write(
+            stored.result()[_slices(at, piece.shape)].write(
                 piece, can_reference_source_data_indefinitely=True
             )
             for array, stored in zip(arrays, opening, strict=True)
-            for start, piece in zip(array.starts, array.pieces, strict=True)
+            for at, piece in zip(array.starts, array.pieces, strict=True)
         ]
         for written in writing:
             written.copy.result()
@@ -183,44 +183,30 @@ def merge_processes(folder: Path, num_processes: int, arrays: Sequence[HostArray
     Raises:
         OSError: the disk is full or missing, or does not hold all chunks of `arrays`.
     """
-    state = folder / STATE
-    shared = {"context": ts.Context()}  # otherwise TensorStore cannot copy by reference
+    state, one_context = folder / STATE, ts.Context()  # one, or TensorStore cannot copy by reference
     with _disk_errors():
-        whole = ts.KvStore.open(_database_spec(state), **shared).result()
+        whole = ts.KvStore.open(_database(state), context=one_context).result()
         with ts.Transaction() as transaction:
             for process in range(1, num_processes):
-                spec = _database_spec(state / PROCESS_STATE.format(process))
-                part = ts.KvStore.open(spec, **shared).result()
-                part.experimental_copy_range_to(whole.with_transaction(transaction)).result()
-        held = len(whole.list().result())
-    needed = sum(1 + array.num_chunks for array in arrays)
+                part = _database(state / PROCESS_STATE.format(process))
+                opened = ts.KvStore.open(part, context=one_context).result()
+                opened.experimental_copy_range_to(whole.with_transaction(transaction)).result()
+        held, needed = len(whole.list().result()), sum(1 + array.num_chunks for array in arrays)
     if held != needed:
         raise OSError(f"{state} holds {held} of {needed} entries: the processes do not see the same folder")
 
 
 def _describe_tree(folder: Path, arrays: Sequence[HostArray]) -> None:
     """Write what Orbax reads of the tree: its arrays are numpy's, so that they fit any device."""
-    tree = {
-        str(tuple(map(str, array.keys))): {
-            "key_metadata": [
-                {"key": str(key), "key_type": SEQUENCE_KEY if isinstance(key, int) else DICT_KEY}
-                for key in array.keys
-            ],
-            "value_metadata": {
-                "value_type": "np.ndarray",
-                "skip_deserialize": False,
-                "write_shape": array.shape,
-            },
-        }
-        for array in arrays
-    }
-    described = {
-        "tree_metadata": tree,
-        "use_ocdbt": True,
-        "use_zarr3": True,
-        "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
-    }
+    tree: dict[str, Any] = {}
+    for array in arrays:
+        kinds = [SEQUENCE_KEY if isinstance(key, int) else DICT_KEY for key in array.keys]
+        names = tuple(map(str, array.keys))
+        value = {"value_type": "np.ndarray", "skip_deserialize": False, "write_shape": array.shape}
+        keys = [{"key": name, "key_type": kind} for name, kind in zip(names, kinds, strict=True)]
+        tree[str(names)] = {"key_metadata": keys, "value_metadata": value}
+    described = {"tree_metadata": tree, "use_ocdbt": True, "use_zarr3": True, "custom_metadata": None}
+    described |= {"store_array_data_equal_to_fill_value": True}
     (folder / STATE / "_METADATA").write_text(json.dumps(described))
     now = time.time_ns()
     about = {"item_handlers": {STATE: HANDLER}, "metrics": {}, "performance_metrics": {}}
@@ -228,28 +214,26 @@ def _describe_tree(folder: Path, arrays: Sequence[HostArray]) -> None:
     (folder / "_CHECKPOINT_METADATA").write_text(json.dumps(about))
 
 
-def _database_spec(folder: Path) -> dict[str, Any]:
+def _database(folder: Path) -> dict[str, Any]:
     config = {"max_inline_value_bytes": 1024, "max_decoded_node_bytes": 100_000_000, "compression": None}
-    return {
-        "driver": "ocdbt",
-        "base": {"driver": "file", "path": f"{folder}/"},
-        "config": config,
-        "target_data_file_size": DATABASE_FILE_BYTES,
-    }
+    base = {"driver": "file", "path": f"{folder}/"}
+    return {"driver": "ocdbt", "base": base, "config": config, "target_data_file_size": FILE_BYTES}
 
 
-def _zarr_spec(folder: Path, array: HostArray) -> dict[str, Any]:
-    name = ".".join(map(str, array.keys))
-    element_bytes = jnp.dtype(array.dtype).itemsize
-    codec = {"name": "bytes", **({"configuration": {"endian": "little"}} if element_bytes > 1 else {})}
-    grid = {"name": "regular", "configuration": {"chunk_shape": array.chunk_shape}}
+def _stored_array(folder: Path, path: str) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {**_database(folder), "path": f"{path.replace('/', '.')}/"}}
+
+
+def _new_array(folder: Path, array: HostArray) -> dict[str, Any]:
+    codec: dict[str, Any] = {"name": "bytes"}
+    if jnp.dtype(array.dtype).itemsize > 1:
+        codec["configuration"] = {"endian": "little"}
     return {
-        "driver": "zarr3",
-        "kvstore": {**_database_spec(folder), "path": f"{name}/"},
+        **_stored_array(folder, array.path),
         "metadata": {
             "shape": array.shape,
             "data_type": array.dtype,
-            "chunk_grid": grid,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk_shape}},
             "codecs": [codec],
         },
         "store_data_equal_to_fill_value": True,  # a chunk that is not there is damage, and not zeros
@@ -355,7 +339,7 @@ class _Reader:
 
     def __init__(self, found: Found) -> None:
         self._found = found
-        self._shared = {"context": ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})}
+        self._context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
 
     def box(self, array: StoredArray, box: Box) -> np.ndarray:
         """Return the elements of a box.
@@ -378,14 +362,9 @@ class _Reader:
             ) from wrong
 
     def _open(self, array: StoredArray) -> ts.TensorStore:
-        database = _database_spec(self._found.folder / STATE)
-        spec = {
-            "driver": "zarr3",
-            "kvstore": {**database, "path": f"{array.path.replace('/', '.')}/"},
-            "fill_missing_data_reads": False,
-        }
-        expected = {"dtype": ts.dtype(array.dtype), "shape": array.shape}
-        return ts.open(spec, open=True, read=True, **expected, **self._shared).result()
+        spec = _stored_array(self._found.folder / STATE, array.path) | {"fill_missing_data_reads": False}
+        dtype, shape = ts.dtype(array.dtype), array.shape
+        return ts.open(spec, open=True, read=True, context=self._context, dtype=dtype, shape=shape).result()
 
     def _gather(self, array: StoredArray, pieces: Sequence[Piece], box: Box) -> np.ndarray:
         """Read a box from the pieces of format 1."""

@@ -1,4 +1,4 @@
-"""Save, find and restore the checkpoints of one run, for the training loop."""
+"""Save and find the checkpoints of one run, for the training loop."""
 
 from __future__ import annotations
 
@@ -18,16 +18,8 @@ from pydantic import TypeAdapter
 
 from ..launch import Alone
 from ..units import format_bytes
-from ._arrays import HostArray, Tree, copy_off, merge_processes, restore, write_shards
-from ._folder import (
-    CheckpointFolder,
-    Complaint,
-    Found,
-    found_at,
-    newest_checkpoint,
-    partial_folder,
-    steps_in,
-)
+from ._arrays import HostArray, Tree, copy_off, merge_processes, write_shards
+from ._folder import CheckpointFolder, Complaint, Found, found_at, newest_checkpoint, partial_folder, steps_in
 from ._manifest import (
     FORMAT,
     Damaged,
@@ -103,13 +95,11 @@ class Checkpoints:
         peers: Alone = ALONE,
         complaint: Complaint = lambda about: "",
     ) -> None:
-        self._complaint = complaint
         assert keep_last >= 1, f"keep_last = {keep_last} would keep nothing to resume from"
-        self._path, self._peers = folder, peers
+        self._path, self._peers, self._complaint = folder, peers, complaint
         self._owned: list[CheckpointFolder] = []  # filled in the first process alone
         peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
-        self._keep_last = keep_last
-        self._keep_every = keep_every
+        self._keep_last, self._keep_every = keep_last, keep_every
         self._bad_steps: set[int] = set()
         self._ended: list[Outcome] = []
         self._in_flight: Future[Outcome] | None = None
@@ -166,21 +156,20 @@ class Checkpoints:
             MeshwrightError: checkpoints exist, and all are damaged.
         """
         self.wait()
-        read: list[Found | None] = []
-        step = self._peers.from_first("newest", lambda: read.append(self._newest()) or _step_of(read[0]))
+        read: list[Found | None] = []  # filled in the first process alone
+
+        def step_of_newest() -> int | None:
+            found = newest_checkpoint(self._path, self._complaint)
+            read.append(found)
+            if found is None:
+                return None
+            self._bad_steps = {each.step for each in found.rejected}
+            return found.step
+
+        step = self._peers.from_first("newest", step_of_newest)
         if read:
             return read[0]
         return None if step is None else found_at(self._path, step)
-
-    def _newest(self) -> Found | None:
-        found = newest_checkpoint(self._path, self._complaint)
-        if found is not None:
-            self._bad_steps = {each.step for each in found.rejected}
-        return found
-
-    def restore(self, found: Found, state: Tree) -> Tree:
-        """Restore the checkpoint's state, laid out as `state` specifies; see `restore`."""
-        return restore(found, state)
 
     def _write(
         self, step: int, arrays: list[HostArray], about: Mapping[str, Any], blocked_seconds: float
@@ -224,9 +213,8 @@ class Checkpoints:
         files = [file for process in range(1, self._peers.count) for file in take_part(folder, process)]
         merge_processes(folder, self._peers.count, arrays)
         there = {file.name for file in files}
-        files += stored_files(
-            folder, [name for name, _ in files_below(folder) if name not in there], sync=True
-        )
+        own = [name for name, _ in files_below(folder) if name not in there]
+        files += stored_files(folder, own, sync=True)
         stored = tuple(StoredArray(path=array.path, shape=array.shape, dtype=array.dtype) for array in arrays)
         manifest = Manifest(format=FORMAT, step=step, about=dict(about), arrays=stored, files=tuple(files))
         write_manifest(folder, manifest)
@@ -295,10 +283,6 @@ def take_part(folder: Path, process: int) -> list[StoredFile]:
     files = parsed(PARTS, path.read_bytes(), path.name)
     path.unlink()
     return files
-
-
-def _step_of(found: Found | None) -> int | None:
-    return None if found is None else found.step
 
 
 def _refusal(action: Callable[[], object]) -> str:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, steps_in
+from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, restore, steps_in
 from ..compiler import accepted_options, fingerprint_of, requested_options
 from ..config import CheckpointConfig, RunConfig
 from ..data import ALL, Dataset, Rows, Split
@@ -185,7 +185,7 @@ class Saving:
         """Restore the checkpoint's state, laid out as `state` (of `jax.ShapeDtypeStruct`) specifies."""
         assert self._checkpoints is not None, "`newest` has returned the checkpoint"
         with self._phases.of("restore"):
-            return self._checkpoints.restore(checkpoint, state)
+            return restore(checkpoint, state)
 
     def due(self, step: int) -> bool:
         """Return whether `step` is a multiple of `every_steps` and not saved yet."""
