@@ -156,18 +156,19 @@ def write_shards(folder: Path, arrays: Sequence[HostArray], process: int) -> Pat
     """
     state = folder / STATE
     own = state / PROCESS_STATE.format(process) if process else state
-    own.mkdir(parents=True)
+    own.mkdir(parents=True, exist_ok=True)  # another process may have made the folder around it
+    own_arrays = [array for array in arrays if array.pieces or not process]
     one_database = ts.Context()  # for all arrays, and not one for each
     with _disk_errors(), ts.Transaction() as transaction:
         opening = [
             ts.open(_new_array(own, array), create=True, context=one_database, transaction=transaction)
-            for array in arrays
+            for array in own_arrays
         ]
         writing = [
             stored.result()[_slices(at, piece.shape)].write(
                 piece, can_reference_source_data_indefinitely=True
             )
-            for array, stored in zip(arrays, opening, strict=True)
+            for array, stored in zip(own_arrays, opening, strict=True)
             for at, piece in zip(array.starts, array.pieces, strict=True)
         ]
         for written in writing:
