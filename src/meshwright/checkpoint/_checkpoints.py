@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -222,8 +223,7 @@ class Checkpoints:
         return sum(file.num_bytes for file in files)
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(self._path)
-        return disk.f_bavail * disk.f_frsize
+        return shutil.disk_usage(self._path).free
 
     def _failed(self, step: int, need: int, refused: str) -> dict[str, Any]:
         reason = f"the checkpoint of step {step} was not saved: {refused}"
