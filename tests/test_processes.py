@@ -103,7 +103,7 @@ def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_
     num_bytes = sum(
         math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in found.manifest.arrays
     )
-    assert sum(path.stat().st_size for path in files) < num_bytes + 16_000  # the rest are indices
+    assert sum(path.stat().st_size for path in files) < 1.5 * num_bytes  # with what describes the arrays
 
 
 def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(tmp_path):
