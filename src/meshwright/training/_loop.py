@@ -183,7 +183,6 @@ class Saving:
 
     def restore(self, checkpoint: Found, state: Tree) -> Tree:
         """Restore the checkpoint's state, laid out as `state` (of `jax.ShapeDtypeStruct`) specifies."""
-        assert self._checkpoints is not None, "`newest` has returned the checkpoint"
         with self._phases.of("restore"):
             return restore(checkpoint, state)
 
