@@ -1,13 +1,26 @@
 import collections
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright.compiler import Argument
 from meshwright.hardware import Fleet
-from meshwright.ledger._memory import Allocation, LiveRange, Value, _live_bytes, memory_of
+from meshwright.ledger import allowance
+from meshwright.ledger._memory import (
+    Allocation,
+    LiveRange,
+    Value,
+    _live_bytes,
+    host_needs,
+    memory_of,
+    parse_assignment,
+    parse_live_ranges,
+    usable_bytes,
+)
 
 GPU = [
     "convolution-8xH100",
@@ -281,3 +294,129 @@ def test_a_constant_without_a_live_range_stays(samples):
     ledger = memory_of(samples.program(name), text, ranges, compiled, Fleet.parse("8xH100"))
     assert ledger.reserved_bytes == plain.reserved_bytes + 4
     assert ledger.by_category["constants"] == plain.by_category.get("constants", 0) + 4
+
+
+def test_every_allocation_and_value_of_every_sample_is_read(samples):
+    for name in samples.names:
+        text = samples.text(name, "buffer-assignment.txt")
+        allocations = parse_assignment(text)
+        assert sum(a.num_bytes for a in allocations) == sum(
+            int(size) for size in re.findall(r"^allocation \d+: size (\d+)", text, re.M)
+        )
+        assert sum(len(a.values) for a in allocations) == text.count(" value: <")
+        assert all(v.offset_bytes + v.num_bytes <= a.num_bytes for a in allocations for v in a.values)
+
+
+def test_every_value_outside_thread_local_scratch_has_a_live_range(samples):
+    for name in samples.names:
+        ranges = parse_live_ranges(samples.text(name, "live-range.txt"))
+        allocations = parse_assignment(samples.text(name, "buffer-assignment.txt"))
+        held = [a for a in allocations if a.kind != "thread-local"]
+        assert {(v.name, v.index) for a in held for v in a.values} <= set(ranges)
+
+
+TEXT = """BufferAssignment:
+allocation 0: size 64, parameter 3, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
+ value: <1 p @0> (size=64,offset=0): f32[16]{0}
+allocation 1: size 16, output shape is |(f32[16], f32[])|, maybe-live-out:
+ value: <2 t{} @0> (size=16,offset=0): (f32[16]{0}, f32[])
+allocation 2: size 4, thread-local:
+allocation 3: size 8, constant:
+allocation 4: size 96, page 0, color 5, preallocated-temp:
+ value: <3 w{1,2} (phi) @5> (size=32,offset=64): f32[8]{0}
+"""
+
+
+def test_kinds_colors_places_and_indices_are_read():
+    allocations = parse_assignment(TEXT)
+    assert [a.kind for a in allocations] == ["parameter", "output", "thread-local", "constant", "temporary"]
+    assert [a.color for a in allocations] == [0, 0, 0, 0, 5]
+    assert allocations[0].parameter == 3
+    (value,) = allocations[4].values
+    assert (value.name, value.index, value.num_bytes, value.offset_bytes) == ("w", "{1,2}", 32, 64)
+    assert [v.is_tuple_table for a in allocations for v in a.values] == [False, True, False]
+
+
+def test_an_unknown_line_of_the_assignment_raises():
+    with pytest.raises(ValueError, match="buffer assignment, line 2 is not understood: allocation x"):
+        parse_assignment("BufferAssignment:\nallocation x\n")
+
+
+RANGES = """HloLiveRange (max 2):
+  BufferLiveRange:
+    a{{}}:0-2
+    b{{0,1}}:1-1
+{}  Live ranges at 1 (peak):
+"""
+
+
+def test_live_ranges_are_read_by_instruction_and_index():
+    ranges = parse_live_ranges(RANGES.format(""))
+    assert {key: (r.first, r.last) for key, r in ranges.items()} == {
+        ("a", "{}"): (0, 2),
+        ("b", "{0,1}"): (1, 1),
+    }
+
+
+def test_an_unknown_live_range_raises():
+    with pytest.raises(ValueError, match="live range is not understood:     c: always"):
+        parse_live_ranges(RANGES.format("    c: always\n"))
+
+
+def test_missing_live_ranges_raise():
+    with pytest.raises(ValueError, match="live ranges have no section of that name: 'HloLiveRange'"):
+        parse_live_ranges("HloLiveRange")
+
+
+def test_a_gpu_pays_for_context_libraries_and_a_communicator_per_axis():
+    inside = allowance(Fleet.parse("8xH100"), (("fsdp", 4), ("tensor", 2)))
+    assert inside == {
+        "CUDA context and kernels": 590_558_003,
+        "cuBLAS workspace": 32 * MIB,
+        "NCCL communicator of fsdp": 392_000_000,
+        "NCCL communicator of tensor": 392_000_000,
+    }
+    assert allowance(Fleet.parse("8xA100-80GB"), (("data", 1),)) == {
+        "CUDA context and kernels": 590_558_003,
+        "cuBLAS workspace": 8 * MIB + MIB // 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fleet", "axes", "crosses"),
+    [
+        ("8xH100", (("fsdp", 8),), False),
+        ("16xH100", (("fsdp", 2), ("tensor", 8)), True),
+        ("16xH100", (("fsdp", 16),), True),
+        ("64xH100", (("data", 1), ("fsdp", 8), ("tensor", 8)), True),
+    ],
+)
+def test_an_axis_that_leaves_the_fast_domain_pays_for_the_network(fleet, axes, crosses):
+    items = allowance(Fleet.parse(fleet), axes)
+    assert items.get("NCCL network buffer") == (512 * MIB if crosses else None)
+
+
+def test_a_cpu_and_a_tpu_have_no_allowance():
+    assert allowance(Fleet.parse("8xCPU"), (("data", 8),)) == {}
+    assert allowance(Fleet.parse("v5e-8"), (("data", 8),)) == {}
+
+
+def test_a_simulated_cpu_has_no_usable_memory_and_a_gpu_what_its_runtime_reports():
+    assert usable_bytes(Fleet.parse("8xCPU")) is None
+    fleet = Fleet.parse("8xH100")
+    assert usable_bytes(fleet) == fleet.chip.memory_bytes
+
+
+def argument(role: str, num_bytes: int) -> Argument:
+    return Argument(path=role, role=role, shape=(), dtype="float32", device_bytes=num_bytes, replicated=False)
+
+
+def test_a_host_needs_a_copy_of_its_devices_state_and_two_batches():
+    known = (argument("parameters", 100), argument("optimizer_state", 200), argument("batch", 7))
+    needs = host_needs(Fleet.parse("16xH100"), known)
+    assert needs == {"a checkpoint's copy of the state": 8 * 300, "batches": 2 * 8 * 7}
+    assert host_needs(Fleet.parse("2xH100"), known)["batches"] == 2 * 2 * 7
+
+
+def test_of_a_foreign_program_nothing_is_known():
+    assert host_needs(Fleet.parse("8xH100"), (argument("state", 100),)) == {}

@@ -8,7 +8,7 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.hardware import Calibration, Fleet
 from meshwright.ledger import executions_of
-from meshwright.predict import Interval, predict, predicted_trace
+from meshwright.predict import Interval, Prediction, Slice, predict, predicted_trace
 from meshwright.predict._rates import widths
 
 # A product, an all-reduce that a second product hides in part, and an update of memory.
@@ -314,3 +314,15 @@ def test_the_trace_of_a_step_is_a_file_of_trace_events_on_named_tracks(program_o
     for track in names:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
         assert all(end <= begin + 1e-6 for (_, end), (begin, _) in itertools.pairwise(mine))
+
+
+@pytest.mark.parametrize("record", [Interval, Slice, Prediction])
+def test_a_record_is_frozen_and_takes_names_only(record):
+    assert record.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(record))
+
+
+def test_an_interval_does_not_change_once_made():
+    interval = Interval(low=1.0, expected=2.0, high=3.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        interval.low = 0.0

@@ -1,9 +1,17 @@
+"""FLOPs, messages and seconds of one program speak of the same run: the same branches, the same trips."""
+
 import dataclasses
+import json
 
 import pytest
 
 from meshwright.hardware import Fleet
-from meshwright.predict._machine import machine_of
+from meshwright.hlo import parse_program
+from meshwright.ledger import executions_of
+from meshwright.ledger._flops import executed_flops
+from meshwright.ledger._traffic import traffic_of
+from meshwright.predict._rates import machine_of
+from meshwright.predict._walk import Event, trace_of, walk
 
 # On `round_machine` a copy of 4 MB takes 8 ms, a gather of 8 x 1 MB to 8 MB over 1e8 bytes/s 70 ms.
 COPY, GATHER = 0.008, 0.070
@@ -247,3 +255,143 @@ def test_of_a_loop_the_first_round_is_noted_and_the_further_ones_as_one(walked):
     assert rounds[0].begin_seconds == pytest.approx(COPY)
     assert rounds[0].seconds == pytest.approx(6 * COPY)
     assert [e.operation for e in found if e.name == "memory-bound"] == ["c"]
+
+
+def event(**changes):
+    fields = dict(
+        name="matmul",
+        stream="compute",
+        begin_seconds=0.5,
+        seconds=0.25,
+        module="layers/up",
+        operation="dot.3",
+    )
+    return Event(**{**fields, **changes})
+
+
+def test_a_kernel_is_a_slice_of_its_stream_in_microseconds():
+    trace = trace_of([event()], "llama on 8xH100")
+    (found,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert (found["name"], found["cat"], found["ts"], found["dur"]) == (
+        "layers/up: matmul",
+        "matmul",
+        5e5,
+        2.5e5,
+    )
+    assert found["args"] == {"operation": "dot.3", "module": "layers/up"}
+
+
+def test_each_stream_is_a_named_track():
+    trace = trace_of([event(stream="between", name="all-gather[fsdp]", module="")], "x")
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {1: "computing", 2: "links inside the fast domain", 3: "links between domains"}
+    (found,) = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert (found["tid"], found["name"]) == (3, "all-gather[fsdp]")
+
+
+def test_what_takes_no_time_is_not_drawn():
+    assert [e for e in trace_of([event(seconds=0)], "x")["traceEvents"] if e["ph"] == "X"] == []
+
+
+def test_it_is_json():
+    assert json.loads(json.dumps(trace_of([event()], "x")))["displayTimeUnit"] == "ms"
+
+
+MESH = (("data", 8),)
+
+# A branch that multiplies and sends nothing, beside one that sends much and multiplies nothing.
+BRANCHES = """HloModule both, is_scheduled=true
+
+%multiplies (a: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  ROOT %d = f32[64,64]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%sends (b: f32[64,64]) -> f32[64,64] {
+  %b = f32[64,64]{1,0} parameter(0)
+  %g = f32[65536,64]{1,0} all-gather(%b), replica_groups=[1,8]<=[8], dimensions={0}
+  ROOT %s = f32[64,64]{1,0} slice(%g), slice={[0:64], [0:64]}
+}
+
+ENTRY %main (x: f32[64,64], i: s32[]) -> f32[64,64] {
+  %x = f32[64,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %c = f32[64,64]{1,0} conditional(%i, %x, %x), branch_computations={%multiplies, %sends}
+}
+"""
+
+
+def test_a_conditional_has_one_branch_in_flops_messages_and_seconds(round_machine):
+    executions = executions_of(parse_program(BRANCHES))
+    fleet = Fleet.parse("8xH100")
+    flops = executed_flops(executions)
+    assert flops.total == 2 * 64**3
+    assert list(flops.assumptions) == ["conditional at %c: counted by its most expensive branch, 1 of 2"]
+    assert traffic_of(executions, MESH, fleet) == ((), {})
+    walked = walk(round_machine, executions, MESH)
+    assert not walked.transfers
+    assert walked.flops.total() == flops.total
+
+
+# As XLA's TPU backend writes it: one channel that two fusions carry while they compute.
+CARRIED = """HloModule carried, is_scheduled=true
+
+%starts (a: f32[1000000], p: f32[125000]) -> (f32[1000000], f32[1000000]) {
+  %a = f32[1000000]{0} parameter(0)
+  %p = f32[125000]{0} parameter(1)
+  %g1 = f32[1000000]{0} all-gather(%p), channel_id=7, replica_groups=[1,8]<=[8], dimensions={0}
+  %n1 = f32[1000000]{0} negate(%a)
+  ROOT %t1 = (f32[1000000]{0}, f32[1000000]{0}) tuple(%n1, %g1)
+}
+
+%ends (b: f32[1000000], q: f32[125000]) -> (f32[1000000], f32[1000000]) {
+  %b = f32[1000000]{0} parameter(0)
+  %q = f32[125000]{0} parameter(1)
+  %g2 = f32[1000000]{0} all-gather(%q), channel_id=7, replica_groups=[1,8]<=[8], dimensions={0}
+  %n2 = f32[1000000]{0} negate(%b)
+  ROOT %t2 = (f32[1000000]{0}, f32[1000000]{0}) tuple(%n2, %g2)
+}
+
+ENTRY %main (x: f32[1000000], y: f32[125000]) -> f32[1000000] {
+  %x = f32[1000000]{0} parameter(0)
+  %y = f32[125000]{0} parameter(1)
+  %f1 = (f32[1000000]{0}, f32[1000000]{0}) fusion(%x, %y), kind=kOutput, calls=%starts
+  %f2 = (f32[1000000]{0}, f32[1000000]{0}) fusion(%x, %y), kind=kOutput, calls=%ends
+  ROOT %r = f32[1000000]{0} get-tuple-element(%f2), index=0
+}
+"""
+
+
+def test_a_collective_that_fusions_carry_takes_its_link_while_they_compute(round_machine):
+    executions = executions_of(parse_program(CARRIED))
+    walked = walk(round_machine, executions, MESH)
+    (gather,) = walked.transfers
+    (message,), _ = traffic_of(executions, MESH, Fleet.parse("8xH100"))
+    assert (message.count, message.overlapped_count) == (1, 1)
+    link_seconds, computing = walked.total[gather], walked.total["memory-bound"]
+    assert link_seconds > 0
+    assert computing > 0
+    assert walked.seconds == pytest.approx(max(link_seconds, computing), rel=1e-6)
+    assert walked.exposed[gather] == pytest.approx(max(0, link_seconds - computing), rel=1e-6)
+
+
+def test_the_gathers_of_a_tpu_program_are_priced(samples_of_tpu, round_machine):
+    executions, mesh_axes, fleet = samples_of_tpu
+    collectives, _ = traffic_of(executions, mesh_axes, fleet)
+    carried = {(c.kind, c.axes) for c in collectives if c.overlapped_count}
+    assert carried, "the saved program has collectives inside fusions"
+    walked = walk(round_machine, executions, mesh_axes)
+    names = " ".join(walked.transfers)
+    assert all(kind in names for kind, _ in carried)
+
+
+@pytest.fixture
+def samples_of_tpu():
+    from pathlib import Path
+
+    from meshwright.compiler import Compiled
+    from meshwright.ledger import executions_in
+
+    folder = Path(__file__).parents[1] / "ledger/fixtures/transformer-v5e-8"
+    compiled = Compiled.load(folder)
+    return executions_in(folder), compiled.mesh_axes, Fleet.parse(compiled.fleet)

@@ -5,8 +5,8 @@ import pytest
 from meshwright.hardware import Fleet
 from meshwright.ledger import executions_of
 from meshwright.predict import predict
-from meshwright.predict._machine import machine_of
-from meshwright.predict._speedups import what_helps
+from meshwright.predict._predict import what_helps
+from meshwright.predict._rates import machine_of
 from meshwright.predict._walk import walk
 
 # On `round_machine`: a copy of 4 MB 8 ms, a gather of 8 x 1 MB 70 ms, a product of 512^3 0.27 ms.

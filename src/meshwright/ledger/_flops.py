@@ -218,16 +218,16 @@ def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Coun
         merged: the part of `counts` in merged products.
         traced: the traced program's FLOPs, by phase and module.
     """
-    found = Counter(counts)
-    found.subtract(merged)
+    shared = Counter(counts)
+    shared.subtract(merged)
     pools: Counter[tuple[str, str]] = Counter()
     for (phase, module), flops in merged.items():
         pools[phase, _scope(module)] += flops
     for (phase, scope), pool in pools.items():
         needs = {
-            module: flops - found[phase, module]
+            module: flops - shared[phase, module]
             for module, flops in traced.get(phase, {}).items()
-            if _scope(module) == scope and flops > found[phase, module]
+            if _scope(module) == scope and flops > shared[phase, module]
         }
         names = [module for its, module in merged if its == phase and _scope(module) == scope]
         if not needs:
@@ -235,10 +235,10 @@ def shared_out(counts: Counts, merged: Counts, traced: ByPhaseAndModule) -> Coun
         left = pool
         for module, need in needs.items():
             share = int(Fraction(pool * need, sum(needs.values())))
-            found[phase, module] += share
+            shared[phase, module] += share
             left -= share
-        found[phase, names[0]] += left  # the remainder of rounding
-    return Counter({key: flops for key, flops in found.items() if flops})
+        shared[phase, names[0]] += left  # the remainder of rounding
+    return Counter({key: flops for key, flops in shared.items() if flops})
 
 
 def first_runs(counts: Counts, traced: ByPhaseAndModule) -> Counter[str]:
@@ -247,13 +247,13 @@ def first_runs(counts: Counts, traced: ByPhaseAndModule) -> Counter[str]:
     In such a module the traced program has a first run that is not executed, and the executed program
     recomputes more than the traced program.
     """
-    found: Counter[str] = Counter()
+    first: Counter[str] = Counter()
     for module, flops in traced.get("forward", {}).items():
         missing = flops - counts["forward", module]
         beyond = counts["recompute", module] - traced.get("recompute", {}).get(module, 0)
         if missing > 0 and beyond > 0:
-            found[module] = min(missing, beyond)
-    return found
+            first[module] = min(missing, beyond)
+    return first
 
 
 def _scope(module: str) -> str:

@@ -20,7 +20,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
@@ -590,14 +590,9 @@ class _Filing:
             num_bytes=num_bytes,
             shape=value.shape.split("{")[0],
             format=leaves_of(parse_shape(value.shape))[0].dtype,
-            category=owner.category,
             moment=argument.moment if argument and owner.category == "optimizer_state" else "",
-            rule=owner.rule,
-            certainty=owner.certainty,
-            phase=owner.phase,
             module=module_of(owner.operation),
-            operation=owner.operation,
-            source_line=owner.source_line,
             first_instant=when.first,
             last_instant=when.last,
+            **asdict(owner),
         )

@@ -238,14 +238,8 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields and derived figures as JSON types: the `ledger` part of `weigh --json`."""
         fields = dataclasses.asdict(self)
-        memory = self.memory
-        derived = {
-            "allowance_bytes": memory.allowance_bytes,
-            "fits": memory.fits,
-            "by_certainty": memory.by_certainty,
-            "by_format": memory.by_format,
-            "by_category_and_format": memory.by_category_and_format,
-        }
+        names = ("allowance_bytes", "fits", "by_certainty", "by_format", "by_category_and_format")
+        derived = {name: getattr(self.memory, name) for name in names}
         return {"schema": SCHEMA, **fields, "memory": {**fields["memory"], **derived}}
 
     @staticmethod

@@ -4,8 +4,8 @@ Imports: `compiler`, `config`, `errors`, `hardware`, `ledger`, `units`. No jax. 
 and `api`.
 """
 
-from ._rule_of_thumb import HandRow as HandRow
-from ._rule_of_thumb import HandSum as HandSum
-from ._rule_of_thumb import hand_sum as hand_sum
-from ._suggestions import Suggestion as Suggestion
-from ._suggestions import suggestions as suggestions
+from ._memory import HandRow as HandRow
+from ._memory import HandSum as HandSum
+from ._memory import Suggestion as Suggestion
+from ._memory import hand_sum as hand_sum
+from ._memory import suggestions as suggestions

@@ -4,40 +4,39 @@
 an end. A width holds for the cases it was derived from: products in 16 bits or fp8, on a chip with known
 published runs or kernel tables. Every width in `runs.toml` names its source. Where no source bounds the error
 of a prediction, that end is None, and the reason is given with it.
+
+`what_helps` estimates what would make the step faster, by walking its schedule with one difference at a time.
+A *change* is proposed only where a walk covers its whole effect. Another order of the layout's axes is one:
+it only moves devices, so the link of every collective is derived again. A *bound* leaves something out of the
+walk and proposes no change: a change that reaches it has costs elsewhere, which only compiling shows
+(`weigh --explain`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
-from meshwright.hardware import Fleet
-from meshwright.hlo import Executions
-from meshwright.ledger import Ledger
-from meshwright.units import format_seconds
+from meshwright.hardware import Calibration, Fleet
+from meshwright.hlo import Computation, Executions, Instruction, ProgramPhases
+from meshwright.ledger import Ledger, MemoryLedger
+from meshwright.units import format_bytes, format_seconds
 
-from ..hardware import Calibration
-from ._machine import Machine, machine_of, words_of
-from ._rates import CUDNN, provenance, widths
-from ._records import Interval, Prediction, Slice
-from ._speedups import what_helps
-from ._walk import LAUNCH, Prices, Walked, trace_of, walk
+from ._prices import Order
+from ._rates import CUDNN, Machine, machine_of, provenance, widths, words_of
+from ._records import Help, Interval, Prediction, Slice
+from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
+LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
+LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
+MOST_ORDERS = 24  # all orders of four axes; more take longer than the compilation
 ROOFLINE_RUNS = "two of MaxText's on v5e-256 (16B and 32B) took 0.61 and 0.60 of what was predicted for them"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Founded:
-    """The interval of a step, the sources of its rates and width in words, and why it is no narrower."""
-
-    seconds: Interval
-    basis: str
-    reasons: tuple[str, ...]
 
 
 def interval_of(
@@ -46,8 +45,8 @@ def interval_of(
     calibration: Calibration | None,
     unpriced: Sequence[str],
     cautions: Iterable[str] = (),
-) -> Founded:
-    """Return the interval of a walked step.
+) -> tuple[Interval, str, tuple[str, ...]]:
+    """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
     The widest of the widths that apply is used, and the spread of a calibration's rounds widens it. Unpriced
     work removes the upper end. Rates whose error no source bounds remove both ends.
@@ -58,13 +57,13 @@ def interval_of(
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration)
+    applied = [widths()[name] for name in names]
     if calibration is None or machine.basis == "calibration":
-        reasons = [widths()[name].reason for name in names if widths()[name].reason]
+        reasons = [width.reason for width in applied if width.reason]
     else:
         reasons = ["rates that were measured here: no run was compared with such a prediction"]
-    refused = [*_without_source(machine, walked, formats)]
-    low = min((widths()[name].low for name in names), default=1.0)
-    high = max((widths()[name].high for name in names), default=1.0)
+    low = min((width.low for width in applied), default=1.0)
+    high = max((width.high for width in applied), default=1.0)
     if calibration is not None and calibration.spread:
         worst = max(calibration.spread.values())
         low, high = low / (1 + worst), high * (1 + worst)
@@ -73,26 +72,20 @@ def interval_of(
                 f"the measured rates differ by up to {100 * worst:.0f} % from one round to the next"
             )
     reasons += cautions
-    words = "; ".join([_rates(machine, calibration, names), *(widths()[name].words for name in names)])
     seconds = walked.seconds
-    if refused:
-        found = Interval(low=None, expected=seconds, high=None)
-        return Founded(seconds=found, basis=_sentences(words, "No interval."), reasons=(*refused, *reasons))
-    if unpriced:
+    interval = Interval(low=seconds * low, expected=seconds, high=seconds * high)
+    ends = f"Interval {100 * low - 100:+.0f} to {100 * high - 100:+.0f} %."
+    if unbounded := [*_without_source(machine, walked, formats)]:
+        interval, ends = replace(interval, low=None, high=None), "No interval."
+        reasons = [*unbounded, *reasons]
+    elif unpriced:
+        interval = replace(interval, high=None)
+        ends = f"Interval from {100 * low - 100:+.0f} %, without an upper end."
         more = len(unpriced) - MOST_NAMED
         named = ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        found = Interval(low=seconds * low, expected=seconds, high=None)
-        least = f"Interval from {100 * low - 100:+.0f} %, without an upper end."
-        return Founded(
-            seconds=found, basis=_sentences(words, least), reasons=(f"not priced: {named}", *reasons)
-        )
-    found = Interval(low=seconds * low, expected=seconds, high=seconds * high)
-    ends = f"Interval {100 * low - 100:+.0f} to {100 * high - 100:+.0f} %."
-    return Founded(seconds=found, basis=_sentences(words, ends), reasons=tuple(reasons))
-
-
-def _sentences(words: str, interval: str) -> str:
-    return f"Estimate. {words[0].upper()}{words[1:]}. {interval}"
+        reasons = [f"not priced: {named}", *reasons]
+    words = "; ".join([_rates(machine, calibration, names), *(width.words for width in applied)])
+    return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
 
 
 def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
@@ -194,17 +187,17 @@ def predict(
     hfu = ledger.flops.executed / available if peak else 0.0
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
     unpriced = (*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items()))
-    interval = interval_of(machine, walked, calibration, unpriced, cautions)
+    interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions)
     tokens = compiled.tokens_per_step
     return Prediction(
-        step_seconds=interval.seconds,
+        step_seconds=interval,
         tokens_per_second_per_device=tokens / seconds / fleet.num_devices if tokens else None,
         mfu=mfu,
         hfu=hfu,
         peak_flops_per_second=peak,
         slices=_slices(walked),
-        basis=interval.basis,
-        interval_reasons=interval.reasons,
+        basis=basis,
+        interval_reasons=reasons,
         what_helps=what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices),
         unpriced=unpriced,
     )
@@ -249,19 +242,133 @@ def _peak(machine: Machine, walked: Walked) -> float:
 
 
 def _slices(walked: Walked) -> tuple[Slice, ...]:
-    names = sorted(walked.total, key=lambda name: -walked.total[name])
+    def kind(name: str) -> str:
+        if name in walked.transfers:
+            return "communication"
+        return "idle" if name == LAUNCH else "compute"
+
     return tuple(
-        Slice(
-            kind=_kind(walked, name),
-            name=name,
-            seconds=walked.total[name],
-            exposed_seconds=walked.exposed.get(name, 0.0),
-        )
-        for name in names
+        Slice(kind=kind(name), name=name, seconds=seconds, exposed_seconds=walked.exposed.get(name, 0.0))
+        for name, seconds in sorted(walked.total.items(), key=lambda item: -item[1])
     )
 
 
-def _kind(walked: Walked, name: str) -> str:
-    if name in walked.transfers:
-        return "communication"
-    return "idle" if name == LAUNCH else "compute"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """Repeated walks over one program."""
+
+    machine: Machine
+    executions: Executions
+    compiled: Compiled
+    walked: Walked
+    prices: Prices
+
+    def saving(self, variation: Variation) -> float:
+        """Return the seconds that a variation saves; prices of kernels stay the same."""
+        again = walk(self.machine, self.executions, self.compiled.mesh_axes, variation, self.prices)
+        return self.walked.seconds - again.seconds
+
+    def saving_on(self, machine: Machine, prices: Prices | None = None) -> float:
+        """Return the seconds that another machine saves."""
+        again = walk(machine, self.executions, self.compiled.mesh_axes, prices=prices)
+        return self.walked.seconds - again.seconds
+
+
+def what_helps(
+    machine: Machine,
+    executions: Executions,
+    compiled: Compiled,
+    fleet: Fleet,
+    memory: MemoryLedger,
+    walked: Walked,
+    prices: Prices,
+) -> tuple[Help, ...]:
+    """Return the changes, then the bounds, the largest saving of each first.
+
+    Args:
+        walked, prices: the walk over the program as it is, and the prices of its kernels.
+    """
+    again = _Again(machine=machine, executions=executions, compiled=compiled, walked=walked, prices=prices)
+    bounds = [*_hidden(again), *_kept(again, memory), *_narrowed(again), *_without_gaps(again)]
+    least = LEAST_SHARE * walked.seconds
+    large = [help_ for help_ in bounds if help_.saving_seconds > least]
+    return (*_order(again, fleet), *sorted(large, key=lambda help_: -help_.saving_seconds))
+
+
+def _hidden(again: _Again) -> Iterator[Help]:
+    walked = again.walked
+    exposed = {axes for name, axes in walked.transfers.items() if walked.exposed.get(name)}
+    for axes in sorted(exposed):
+        yield Help(
+            what=f"no waiting for collectives over {axes}",
+            saving_seconds=again.saving(Variation(hidden=axes)),
+            certainty="bound: all of them hidden behind computation, or gone",
+        )
+
+
+def _order(again: _Again, fleet: Fleet) -> Iterator[Help]:
+    """Yield the fastest order of the layout's axes, if it is not the present one."""
+    axes = [(name, size) for name, size in again.compiled.mesh_axes if size > 1]
+    if fleet.chips_per_domain >= fleet.num_devices:
+        return  # with one domain, no order crosses a slower link
+    sizes = tuple(size for _, size in axes)
+    best, least = None, LEAST_SHARE_OF_AN_ORDER * again.walked.seconds
+    for places in itertools.islice(itertools.permutations(range(len(axes))), 1, MOST_ORDERS):
+        try:
+            saving = again.saving(Variation(order=Order(sizes=sizes, axes=places)))
+        except InputError:
+            continue  # this order crosses a link whose rate is not known
+        if saving > least:
+            best, least = places, saving
+    if best is None:
+        return
+    layout = ",".join(f"{axes[place][0]}={axes[place][1]}" for place in best)
+    yield Help(
+        what=f"the order of the axes {layout}",
+        saving_seconds=least,
+        change=f"--layout {layout}",
+        certainty="walked whole: every collective on the links that this order gives it; the compiler may "
+        "schedule it otherwise",
+    )
+
+
+def _kept(again: _Again, memory: MemoryLedger) -> Iterator[Help]:
+    """Yield the bound without recomputation."""
+    phases = ProgramPhases(again.executions.program)
+    repeats: dict[tuple[str, str], bool] = {}
+
+    def skips(computation: Computation, instruction: Instruction) -> bool:
+        key = (computation.name, instruction.name)
+        if key not in repeats:
+            runs = instruction.opcode in ("while", "conditional", "call")  # bodies are checked on their own
+            repeats[key] = not runs and phases.of(computation, instruction) == "recompute"
+        return repeats[key]
+
+    if memory.fits is None or memory.usable_bytes is None:
+        room = "how much memory is free is not known"
+    else:
+        free = memory.usable_bytes - memory.reserved_bytes - memory.allowance_bytes
+        room = f"{format_bytes(free)} are free" if free > 0 else "no memory is free"
+    yield Help(
+        what="nothing computed again in the backward pass",
+        saving_seconds=again.saving(Variation(skips=skips)),
+        certainty=f"bound: writing and reading the values kept instead is not counted; {room}",
+    )
+
+
+def _narrowed(again: _Again) -> Iterator[Help]:
+    if "bf16" not in again.machine.peak_flops_per_second:
+        return
+    yield Help(
+        what="products of float32 in bf16",
+        saving_seconds=again.saving_on(replace(again.machine, narrow_products=True)),
+        certainty="bound: operands and results of half the bytes, casts not counted",
+    )
+
+
+def _without_gaps(again: _Again) -> Iterator[Help]:
+    yield Help(
+        what="no gaps between kernels",
+        saving_seconds=again.saving_on(replace(again.machine, launch_seconds=0.0), again.prices),
+        certainty="bound: fewer and larger kernels still have gaps",
+    )

@@ -15,17 +15,17 @@ The trace of a step of 405B parameters is thus a file of 70 kB.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.hlo import COLLECTIVES, Computation, Executions, Instruction, module_of
+from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, module_of
 from meshwright.ledger import message_of, split_channels
 
-from ._collectives import Order, Transfer, transfer_of
-from ._kernels import FREE, Kernel, kernel_of
-from ._machine import Machine
+from ._prices import KernelTime, Order, Transfer, kernel_of, transfer_of
+from ._rates import Machine
 
 LAUNCH = "launch"
 
@@ -38,8 +38,13 @@ class Event:
     stream: str  # compute | inside | between: the links of those classes
     begin_seconds: float
     seconds: float
-    module: str  # the model's own scopes, "" without any
-    operation: str  # the instruction's name
+    module: str = ""  # the model's own scopes, "" without any
+    operation: str = ""  # the instruction's name
+
+    @property
+    def end_seconds(self) -> float:
+        """When the span ends, by the same clock."""
+        return self.begin_seconds + self.seconds
 
 
 @dataclass(slots=True)
@@ -62,21 +67,12 @@ class Walked:
     events: list[Event] = field(default_factory=list[Event])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Busy:
-    """A transfer that occupies its link from `begin` to `end`."""
-
-    name: str
-    begin: float
-    end: float
-
-
-Prices = dict[tuple[str, str], Kernel]
+Prices = dict[tuple[str, str], KernelTime]
 """What kernels cost, by computation and instruction: walks over one program on one machine share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Variation:
     """A difference between the program that is walked and the program as it is.
 
     `hidden`: axes whose collectives take no time. `order`: another order of the mesh axes on the fleet, from
@@ -88,17 +84,17 @@ class Change:
     skips: Callable[[Computation, Instruction], bool] | None = None
 
 
-AS_IT_IS = Change()
+AS_IT_IS = Variation()
 
 
 def walk(
     machine: Machine,
     executions: Executions,
-    mesh_axes: tuple[tuple[str, int], ...],
-    change: Change = AS_IT_IS,
+    mesh_axes: Axes,
+    variation: Variation = AS_IT_IS,
     prices: Prices | None = None,
 ) -> Walked:
-    """Return the times of one step, with the difference that `change` describes.
+    """Return the times of one step, with the difference that `variation` describes.
 
     `executions` supplies the trip counts and the branches taken.
 
@@ -106,34 +102,26 @@ def walk(
         ValueError: replica groups of an unknown form.
         InputError: a collective crosses a link without a known rate.
     """
-    walker = _Walker(machine, executions, mesh_axes, change, {} if prices is None else prices)
+    walker = _Walker(machine, executions, mesh_axes, variation, {} if prices is None else prices)
     return walker.computation(executions.program.entry)
 
 
 class _Walker:
+    """Walk each computation once, however often it is called."""
+
     def __init__(
-        self,
-        machine: Machine,
-        executions: Executions,
-        mesh_axes: tuple[tuple[str, int], ...],
-        change: Change,
-        prices: Prices,
+        self, machine: Machine, executions: Executions, mesh_axes: Axes, variation: Variation, prices: Prices
     ) -> None:
-        self.machine = machine
-        self.change = change
-        self._prices = prices
-        self.executions = executions
-        self.program = executions.program
-        self.split_channels = split_channels(self.program)
-        self.mesh_axes = mesh_axes
-        self.num_devices = 1
-        for _, size in mesh_axes:
-            self.num_devices *= size
+        self.machine, self.variation = machine, variation
+        self.executions, self.program = executions, executions.program
+        self._prices, self._mesh_axes = prices, mesh_axes
+        self._split_channels = split_channels(self.program)
+        self._num_devices = math.prod(size for _, size in mesh_axes)
         self._known: dict[str, Walked] = {}
-        self._carried: dict[tuple[str, str], Mapping[str, Transfer]] = {}
+        self._carried: dict[tuple[str, str], dict[str, Transfer]] = {}
 
     def computation(self, computation: Computation) -> Walked:
-        """Return the times of one run. Each computation is priced once, however often it is called."""
+        """Return the times of one run."""
         if computation.name not in self._known:
             stream = _Stream(self, computation)
             for instruction in computation.instructions:
@@ -141,40 +129,40 @@ class _Walker:
             self._known[computation.name] = stream.finish()
         return self._known[computation.name]
 
-    def transfer(self, computation: Computation, instruction: Instruction) -> Transfer | None:
-        """Return the collective that an instruction is, starts, or wraps in an async computation, or None."""
+    def is_collective(self, instruction: Instruction) -> bool:
+        """Return whether an instruction is or starts a collective, or wraps one in an async computation."""
         if instruction.opcode == "async-start":
-            for name in instruction.all_called:
-                inner = self.program.computations[name]
-                found = [self.transfer(inner, each) for each in inner.instructions]
-                if any(found):
-                    return next(each for each in found if each)
+            inner = self.program.called_by(instruction)
+            return any(each.collective for called in inner for each in called.instructions)
+        return bool(instruction.collective)
+
+    def transfer(self, computation: Computation, instruction: Instruction) -> Transfer | None:
+        """Return the collective that an instruction is, starts or wraps; None where it takes no time."""
+        if instruction.opcode == "async-start":
+            for inner in self.program.called_by(instruction):
+                for each in inner.instructions:
+                    if transfer := self.transfer(inner, each):
+                        return transfer
             return None
-        message = message_of(computation, instruction, self.mesh_axes)
-        if message is None:
+        message = message_of(computation, instruction, self._mesh_axes)
+        if message is None:  # a group of one sends nothing
             return None
-        found = transfer_of(self.machine, message, self.num_devices, self.change.order)
-        return None if found.axes == self.change.hidden else found
+        transfer = transfer_of(self.machine, message, self._num_devices, self.variation.order)
+        return None if transfer.axes == self.variation.hidden else transfer
 
     def carried(self, computation: Computation, instruction: Instruction) -> Mapping[str, Transfer]:
         """Return the collectives inside a fusion of `computation`, by channel."""
         key = (computation.name, instruction.name)
         if key not in self._carried:
-            found: dict[str, Transfer] = {}
-            if instruction.opcode == "fusion":
-                inner = self.program.computations[instruction.all_called[0]]
+            carried = self._carried[key] = {}
+            for inner in self.program.called_by(instruction) if instruction.opcode == "fusion" else ():
                 for each in inner.instructions:
                     if transfer := self.transfer(inner, each):
                         channel = each.attributes.get("channel_id", "")
-                        found[channel if channel in self.split_channels else each.name] = transfer
-            self._carried[key] = found
+                        carried[channel if channel in self._split_channels else each.name] = transfer
         return self._carried[key]
 
-    def num_carriers(self, computation: Computation, channel: str) -> int:
-        """Return how many fusions of `computation` carry a channel."""
-        return sum(channel in self.carried(computation, each) for each in computation.instructions)
-
-    def kernel(self, computation: Computation, instruction: Instruction) -> Kernel:
+    def kernel(self, computation: Computation, instruction: Instruction) -> KernelTime:
         """Return the price of an instruction of the compute stream, computed once."""
         key = (computation.name, instruction.name)
         if key not in self._prices:
@@ -186,10 +174,9 @@ class _Stream:
     """The clocks while one computation runs."""
 
     def __init__(self, walker: _Walker, computation: Computation) -> None:
-        self._walker = walker
-        self._computation = computation
+        self._walker, self._computation = walker, computation
         self._now = 0.0
-        self._busy: dict[str, list[_Busy]] = {"inside": [], "between": []}
+        self._busy: dict[str, list[Event]] = {"inside": [], "between": []}
         self._free = {"inside": 0.0, "between": 0.0}  # the time from which a link is free
         self._started: dict[str, tuple[str, float]] = {}  # by instruction: link and end
         self._carriers: dict[str, int] = {}  # by channel: fusions still to come that carry it
@@ -198,8 +185,8 @@ class _Stream:
 
     def run(self, instruction: Instruction) -> None:
         """Advance the clocks by one scheduled instruction."""
-        opcode = instruction.opcode
-        skips = self._walker.change.skips
+        opcode, walker = instruction.opcode, self._walker
+        skips = walker.variation.skips
         if opcode in FREE or (skips and skips(self._computation, instruction)):
             return
         if opcode.endswith(("-done", "-update")):
@@ -207,36 +194,25 @@ class _Stream:
         elif opcode == "while":
             self._loop(instruction)
         elif opcode == "conditional":
-            executions = self._walker.executions
-            chosen = executions.branches(instruction)[executions.branch(instruction)]
-            self._add(self._walker.computation(chosen))
-        elif self._is_collective(instruction):
-            transfer = self._walker.transfer(self._computation, instruction)
-            if transfer:  # a group of one sends nothing
+            chosen = walker.executions.branches(instruction)[walker.executions.branch(instruction)]
+            self._add(walker.computation(chosen))
+        elif walker.is_collective(instruction):
+            if transfer := walker.transfer(self._computation, instruction):
                 self._transfer(instruction, transfer)
         elif opcode in ("call", "async-start"):
-            for called in self._called(instruction):
-                self._add(self._walker.computation(called))
-        elif carried := self._walker.carried(self._computation, instruction):
+            for called in walker.program.called_by(instruction):
+                self._add(walker.computation(called))
+        elif carried := walker.carried(self._computation, instruction):
             self._carry(instruction, carried)
         else:
             self._kernel(instruction)
 
     def finish(self) -> Walked:
         """Wait for the transfers that no instruction here awaits, and return the times."""
-        for link, end in list(self._started.values()):
+        for link, end in self._started.values():
             self._wait(link, end)
         self._walked.seconds = self._now
         return self._walked
-
-    def _called(self, instruction: Instruction) -> list[Computation]:
-        return [self._walker.program.computations[name] for name in instruction.all_called]
-
-    def _is_collective(self, instruction: Instruction) -> bool:
-        if instruction.opcode == "async-start":
-            inner = self._called(instruction)
-            return any(_is_collective_opcode(each.opcode) for c in inner for each in c.instructions)
-        return _is_collective_opcode(instruction.opcode)
 
     def _await(self, instruction: Instruction) -> None:
         """Wait for an asynchronous transfer. Any other asynchronous work was priced at its start."""
@@ -253,12 +229,13 @@ class _Stream:
         """
         ending: list[tuple[str, float]] = []
         for channel, transfer in carried.items():
-            left = self._carriers.get(channel)
-            if left is None:
-                left = self._walker.num_carriers(self._computation, channel)
+            if channel not in self._carriers:
+                fusions = self._computation.instructions
+                carriers = [channel in self._walker.carried(self._computation, each) for each in fusions]
+                self._carriers[channel] = sum(carriers)
                 self._carried_until[channel] = self._begin(instruction, transfer)
-            self._carriers[channel] = left - 1
-            if left == 1:
+            self._carriers[channel] -= 1
+            if not self._carriers[channel]:
                 ending.append((transfer.link, self._carried_until[channel]))
                 del self._carriers[channel]
         self._kernel(instruction)
@@ -268,95 +245,81 @@ class _Stream:
     def _kernel(self, instruction: Instruction) -> None:
         kernel = self._walker.kernel(self._computation, instruction)
         self._note(kernel.kind, "compute", self._now, kernel.seconds, instruction)
-        self._compute(kernel.kind, kernel.seconds)
-        self._compute(LAUNCH, self._walker.machine.launch_seconds)
+        for name, seconds in ((kernel.kind, kernel.seconds), (LAUNCH, self._walker.machine.launch_seconds)):
+            self._now += seconds
+            _add_to(self._walked.total, {name: seconds})
+            _add_to(self._walked.exposed, {name: seconds})
         self._walked.flops.update(kernel.flops)
         self._walked.unpriced.update(kernel.unpriced)
 
-    def _note(self, name: str, stream: str, begin: float, seconds: float, instruction: Instruction) -> None:
-        self._walked.events.append(
-            Event(
-                name=name,
-                stream=stream,
-                begin_seconds=begin,
-                seconds=seconds,
-                module=module_of(instruction.op_name),
-                operation=instruction.name,
-            )
+    def _note(self, name: str, stream: str, begin: float, seconds: float, instruction: Instruction) -> Event:
+        event = Event(
+            name=name,
+            stream=stream,
+            begin_seconds=begin,
+            seconds=seconds,
+            module=module_of(instruction.op_name),
+            operation=instruction.name,
         )
-
-    def _compute(self, name: str, seconds: float) -> None:
-        self._now += seconds
-        _add_to(self._walked.total, {name: seconds})
-        _add_to(self._walked.exposed, {name: seconds})
+        self._walked.events.append(event)
+        return event
 
     def _transfer(self, instruction: Instruction, transfer: Transfer) -> None:
         end = self._begin(instruction, transfer)
         if instruction.opcode.endswith("-start"):
             self._started[instruction.name] = (transfer.link, end)
-            if not _is_sync(instruction):
+            if not instruction.is_synchronous:
                 return
         self._wait(transfer.link, end)
 
     def _begin(self, instruction: Instruction, transfer: Transfer) -> float:
         """Put a transfer on its link as soon as the link is free; return when it ends."""
-        begin = max(self._now, self._free[transfer.link])
-        end = begin + transfer.seconds
-        self._free[transfer.link] = end
-        self._note(transfer.name, transfer.link, begin, transfer.seconds, instruction)
-        self._busy[transfer.link].append(_Busy(name=transfer.name, begin=begin, end=end))
-        self._walked.links.add(transfer.link)
+        link = transfer.link
+        event = self._note(
+            transfer.name, link, max(self._now, self._free[link]), transfer.seconds, instruction
+        )
+        self._free[link] = event.end_seconds
+        self._busy[link].append(event)
+        self._walked.links.add(link)
         self._walked.transfers[transfer.name] = transfer.axes
         _add_to(self._walked.total, {transfer.name: transfer.seconds})
-        return end
+        return event.end_seconds
 
     def _wait(self, link: str, end: float) -> None:
         """Hold the compute clock until `end`. The transfers on the link during the wait are exposed."""
-        if end <= self._now:
-            return
         exposed: dict[str, float] = {}
         for busy in reversed(self._busy[link]):
-            if busy.end <= self._now:
+            if busy.end_seconds <= self._now:
                 break
-            overlap = min(busy.end, end) - max(busy.begin, self._now)
+            overlap = min(busy.end_seconds, end) - max(busy.begin_seconds, self._now)
             if overlap > 0:
                 _add_to(exposed, {busy.name: overlap})
         _add_to(self._walked.exposed, exposed)
-        self._now = end
+        self._now = max(self._now, end)
 
     def _loop(self, instruction: Instruction) -> None:
         """Add a loop. One of unknown trip count runs once, and the ledger lists it as unpriced."""
         known = self._walker.executions.trips(self._computation, instruction)
         trips = 1 if known is None else known
-        body, condition = (
-            self._walker.computation(self._walker.program.computations[instruction.called[role][0]])
-            for role in ("body", "condition")
-        )
-        self._add(body, trips)
-        self._add(condition, trips + 1)
+        for role, times in (("body", trips), ("condition", trips + 1)):
+            called = self._walker.program.computations[instruction.called[role][0]]
+            self._add(self._walker.computation(called), times)
 
     def _add(self, inner: Walked, times: int = 1) -> None:
         """Add `times` runs of another computation. The links that it uses are free only after it ends."""
-        self._walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
+        walked = self._walked
+        walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
         if times > 1 and inner.events:
-            further = Event(
-                name=f"{times - 1} further rounds like this one",
-                stream="compute",
-                begin_seconds=self._now + inner.seconds,
-                seconds=(times - 1) * inner.seconds,
-                module="",
-                operation="",
-            )
-            self._walked.events.append(further)
+            begin, seconds = self._now + inner.seconds, (times - 1) * inner.seconds
+            name = f"{times - 1} further rounds like this one"
+            walked.events.append(Event(name=name, stream="compute", begin_seconds=begin, seconds=seconds))
         self._now += times * inner.seconds
-        _add_to(self._walked.total, inner.total, times)
-        _add_to(self._walked.exposed, inner.exposed, times)
-        for name, flops in inner.flops.items():
-            self._walked.flops[name] += times * flops
-        for name, count in inner.unpriced.items():
-            self._walked.unpriced[name] += times * count
-        self._walked.links |= inner.links
-        self._walked.transfers |= inner.transfers
+        _add_to(walked.total, inner.total, times)
+        _add_to(walked.exposed, inner.exposed, times)
+        walked.flops.update({name: times * flops for name, flops in inner.flops.items()})
+        walked.unpriced.update({name: times * count for name, count in inner.unpriced.items()})
+        walked.links |= inner.links
+        walked.transfers |= inner.transfers
         for link in inner.links:
             self._free[link] = max(self._free[link], self._now)
 
@@ -364,15 +327,6 @@ class _Stream:
 def _add_to(sums: dict[str, float], more: Mapping[str, float], times: int = 1) -> None:
     for name, seconds in more.items():
         sums[name] = sums.get(name, 0.0) + times * seconds
-
-
-def _is_collective_opcode(opcode: str) -> bool:
-    return opcode.removesuffix("-start") in COLLECTIVES
-
-
-def _is_sync(instruction: Instruction) -> bool:
-    config = instruction.backend_config.get("collective_backend_config", {})
-    return bool(config.get("is_sync", False))
 
 
 TRACKS = {
@@ -386,14 +340,14 @@ MICROSECONDS = 1e6
 def trace_of(events: Iterable[Event], name: str) -> dict[str, Any]:
     """Return the trace as JSON types. Times are microseconds from the beginning of the step on one device."""
     tracks = list(TRACKS)
-    found: list[dict[str, Any]] = [
+    slices: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{name}, predicted"}}
     ]
-    found += [
+    slices += [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": place, "args": {"name": TRACKS[stream]}}
         for place, stream in enumerate(tracks, start=1)
     ]
-    found += [
+    slices += [
         {
             "ph": "X",
             "name": f"{event.module}: {event.name}" if event.module else event.name,
@@ -407,4 +361,4 @@ def trace_of(events: Iterable[Event], name: str) -> dict[str, Any]:
         for event in events
         if event.seconds > 0
     ]
-    return {"displayTimeUnit": "ms", "traceEvents": found}
+    return {"displayTimeUnit": "ms", "traceEvents": slices}

@@ -1,4 +1,7 @@
-"""Compare the rule-of-thumb memory of a training step with the compiled program's, and explain differences.
+"""Suggest changes that make a step's memory smaller, and compare it with the rule of thumb.
+
+Suggestions use only settings and values that the configuration accepts. A saving in bytes is promised only
+for the state, which divides exactly. Weighing again shows the others.
 
 The rule, or hand sum, is 4 x (parameters + activations + gradients + optimizer state). Source: Stanford's
 CS336, lecture 2. Counted: everything in float32, one activation for each output of a layer (batch x width x
@@ -11,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.config import (
+    AXES,
     AdafactorOptimizer,
     AdaGradOptimizer,
     AdamOptimizer,
@@ -27,9 +31,121 @@ from meshwright.config import (
     RMSPropOptimizer,
     RunConfig,
     SGDOptimizer,
+    check_layout,
 )
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
+
+STATE = ("parameters", "optimizer_state", "model_state")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """One change to what was weighed, and its effect; a field that is None or empty changes nothing."""
+
+    effect: str
+    fleet: str | None = None
+    layout: str | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> str:
+        """Command-line arguments of the change."""
+        parts = [f"--on {self.fleet}"] if self.fleet else []
+        parts += [f"--layout {self.layout}"] if self.layout else []
+        return " ".join([*parts, *(f"--set {override}" for override in self.overrides)])
+
+
+def suggestions(
+    config: RunConfig | None, layout: Layout, fleet: Fleet, memory: MemoryLedger
+) -> tuple[Suggestion, ...]:
+    """Return changes that make `memory` smaller, the most needed first; none for a foreign program."""
+    if config is None:
+        return ()
+    state_bytes = sum(memory.by_category.get(name, 0) for name in STATE)
+    room = (memory.usable_bytes or 0) - memory.allowance_bytes
+    state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
+    activations = tuple(_activation_suggestions(config, layout, fleet))
+    # If the state alone does not fit, no change to the activations helps.
+    state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
+    return state + activations if state_first else activations + state
+
+
+def _state_suggestions(
+    config: RunConfig, layout: Layout, fleet: Fleet, state_bytes: int, room: int
+) -> Iterator[Suggestion]:
+    """Suggest splitting parameters and moments further: over `data`'s devices, else over more devices.
+
+    The larger fleet has the fewest doublings after which the state takes at most half of a device's room, its
+    usable memory without the allowance.
+    """
+    fsdp, replicas = layout.size("fsdp"), layout.size("data")
+    held = format_bytes(state_bytes)
+    if replicas > 1 and (split := _changed(config, layout, data=1, fsdp=fsdp * replicas)):
+        effect = f"parameters and moments, {held} here, are split over fsdp instead of held by each of "
+        yield Suggestion(layout=str(split), effect=f"{effect}{replicas} replicas")
+    elif room > 0 and state_bytes > 0:
+        times = 2 ** max(1, math.ceil(math.log2(2 * state_bytes / room)))
+        larger, split = _fleet_times(fleet, times), _changed(config, layout, fsdp=fsdp * times)
+        if larger and split:
+            left = format_bytes(state_bytes / times)
+            effect = f"parameters and moments take {left} of each device instead of {held}"
+            yield Suggestion(fleet=larger.name, layout=str(split), effect=effect)
+
+
+def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
+    """Return a fleet of the same chip with `times` as many devices; None if none exists."""
+    devices = fleet.num_devices * times
+    name = f"{devices}x{fleet.chip.name}"
+    if (slices := fleet.chip.slices) is not None:
+        cores = int(devices * slices.cores_per_chip_in_name / slices.devices_per_chip)
+        name = f"{fleet.chip.name}-{cores}"
+    try:
+        return Fleet.parse(name)
+    except InputError:
+        return None  # no slice or host has that size
+
+
+def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:
+    """Suggest fewer sequences at once, fewer saved activations, and splitting each sequence's activations."""
+    per_replica = config.batch.sequences // layout.num_replicas
+    now = min(config.batch.microbatch_sequences or per_replica, per_replica)
+    fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
+    if fewer:
+        effect = f"activations of {fewer} instead of {now} sequences at a time; the same step in more passes"
+        yield Suggestion(overrides=(f"batch.microbatch_sequences={fewer}",), effect=effect)
+    if config.model.has_blocks and config.remat != "full":
+        effect = f"keeps only each block's input for the backward pass (now: {config.remat})"
+        yield Suggestion(overrides=("remat=full",), effect=f"{effect}; more recomputation")
+    for times in (8, 4, 2):  # move most devices from fsdp to tensor in a fast domain
+        fsdp, rest = divmod(layout.size("fsdp"), times)
+        tensor = layout.size("tensor") * times
+        if rest or tensor > fleet.chips_per_domain:
+            continue
+        if split := _changed(config, layout, fsdp=fsdp, tensor=tensor):
+            effect = "each sequence's activations and the logits are split over more devices; more messages"
+            yield Suggestion(layout=str(split), effect=effect)
+            return
+
+
+def _changed(config: RunConfig, layout: Layout, **sizes: int) -> Layout | None:
+    """Return the layout with these sizes and without axes of size 1; None if the run cannot have it.
+
+    A new axis takes its place in the order of `AXES`, or the last place if the layout has another order.
+    """
+    merged = {**dict(layout.axes), **sizes}
+    in_order = list(layout.names) == sorted(layout.names, key=AXES.index)
+    names = sorted(merged, key=AXES.index) if in_order else list(merged)
+    kept = tuple((name, merged[name]) for name in names if merged[name] != 1)
+    changed = Layout(axes=kept or (("data", 1),))
+    try:
+        check_layout(config, changed)
+    except InputError:
+        return None
+    return changed
+
 
 BYTES = 4
 NONE_ALIVE = "none is alive at the peak"
@@ -77,15 +193,13 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     sizes = config.model.sizes
     activations = config.batch.tokens_per_step * sizes.layer_outputs
     moments = _moments(config, compiled.arguments)
-    counts = {
-        "parameters": parameters,
-        "activations": activations,
-        "gradients": parameters,
-        "optimizer_state": moments,
-    }
+    total = 2 * parameters + activations + moments
     rows = _Rows(config, compiled, memory)
     return HandSum(
-        **counts,
+        parameters=parameters,
+        activations=activations,
+        gradients=parameters,
+        optimizer_state=moments,
         rule=sizes.layer_outputs_rule,
         rows=(
             rows.held("parameters", parameters),
@@ -93,7 +207,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
             rows.gradients(parameters),
             rows.activations(activations),
             rows.rest(),
-            rows.total(sum(counts.values())),
+            rows.row("total", BYTES * total, memory.reserved_bytes, ""),
         ),
     )
 
@@ -137,7 +251,7 @@ class _Rows:
             why += f", {'and' if count else 'but'} {step_counts} bytes of step counts"
         if lost := step_counts + sum(a.device_bytes for a in arrays) - compiled:
             why += f"; at the peak {format_bytes(lost)} of their place hold other values or none"
-        return self._row(role, BYTES * count, compiled, why)
+        return self.row(role, BYTES * count, compiled, why)
 
     def gradients(self, count: int) -> HandRow:
         kept, compiled = self._alive("gradients")
@@ -154,7 +268,7 @@ class _Rows:
             words = ["no value of the step is filed as a gradient"]
         elif most < sum(a.device_bytes for a in arrays) * narrowest // BYTES:
             words.append(f"never all at once: at most {format_bytes(most)} are filed so at any instant")
-        return self._row("gradients", BYTES * count, compiled, "; ".join(words))
+        return self.row("gradients", BYTES * count, compiled, "; ".join(words))
 
     def activations(self, count: int) -> HandRow:
         kept, compiled = self._alive("saved_activations")
@@ -173,7 +287,7 @@ class _Rows:
             words.append(f"rematerialisation {self._config.remat}")
         if compiled > BYTES * count / self._devices:
             words.append("whatever the backward pass needs counts, not outputs of layers alone")
-        return self._row("activations", BYTES * count, compiled, "; ".join(words))
+        return self.row("activations", BYTES * count, compiled, "; ".join(words))
 
     def _alive(self, category: str) -> tuple[list[Buffer], int]:
         """Return the buffers of a category at the peak, largest first, and the category's bytes."""
@@ -183,16 +297,12 @@ class _Rows:
     def rest(self) -> HandRow:
         """Return the row of everything that the rule leaves out, naming its largest parts."""
         others = {name: size for name, size in self._memory.by_category.items() if name not in COUNTED}
-        largest = [
-            f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in list(others.items())[:3]
-        ]
+        first = list(others.items())[:3]
+        largest = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in first]
         why = f"not in the rule: {', '.join(largest)}" if largest else "nothing"
-        return self._row("everything else", 0, sum(others.values()), why)
+        return self.row("everything else", 0, sum(others.values()), why)
 
-    def total(self, count: int) -> HandRow:
-        return self._row("total", BYTES * count, self._memory.reserved_bytes, "")
-
-    def _row(self, quantity: str, whole: int, compiled: int, why: str) -> HandRow:
+    def row(self, quantity: str, whole: int, compiled: int, why: str) -> HandRow:
         return HandRow(
             quantity=quantity.replace("_", " "),
             whole_bytes=whole,
@@ -211,15 +321,15 @@ def _where(arrays: Sequence[Argument], layout: Layout) -> str:
         whole = BYTES * math.prod(array.shape)
         bytes_by_ways[whole // array.device_bytes] += whole
     splitting = [(name, size) for name, size in layout.axes if name != "data" and size > 1]
-    found: list[str] = []
+    words: list[str] = []
     for ways, num_bytes in bytes_by_ways.most_common():
         place = f"each number lies on {devices // ways} of {devices} devices"
         how = f"split {ways} ways" if ways > 1 else "not split"
         if ways > 1 and ways == math.prod(size for _, size in splitting):
             how = f"split over {' and '.join(f'{name}={size}' for name, size in splitting)}"
         share = f"{100 * num_bytes / bytes_by_ways.total():.1f} % " if len(bytes_by_ways) > 1 else ""
-        found.append(f"{share}{how}: {place}")
-    return ", ".join(found)
+        words.append(f"{share}{how}: {place}")
+    return ", ".join(words)
 
 
 def _arrays(buffers: Sequence[Buffer]) -> str:
