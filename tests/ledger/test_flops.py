@@ -36,8 +36,7 @@ def test_a_tpu_runs_the_outer_product_of_crunchers_head_in_two_fusions(samples):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["transformer-8xH100", "transformer-8xH100-jax-0.12", "transformer-8xCPU", "transformer-v5e-8"],
+    "name", ["transformer-8xH100", "transformer-8xH100-jax-0.12", "transformer-8xCPU", "transformer-v5e-8"]
 )
 def test_a_rematerialised_transformer_counts_as_by_hand(samples, name):
     executed = executed_flops(executions_of(samples.program(name)))

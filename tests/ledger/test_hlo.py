@@ -76,8 +76,7 @@ def test_an_instruction_without_a_frame_has_no_source_line(module):
 
 def test_a_compacted_tuple_element_is_an_operand_with_an_index(module):
     program = module(
-        "%t = (f32[2]{0}, (f32[3]{0}, s8[4]{0})) parameter(0)",
-        "ROOT %n = s8[4]{0} negate(%t#1#1)",
+        "%t = (f32[2]{0}, (f32[3]{0}, s8[4]{0})) parameter(0)", "ROOT %n = s8[4]{0} negate(%t#1#1)"
     )
     (operand,) = program.entry.root.operands
     assert operand == Operand(name="t", index=(1, 1))

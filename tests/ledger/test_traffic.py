@@ -4,8 +4,7 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.hlo import dimensions_of
-from meshwright.ledger import executions_of, is_overlapped, message_of
-from meshwright.ledger._traffic import traffic_of
+from meshwright.ledger import executions_of, is_overlapped, message_of, traffic_of
 
 MESH = (("fsdp", 4), ("tensor", 2))
 HOST = Fleet.parse("8xH100")
@@ -193,8 +192,7 @@ def test_a_permutation_onto_itself_sends_nothing(module):
 
 def test_a_permutation_without_pairs_sends_nothing(module):
     program = module(
-        "%p = f32[8]{0} parameter(0)",
-        "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={}",
+        "%p = f32[8]{0} parameter(0)", "ROOT %r = f32[8]{0} collective-permute(%p), source_target_pairs={}"
     )
     assert traffic_of(executions_of(program), MESH, HOST) == ((), {})
 

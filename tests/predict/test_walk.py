@@ -7,9 +7,8 @@ import pytest
 
 from meshwright.hardware import Fleet
 from meshwright.hlo import parse_program
-from meshwright.ledger import executions_of
+from meshwright.ledger import executions_of, traffic_of
 from meshwright.ledger._flops import executed_flops
-from meshwright.ledger._traffic import traffic_of
 from meshwright.predict._rates import machine_of
 from meshwright.predict._walk import Event, trace_of, walk
 

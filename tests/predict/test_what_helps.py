@@ -149,8 +149,7 @@ def test_an_axis_too_large_for_a_domain_cannot_lie_in_one(helps, round_machine):
 
 
 @pytest.mark.parametrize(
-    ("usable", "words"),
-    [(None, "not known"), (5 * 2**30, "2.00 GiB are free"), (2**30, "no memory is free")],
+    ("usable", "words"), [(None, "not known"), (5 * 2**30, "2.00 GiB are free"), (2**30, "no memory is free")]
 )
 def test_what_is_computed_again_is_saved_if_it_is_kept(helps, usable, words):
     found = helps(entry(copy("a", FORWARD), copy("b", REPEATED), copy("c", REPEATED)), usable=usable)
@@ -182,9 +181,7 @@ def test_products_whose_bytes_take_longer_save_half_of_the_bytes(helps, round_ma
 
 def test_a_chip_whose_bf16_is_no_faster_is_not_told_to_use_it(helps, round_machine):
     machine = dataclasses.replace(
-        round_machine,
-        peak_flops_per_second={"fp32": 1e12, "bf16": 1e11},
-        memory_bytes_per_second=1e15,
+        round_machine, peak_flops_per_second={"fp32": 1e12, "bf16": 1e11}, memory_bytes_per_second=1e15
     )
     assert helps(entry(PRODUCT_LINE), machine) == {}
 

@@ -53,7 +53,7 @@ class Executions:
     ... '''
     >>> from meshwright.hlo import parse_program
     >>> executions = Executions(parse_program(text), lambda program, computation, instruction: (0,))
-    >>> [(each.instruction.opcode, each.times) for each in executions]
+    >>> [(execution.instruction.opcode, execution.times) for execution in executions]
     [('parameter', 1), ('negate', 1)]
     """
 
@@ -96,9 +96,9 @@ class Executions:
     def _work_of(self, computation: Computation) -> Weight:
         if computation.name not in self._work:
             total: Weight = ()
-            for each in self.within(computation):
-                one = self._weigh(self.program, each.computation, each.instruction)
-                total = tuple(a + each.times * b for a, b in zip(total or (0,) * len(one), one, strict=True))
+            for run in self.within(computation):
+                one = self._weigh(self.program, run.computation, run.instruction)
+                total = tuple(a + run.times * b for a, b in zip(total or (0,) * len(one), one, strict=True))
             self._work[computation.name] = total
         return self._work[computation.name]
 
@@ -126,21 +126,11 @@ class Executions:
 # Following the counter of a loop with this many rounds would take too long: its trip count stays unknown.
 MOST_ROUNDS = 100_000
 
-_ARITHMETIC: dict[str, Callable[[int, int], int]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "LT": operator.lt,
-    "LE": operator.le,
-    "GT": operator.gt,
-    "GE": operator.ge,
-    "EQ": operator.eq,
-    "NE": operator.ne,
-}
+_INTEGER_RULES: dict[str, Callable[[int, int], int]] = {  # by opcode, or by the direction of a comparison
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "and": operator.and_,
+    "or": operator.or_, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+    "EQ": operator.eq, "NE": operator.ne,
+}  # fmt: skip
 # (parameter number, index in its tuple) -> the integer at that place; None where it is unknown.
 _Reader = Callable[[int, tuple[int, ...]], int | None]
 
@@ -206,8 +196,7 @@ def _value(program: Program, computation: Computation, operand: Operand, read: _
     if opcode in ("fusion", "call"):
         called = program.computations[instruction.all_called[0]]
         return _value(program, called, Operand(name=called.root.name, index=index), argument)
-    table = _COMPARE if opcode == "compare" else _ARITHMETIC
-    rule = table.get(instruction.attributes["direction"] if opcode == "compare" else opcode)
+    rule = _INTEGER_RULES.get(instruction.attributes["direction"] if opcode == "compare" else opcode)
     if rule is None:
         return None
     left, right = argument(0), argument(1)

@@ -31,6 +31,9 @@ def parse_groups(text: str, num_devices: int) -> Groups:
 
     Raises:
         ValueError: the text has none of the known forms, or names a device beyond `num_devices`.
+
+    >>> parse_groups("[2,2]<=[2,2]T(1,0)", num_devices=4)
+    ((0, 2), (1, 3))
     """
     if match := _IOTA.match(text):
         numbers = iota_of(_numbers(match[2]), _numbers(match[3] or ""))
@@ -61,6 +64,9 @@ def axes_of(groups: Groups, mesh_axes: Axes) -> tuple[str, ...] | None:
     """Return the mesh axes along which members of a group differ; None if a group is not a block of the mesh.
 
     Device numbers run over `mesh_axes` in row-major order. A group may cover part of an axis.
+
+    >>> axes_of(((0, 2), (1, 3)), (("data", 2), ("tensor", 2)))
+    ('data',)
     """
     spanned: set[str] = set()
     for group in groups:
@@ -106,7 +112,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def iota_of(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
-    """Return 0, 1, 2, ... in shape `dims`, transposed by `order` and then flattened."""
+    """Return 0, 1, 2, ... in shape `dims`, transposed by `order` and then flattened.
+
+    >>> iota_of((2, 3), (1, 0))
+    [0, 3, 1, 4, 2, 5]
+    """
     order = order or tuple(range(len(dims)))
     strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
     ranges = [range(dims[d]) for d in order]

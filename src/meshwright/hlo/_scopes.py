@@ -125,6 +125,9 @@ def shares_of(scopes: str) -> dict[str, Fraction]:
     """Return the shares that the scopes of a path declare, by `needed`, `busy` and `taken`.
 
     A scope may appear twice in the path, once from each side of a transformation. It counts once.
+
+    >>> shares_of("jit(step)/needed_5_of_8/dot_general")
+    {'needed': Fraction(5, 8)}
     """
     return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
 
@@ -133,6 +136,9 @@ def module_of(op_name: str) -> str:
     """Return the caller's scopes joined by "/", or "" where there are none or XLA named the instruction.
 
     Where XLA merged several operations ("up/(a/add:b/mul)"), return the scopes before the merged part.
+
+    >>> module_of("jit(step)/transpose(jvp(layers))/while/body/closed_call/mlp_block/up/dot_general")
+    'layers/mlp_block/up'
     """
     if "/" not in op_name:
         return ""

@@ -87,6 +87,9 @@ def parse_shape(text: str) -> Shape:
 
     Raises:
         ValueError: the text is not a shape, or names an unknown element type.
+
+    >>> parse_shape("bf16[2,4]{1,0}").num_bytes
+    16
     """
     text = COMMENT.sub("", text).strip()
     if text.startswith("("):
@@ -295,6 +298,12 @@ class Program:
     def called_by(self, instruction: Instruction) -> tuple[Computation, ...]:
         """Return the computations that an instruction calls, in the order printed."""
         return tuple(self.computations[name] for name in instruction.all_called)
+
+    def inside(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
+        """Yield the instructions of the computations that an instruction calls, with their computations."""
+        for computation in self.called_by(instruction):
+            for inner in computation.instructions:
+                yield computation, inner
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
         """Yield every instruction once, with the computation that contains it."""

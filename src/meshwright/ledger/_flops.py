@@ -93,9 +93,8 @@ def instruction_work(
     own = work_of(computation, instruction)
     work = [own] if own else []
     if instruction.opcode in RUNNING:
-        for inner in program.called_by(instruction):
-            for each in inner.instructions:
-                work.extend(instruction_work(program, inner, each))
+        for home, inner in program.inside(instruction):
+            work.extend(instruction_work(program, home, inner))
     return tuple(work)
 
 
@@ -265,8 +264,8 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
     devices, traced = compiled.num_devices, compiled.traced_flops
     parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
     counts, merged = (
-        Counter({key: devices * flops for key, flops in each.items()})
-        for each in (executed.by_phase_and_module, executed.merged)
+        Counter({key: devices * flops for key, flops in sums.items()})
+        for sums in (executed.by_phase_and_module, executed.merged)
     )
     shared = shared_out(counts, merged, traced.by_phase_and_module)
     by_phase = Counter({phase: devices * flops for phase, flops in executed.by_phase.items() if flops})

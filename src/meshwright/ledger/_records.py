@@ -133,10 +133,10 @@ class MemoryLedger:
     @property
     def by_certainty(self) -> dict[str, int]:
         """Bytes of `buffers` by the certainty of their category."""
-        found: dict[str, int] = {}
+        totals: Counter[str] = Counter()
         for buffer in self.buffers:
-            found[buffer.certainty] = found.get(buffer.certainty, 0) + buffer.num_bytes
-        return found
+            totals[buffer.certainty] += buffer.num_bytes
+        return dict(totals)
 
     @property
     def by_category_and_format(self) -> dict[str, dict[str, int]]:
@@ -145,21 +145,21 @@ class MemoryLedger:
         Formats have the project's names ("bf16", "fp8-e4m3"); a format that the project does not know keeps
         the compiler's name. `UNUSED`: bytes of an allocation in which no value lives at the peak.
         """
-        found = {category: Counter[str]() for category in self.by_category}
+        totals = {category: Counter[str]() for category in self.by_category}
         for buffer in self.buffers:
-            found[buffer.category][_format_name(buffer.format)] += buffer.num_bytes
-        for category, formats in found.items():
+            totals[buffer.category][_format_name(buffer.format)] += buffer.num_bytes
+        for category, formats in totals.items():
             if unused := self.by_category[category] - formats.total():
                 formats[UNUSED] = unused
-        return {category: dict(formats.most_common()) for category, formats in found.items()}
+        return {category: dict(formats.most_common()) for category, formats in totals.items()}
 
     @property
     def by_format(self) -> dict[str, int]:
         """Reserved bytes by number format over all categories, most first."""
-        found = Counter[str]()
+        totals = Counter[str]()
         for formats in self.by_category_and_format.values():
-            found.update(formats)
-        return dict(found.most_common())
+            totals.update(formats)
+        return dict(totals.most_common())
 
     @property
     def allowance_bytes(self) -> int:
@@ -250,4 +250,4 @@ class Ledger:
             InputError: the text is not a ledger, or has another schema.
         """
         hint = "give the `ledger` part of `weigh --json`"
-        return read_record(Ledger, text, name="a ledger", schema=SCHEMA, hint=hint)
+        return read_record(Ledger, text, name="a ledger", hint=hint, schema=SCHEMA)

@@ -231,10 +231,7 @@ def _attention(computation: Computation, instruction: Instruction) -> MultiplyAd
     backward = "Backward" in instruction.custom_call_target
     num_matmuls, repeated = (5, one) if backward else (2, 0)
     return MultiplyAdds(
-        kind="attention",
-        flops=num_matmuls * one,
-        format=format_of(query.dtype),
-        recompute_flops=repeated,
+        kind="attention", flops=num_matmuls * one, format=format_of(query.dtype), recompute_flops=repeated
     )
 
 
@@ -373,5 +370,5 @@ def _combined(program: Program, computation: Computation, instruction: Instructi
 def _operations(program: Program, instruction: Instruction, role: str) -> int:
     """Count the operations of a combining computation: one for a sum, several for an argmax."""
     combining = [program.computations[name] for name in instruction.called[role]]
-    counts = (elementwise_of(program, inner, each) for inner in combining for each in inner.instructions)
+    counts = (elementwise_of(program, inner, i) for inner in combining for i in inner.instructions)
     return sum(count[1] for count in counts if count is not None)

@@ -177,7 +177,7 @@ def _runs_beside_computation(execution: Execution) -> bool:
     around = [execution]
     if execution.caller is not None and execution.caller.instruction.opcode == "async-start":
         around.append(execution.caller)
-    return any(is_overlapped(each.computation, each.instruction) for each in around)
+    return any(is_overlapped(run.computation, run.instruction) for run in around)
 
 
 def _sum(one: Collective, other: Collective) -> Collective:

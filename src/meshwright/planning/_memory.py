@@ -220,17 +220,17 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     """
     match config.optimizer:
         case AdamOptimizer() | AdamWOptimizer():
-            each = 2
+            per_parameter = 2
         case AdaGradOptimizer() | LionOptimizer():
-            each = 1
+            per_parameter = 1
         case SGDOptimizer(momentum=momentum):
-            each = int(momentum > 0)
+            per_parameter = int(momentum > 0)
         case RMSPropOptimizer(momentum=momentum, centered=centered):
-            each = 1 + int(momentum > 0) + int(centered)
+            per_parameter = 1 + int(momentum > 0) + int(centered)
         case AdafactorOptimizer() | MuonOptimizer():
             held = [a for a in arguments if a.role == "optimizer_state" and a.dtype == "float32"]
             return sum(math.prod(argument.shape) for argument in held)
-    return each * config.model.num_parameters
+    return per_parameter * config.model.num_parameters
 
 
 class _Rows:

@@ -147,9 +147,8 @@ def _works(
     A dot that XLA rewrote as a `multiply` runs as elementwise arithmetic, so it is left out.
     """
     if instruction.opcode in RUNNING and instruction.called:
-        for inner in program.called_by(instruction):
-            for each in inner.instructions:
-                yield from _works(program, inner, each)
+        for home, inner in program.inside(instruction):
+            yield from _works(program, home, inner)
     elif instruction.opcode != "multiply":
         for work in instruction_work(program, computation, instruction):
             yield computation, instruction, work
@@ -233,11 +232,7 @@ def _sizes(
 
 
 def _attention_seconds(
-    machine: Machine,
-    computation: Computation,
-    instruction: Instruction,
-    work: MultiplyAdds,
-    format_name: str,
+    machine: Machine, computation: Computation, instruction: Instruction, work: MultiplyAdds, format_name: str
 ) -> float:
     """Return the seconds of one attention call. `work` counts two matmuls forward and five backward."""
     config = instruction.backend_config["cudnn_fmha_backend_config"]
@@ -352,7 +347,7 @@ def _span(
     for group in parse_groups(groups, num_devices):
         count = Counter(places[device] // devices_per_domain for device in group)
         members = 1 if permute and len(count) > 1 else max(count.values())
-        worst = max(worst, (len(count), members), key=lambda found: (found[0], -found[1]))
+        worst = max(worst, (len(count), members), key=lambda group: (group[0], -group[1]))
     return worst
 
 

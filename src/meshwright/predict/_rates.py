@@ -229,12 +229,10 @@ def sustained_share(chip: Chip) -> float | None:
     clock.
     """
     for system, (names, _) in _systems().items():
-        found = runs()["sustained"].get(system)
-        if found and chip.name in names:
-            power = (chip.watts or found["watts"]) / found["watts"]
-            return (
-                found["flops_per_second"] / found["peak_flops_per_second"] * power ** shared().power_exponent
-            )
+        run = runs()["sustained"].get(system)
+        if run and chip.name in names:
+            power = (chip.watts or run["watts"]) / run["watts"]
+            return run["flops_per_second"] / run["peak_flops_per_second"] * power ** shared().power_exponent
     return None
 
 
@@ -249,10 +247,10 @@ def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
         known = (CUDNN, *kernels)
         raise InputError(f"no attention kernel {kernel!r} is known", hint=nearest_name(kernel, known))
     if kernel != CUDNN:
-        found, systems = kernels[kernel], _systems()
-        for system, share in found["on"].items():
+        entry, systems = kernels[kernel], _systems()
+        for system, share in entry["on"].items():
             if chip.name in systems[system][0]:
-                rates = systems[found["system"]][1].attention
+                rates = systems[entry["system"]][1].attention
                 return {
                     head: replace(rate, efficiency=rate.efficiency * share) for head, rate in rates.items()
                 }
@@ -327,13 +325,13 @@ def with_collectives(
     `devices_per_host`: the number of simulated devices that share one rate measured for all of them; else 1.
     """
     collectives: dict[str, Mapping[int, CollectiveRate]] = dict(rates.collectives)
-    for each in calibration.collectives:
+    for measured in calibration.collectives:
         rate = CollectiveRate(
-            efficiency=each.bytes_per_second / devices_per_host / link_bytes_per_second,
-            alpha_seconds=each.latency_seconds,
+            efficiency=measured.bytes_per_second / devices_per_host / link_bytes_per_second,
+            alpha_seconds=measured.latency_seconds,
             ramp_seconds=0.0,
         )
-        collectives[each.kind] = {**collectives[each.kind], each.group_size: rate}
+        collectives[measured.kind] = {**collectives[measured.kind], measured.group_size: rate}
     return replace(rates, collectives=collectives)
 
 
@@ -344,7 +342,7 @@ def launch_seconds_among(calibration: Calibration, num_devices: int) -> float:
     largest measured number it grows in proportion. Without such measurements, it is the time on one device.
     """
     known = {1: calibration.launch_seconds, **calibration.launch_seconds_among}
-    count = max(each for each in known if each <= num_devices)
+    count = max(devices for devices in known if devices <= num_devices)
     beyond = num_devices / count if calibration.launch_seconds_among and count == max(known) else 1.0
     return known[count] * beyond
 
@@ -358,11 +356,11 @@ def measured_attention(
     is scaled by the table's curve, R(s) = R_inf s / (s + s_half): its value at this length over its value at
     the measured length.
     """
-    nearest = min((each.head_size for each in known), key=lambda size: abs(size - head_size))
+    nearest = min((m.head_size for m in known), key=lambda size: abs(size - head_size))
     rates = {
-        each.length: each.backward_flops_per_second if backward else each.forward_flops_per_second
-        for each in known
-        if each.head_size == nearest
+        m.length: m.backward_flops_per_second if backward else m.forward_flops_per_second
+        for m in known
+        if m.head_size == nearest
     }
     below = max((at for at in rates if at <= length), default=None)
     above = min((at for at in rates if at >= length), default=None)
@@ -385,11 +383,11 @@ def words_of(calibration: Calibration, tables: str, *, simulated: bool) -> str:
     formats = ", ".join(calibration.matmul_flops_per_second)
     measured = [f"large products in {formats}", "memory", "launches"]
     if calibration.attention:
-        heads = sorted({each.head_size for each in calibration.attention})
+        heads = sorted({m.head_size for m in calibration.attention})
         measured.append(f"attention with heads of {_listed(heads)}")
     groups: dict[tuple[int, ...], list[str]] = {}
-    for kind in dict.fromkeys(each.kind for each in calibration.collectives):
-        sizes = sorted({each.group_size for each in calibration.collectives if each.kind == kind})
+    for kind in dict.fromkeys(m.kind for m in calibration.collectives):
+        sizes = sorted({m.group_size for m in calibration.collectives if m.kind == kind})
         groups.setdefault(tuple(sizes), []).append(kind)
     measured += [f"{_listed(kinds)} among {_listed(sizes)}" for sizes, kinds in groups.items()]
     words = f"measured on {calibration.date} ({calibration.source}): {'; '.join(measured)}"
@@ -529,7 +527,7 @@ def _measured(
     share = None if peak is None or large is None else large / peak
     link, rates = machine.inside_bytes_per_second, machine.rates
     if calibration.collectives:
-        link = link or max(each.bytes_per_second for each in calibration.collectives)
+        link = link or max(m.bytes_per_second for m in calibration.collectives)
         rates = with_collectives(rates, calibration, link)
     return replace(
         machine,

@@ -28,7 +28,11 @@ class Interval:
     high: float | None
 
     def times(self, factor: float) -> Interval:
-        """Return the interval multiplied by `factor`: a number of steps, or a price."""
+        """Return the interval multiplied by `factor`: a number of steps, or a price.
+
+        >>> Interval(low=1.0, expected=1.5, high=None).times(10)
+        Interval(low=10.0, expected=15.0, high=None)
+        """
         low, high = (None if end is None else end * factor for end in (self.low, self.high))
         return Interval(low=low, expected=self.expected * factor, high=high)
 
@@ -89,10 +93,10 @@ class Prediction:
     @property
     def seconds_by_kind(self) -> dict[str, float]:
         """Exposed seconds by compute, communication and idle, which sum to the step."""
-        found: dict[str, float] = {kind: 0.0 for kind in KINDS}
-        for each in self.slices:
-            found[each.kind] += each.exposed_seconds
-        return found
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for part in self.slices:
+            seconds[part.kind] += part.exposed_seconds
+        return seconds
 
 
 SECONDS_PER_HOUR = 3600
@@ -151,12 +155,15 @@ def steps_for(tokens: float | str, tokens_per_step: int) -> int:
 
     Raises:
         InputError: the text is no count, or the count is not between 1 and 1e18.
+
+    >>> steps_for("15B", tokens_per_step=4_000_000)
+    3750
     """
     count = parse_count(tokens) if isinstance(tokens, str) else tokens
     if not 1 <= count <= MOST_TOKENS:
-        found = "more than 1e18 tokens" if count > MOST_TOKENS else f"{count} tokens"
+        given = "more than 1e18 tokens" if count > MOST_TOKENS else f"{count} tokens"
         raise InputError(
-            f"{found} cannot be the tokens of a run", hint="write those of the whole run: 15B, 2T or 300e9"
+            f"{given} cannot be the tokens of a run", hint="write those of the whole run: 15B, 2T or 300e9"
         )
     return -(-int(count) // tokens_per_step)
 
@@ -166,6 +173,9 @@ def checked_price(price: float | str) -> float:
 
     Raises:
         InputError: it is no number, or is not above zero and at most 1e9.
+
+    >>> checked_price("1.80")
+    1.8
     """
     try:
         number = float(price)

@@ -132,18 +132,14 @@ class _Walker:
     def is_collective(self, instruction: Instruction) -> bool:
         """Return whether an instruction is or starts a collective, or wraps one in an async computation."""
         if instruction.opcode == "async-start":
-            inner = self.program.called_by(instruction)
-            return any(each.collective for called in inner for each in called.instructions)
+            return any(inner.collective for _, inner in self.program.inside(instruction))
         return bool(instruction.collective)
 
     def transfer(self, computation: Computation, instruction: Instruction) -> Transfer | None:
         """Return the collective that an instruction is, starts or wraps; None where it takes no time."""
         if instruction.opcode == "async-start":
-            for inner in self.program.called_by(instruction):
-                for each in inner.instructions:
-                    if transfer := self.transfer(inner, each):
-                        return transfer
-            return None
+            transfers = (self.transfer(home, inner) for home, inner in self.program.inside(instruction))
+            return next(filter(None, transfers), None)
         message = message_of(computation, instruction, self._mesh_axes)
         if message is None:  # a group of one sends nothing
             return None
@@ -155,11 +151,10 @@ class _Walker:
         key = (computation.name, instruction.name)
         if key not in self._carried:
             carried = self._carried[key] = {}
-            for inner in self.program.called_by(instruction) if instruction.opcode == "fusion" else ():
-                for each in inner.instructions:
-                    if transfer := self.transfer(inner, each):
-                        channel = each.attributes.get("channel_id", "")
-                        carried[channel if channel in self._split_channels else each.name] = transfer
+            for home, inner in self.program.inside(instruction) if instruction.opcode == "fusion" else ():
+                if transfer := self.transfer(home, inner):
+                    channel = inner.attributes.get("channel_id", "")
+                    carried[channel if channel in self._split_channels else inner.name] = transfer
         return self._carried[key]
 
     def kernel(self, computation: Computation, instruction: Instruction) -> KernelTime:
@@ -231,7 +226,7 @@ class _Stream:
         for channel, transfer in carried.items():
             if channel not in self._carriers:
                 fusions = self._computation.instructions
-                carriers = [channel in self._walker.carried(self._computation, each) for each in fusions]
+                carriers = [channel in self._walker.carried(self._computation, i) for i in fusions]
                 self._carriers[channel] = sum(carriers)
                 self._carried_until[channel] = self._begin(instruction, transfer)
             self._carriers[channel] -= 1
