@@ -127,8 +127,8 @@ class Executions:
 MOST_ROUNDS = 100_000
 
 _INTEGER_RULES: dict[str, Callable[[int, int], int]] = {  # by opcode, or by the direction of a comparison
-    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "and": operator.and_,
-    "or": operator.or_, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
     "EQ": operator.eq, "NE": operator.ne,
 }  # fmt: skip
 # (parameter number, index in its tuple) -> the integer at that place; None where it is unknown.

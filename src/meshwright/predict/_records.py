@@ -93,7 +93,7 @@ class Prediction:
     @property
     def seconds_by_kind(self) -> dict[str, float]:
         """Exposed seconds by compute, communication and idle, which sum to the step."""
-        seconds = dict.fromkeys(KINDS, 0.0)
+        seconds: dict[str, float] = {kind: 0.0 for kind in KINDS}
         for part in self.slices:
             seconds[part.kind] += part.exposed_seconds
         return seconds
