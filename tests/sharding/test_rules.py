@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshwright.config import ACTIVATION_RULES, PARAMETER_RULES, load_config, preset_names
 from meshwright.models import Parameter, model_of
@@ -13,6 +13,7 @@ from meshwright.sharding import (
     look_up,
     mean_over_manual,
     mesh_here,
+    mesh_of,
     parameter_spec,
     pin,
     rows_here,
@@ -160,3 +161,17 @@ def test_code_of_one_replica_knows_its_rows_and_the_mean_over_all(mesh):
     np.testing.assert_array_equal(means, np.tile([2.0, 3, 4, 5], 2))
     np.testing.assert_array_equal(rows_here(3, axes), np.arange(3))
     np.testing.assert_array_equal(mean_over_manual(x, axes), x)
+
+
+def test_devices_fill_the_axes_in_order_the_last_axis_fastest():
+    mesh = mesh_of((("data", 2), ("fsdp", 1), ("tensor", 4)), jax.devices())
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh.devices.shape == (2, 1, 4)
+    assert [d.id for d in mesh.devices.flat] == [d.id for d in jax.devices()]
+    assert [d.id for d in mesh.devices[1, 0]] == [d.id for d in jax.devices()[4:]]
+    assert set(mesh.axis_types) == {AxisType.Auto}
+
+
+def test_axes_that_do_not_cover_the_devices_are_our_own_mistake():
+    with pytest.raises(AssertionError, match=r"axes {'data': 3} do not cover 8 devices"):
+        mesh_of((("data", 3),), jax.devices())

@@ -25,7 +25,7 @@ Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, a
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -118,6 +118,7 @@ def _sizes_beside(shape: tuple[int, ...], *dims: Any) -> int:
 
 
 def _dot(eqn: Any) -> dict[str, int]:
+    """Count one multiply-add for each number of the result and each of the contracted dimensions."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     left, right = eqn.invars[:2]
     products = math.prod(eqn.outvars[0].aval.shape) * _sizes(left.aval.shape, contracted)
@@ -153,14 +154,6 @@ def _bcoo_dot(eqn: Any) -> dict[str, int]:
     num_batch = len(indices.aval.shape) - 2
     stored = math.prod((*eqn.params["lhs_spinfo"].shape[:num_batch], *data.aval.shape[num_batch:]))
     return {"work": _multiply_add(data, dense) * stored * _sizes_beside(dense.aval.shape, contracted, batch)}
-
-
-def _bcoo_dot_sampled(eqn: Any) -> dict[str, int]:
-    """Count a product of dense arrays at the stored places only."""
-    left, right = eqn.invars[:2]
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    products = math.prod(eqn.outvars[0].aval.shape) * _sizes(left.aval.shape, contracted)
-    return {"work": _multiply_add(left, right) * products}
 
 
 def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
@@ -212,7 +205,7 @@ RULES: dict[str, Rule] = {
     "scaled_matmul_wrapper": _scaled_matmul,
     "symmetric_product": _symmetric_product,
     "bcoo_dot_general": _bcoo_dot,
-    "bcoo_dot_general_sampled": _bcoo_dot_sampled,
+    "bcoo_dot_general_sampled": _dot,  # at the stored places only
     "dot_product_attention_fwd_wrapper": lambda eqn: {"work": 2 * _scores(eqn)},
     # Four matmuls for the gradients, and one to recompute the scores, which the flash kernel does not keep.
     "dot_product_attention_bwd_wrapper": lambda eqn: {"work": 4 * _scores(eqn), "recompute": _scores(eqn)},
@@ -243,11 +236,11 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
     counts = {key: flops for key, flops in counter.counts.items() if flops}
     if {phase for phase, _ in counts} == {"other"}:  # nothing is differentiated: all work is forward
         counts = {("forward", module): flops for (_, module), flops in counts.items()}
-    phases, modules = dict[str, Fraction](), dict[str, Fraction]()
+    phases, modules = _Counts(Fraction), _Counts(Fraction)
     for (phase, module), flops in counts.items():
-        _increase(phases, phase, flops)
+        phases[phase] += flops
         if phase != "recompute":
-            _increase(modules, module, flops)
+            modules[module] += flops
     assert all(flops.denominator == 1 for flops in phases.values()), phases
     return TracedFlops(
         by_phase={phase: int(phases.get(phase, 0)) for phase in PHASES},
@@ -262,19 +255,18 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
     )
 
 
-# The traceback of a product's equation, its primitive, its module, and whether it belongs to attention.
-_Key = tuple[Any, str, str, bool]
+_Counts = defaultdict[Any, Fraction]
 
 
 class _Counter:
     def __init__(self, platform: str) -> None:
         self.platform = platform
-        self.counts: dict[tuple[str, str], Fraction] = {}  # by phase and module
+        self.counts = _Counts(Fraction)  # by phase and module
         self.unpriced: Counter[str] = Counter()
         self.attention: Fraction = Fraction(0)
-        # FLOPs of products by line: those of the first runs, and those that rematerialisation repeats.
-        self.first: dict[_Key, Fraction] = {}
-        self.again: dict[_Key, Fraction] = {}
+        # FLOPs of products, of their first runs and of those that rematerialisation repeats, by line: the
+        # equation's traceback, its primitive, its module, and whether it belongs to attention.
+        self.first, self.again = _Counts(Fraction), _Counts(Fraction)
 
     def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction) -> None:
         """Add every equation of `jaxpr`, run `times` times under the scopes `outer`."""
@@ -284,7 +276,8 @@ class _Counter:
             name = eqn.primitive.name
             if name == "conv_general_dilated":
                 flipped = eqn.invars[1] in reversed_kernels
-                self._add(scopes, eqn, _convolution(eqn, scopes, flipped), times)
+                gradient = phase_of(scopes) == "backward"
+                self._add(scopes, eqn, convolution(eqn, gradient=gradient, flipped=flipped), times)
             elif name in RULES:
                 self._add(scopes, eqn, RULES[name](eqn), times)
             elif name == "scan":
@@ -310,10 +303,10 @@ class _Counter:
         with a dead first run.
         """
         for key, again in self.again.items():
-            dead = written.first.get(key, Fraction(0)) - self.first.get(key, Fraction(0))
+            dead = written.first[key] - self.first[key]
             if moved := min(again, dead):
                 self.counts["recompute", key[2]] -= moved
-                _increase(self.counts, ("forward", key[2]), moved)
+                self.counts["forward", key[2]] += moved
                 self.attention += moved if key[3] else 0
 
     def _add(self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction) -> None:
@@ -324,13 +317,13 @@ class _Counter:
             for share in shares_of(scopes).values():
                 scaled *= share
             phase = phase_of(scopes) if part == "work" else part
-            _increase(self.counts, (phase, module), scaled)
+            self.counts[phase, module] += scaled
             of_attention = "attention" in name or ("needed_" in scopes and "attention" in scopes)
             line = (eqn.source_info.traceback, name, module, of_attention)
             if phase in ("forward", "other"):
-                _increase(self.first, line, scaled)
+                self.first[line] += scaled
             elif phase == "recompute":
-                _increase(self.again, line, scaled)
+                self.again[line] += scaled
             if of_attention and phase != "recompute":
                 self.attention += scaled
 
@@ -360,12 +353,4 @@ class _Counter:
             (self.again, costliest.again),
         ):
             for key, flops in theirs.items():
-                _increase(mine, key, flops)
-
-
-def _convolution(eqn: Any, scopes: str, flipped: bool) -> dict[str, int]:
-    return convolution(eqn, gradient=phase_of(scopes) == "backward", flipped=flipped)
-
-
-def _increase(counts: dict[Any, Fraction], key: Any, flops: Fraction) -> None:
-    counts[key] = counts.get(key, Fraction(0)) + flops
+                mine[key] += flops
