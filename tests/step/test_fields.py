@@ -171,9 +171,9 @@ PROGRAM = {
 ELSEWHERE = {
     "name": "names the run in records and reports, and is part of the cache's key",
     "layout": "says which mesh the step is built on",
-    "batch.sequences_per_replica": "gives batch.sequences with the layout: tests/config/test_divide.py",
+    "batch.sequences_per_replica": "gives batch.sequences: tests/config/test_layout_checks.py",
     "pipeline": "is of the stages, and here is one: tests/step/test_pipeline.py",
-    "deterministic": "chooses the compiler's options: tests/compiler/test_request.py",
+    "deterministic": "chooses the compiler's options: tests/compiler/test_record.py",
     "seed": "is an argument of the program that makes the state, and seeds the data",
     "data.synthetic.source": "chooses what the step's batches hold",
     "data.idx.source": "chooses what the step's batches hold; adds weights: tests/step/test_state.py",

@@ -196,6 +196,9 @@ def fingerprint_of(program: str) -> str:
     """Return a digest of an optimised program's text, without the parts that do not affect the program.
 
     These are source positions, the module's name and the scheduler's note of an earlier fingerprint.
+
+    >>> fingerprint_of("HloModule one\\n...") == fingerprint_of("HloModule another\\n...")
+    True
     """
     text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*", "\n", program)
     text = re.sub(r",? metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}", "", text)

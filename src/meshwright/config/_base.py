@@ -81,6 +81,9 @@ def near_divisors(number: int, wanted: int) -> list[int]:
     """Return the largest divisor of `number` that is at most `wanted`, and the smallest above it, if any.
 
     For a `number` above 2**32, divisors are found only if they or their cofactors are at most 2**16.
+
+    >>> near_divisors(768, 5)
+    [4, 6]
     """
     small = [d for d in range(1, min(math.isqrt(number), _TRIED) + 1) if number % d == 0]
     divisors = sorted({*small, *(number // d for d in small)})
@@ -90,7 +93,11 @@ def near_divisors(number: int, wanted: int) -> list[int]:
 
 
 def near_multiples(step: int, wanted: int) -> list[int]:
-    """Return the multiples of `step` on both sides of `wanted`, without zero."""
+    """Return the multiples of `step` on both sides of `wanted`, without zero.
+
+    >>> near_multiples(3, 10)
+    [9, 12]
+    """
     below = wanted - wanted % step
     return [n for n in (below, below + step) if n]
 

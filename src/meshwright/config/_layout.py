@@ -79,6 +79,9 @@ def _axis(text: str, name: str) -> str:
 def layout_reading(text: str) -> str:
     """Return how a layout's aliases are read; "" if every axis has its name in `AXES`.
 
+    >>> layout_reading("dp=8,tp=2")
+    "layout 'dp=8,tp=2' read as data=8,tensor=2"
+
     Raises:
         InputError: as for `Layout.parse`.
     """
@@ -108,6 +111,9 @@ class Layout:
         Args:
             text: the axes; one size may be -1. Aliases are read as the axes here: "dp=8" as "data=8".
             free_names: accept any axis name, as for a foreign program; else only `AXES` and `AXIS_ALIASES`.
+
+        >>> print(Layout.parse("dp=2,fsdp=-1").resolve(64))
+        data=2,fsdp=32
 
         Raises:
             InputError: an unknown or repeated axis, a size that is not a positive number, two sizes of -1, or

@@ -23,6 +23,11 @@ def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
 
     The rows of a batch are split over data * fsdp * expert; those are the replicas. A resolved run keeps its
     batch on any layout with which it continues.
+
+    >>> from meshwright.config import load_config
+    >>> run = load_config("bytes-nano", ["batch.sequences_per_replica=6"])
+    >>> resolve_batch(run, Layout.parse("data=2,fsdp=4,tensor=2")).batch.sequences
+    48
     """
     each = config.batch.sequences_per_replica
     if each is None:
@@ -33,7 +38,12 @@ def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
 
 
 def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
-    """Return the pipeline ticks of a resolved run on a resolved layout; None if the layout has one stage."""
+    """Return the pipeline ticks of a resolved run on a resolved layout; None if the layout has one stage.
+
+    >>> from meshwright.config import load_config
+    >>> ticks_of(load_config("llama3-8b"), Layout.parse("stage=4,fsdp=16")).num_microbatches
+    32
+    """
     if layout.size("stage") == 1:
         return None
     replicas = layout.num_replicas

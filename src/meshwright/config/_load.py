@@ -69,6 +69,9 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
             dict {"section.key": value}. A `data.path` or `data.folder` from an override or a preset is
             relative to the working directory.
 
+    >>> load_config("llama3-8b", {"model.num_layers": 16}).model.num_layers
+    16
+
     Raises:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
     """
@@ -95,6 +98,9 @@ def trainable(config: RunConfig, steps: int | None = None) -> RunConfig:
 
 def overridden(config: RunConfig, overrides: Overrides) -> RunConfig:
     """Return the same run with some keys changed; `overrides` are as for `load_config`.
+
+    >>> overridden(load_config("bytes-nano"), ["optimizer.kind=sgd"]).optimizer.kind
+    'sgd'
 
     Raises:
         InputError: an unknown section or key, or wrong values; one error lists all of them.

@@ -82,7 +82,11 @@ def sharding_error(failed: BaseException, known: Surroundings, start: str = "") 
 def indivisible(
     shape: Sequence[int], spec: Sequence[Any], sizes: Mapping[str, int]
 ) -> list[tuple[int, Axes]]:
-    """Return the dimensions of `shape` that the axes in `spec` do not divide evenly, with those axes."""
+    """Return the dimensions of `shape` that the axes in `spec` do not divide evenly, with those axes.
+
+    >>> indivisible((10, 6), ("data", "tensor"), {"data": 4, "tensor": 2})
+    [(0, [('data', 4)])]
+    """
     split = [[(axis, sizes[axis]) for axis in axes_of(entry)] for entry in spec]
     return [
         (dim, axes)
@@ -92,7 +96,11 @@ def indivisible(
 
 
 def axes_of(entry: Any) -> tuple[str, ...]:
-    """Return the axes of one entry of a PartitionSpec, which is None, one name or several names."""
+    """Return the axes of one entry of a PartitionSpec, which is None, one name or several names.
+
+    >>> axes_of(None), axes_of("data"), axes_of(("data", "fsdp"))
+    ((), ('data',), ('data', 'fsdp'))
+    """
     if isinstance(entry, str):
         return (entry,)
     return tuple(entry) if isinstance(entry, tuple | list) else ()
@@ -207,8 +215,8 @@ def _unknown_in_line(failed: BaseException, known: Surroundings) -> Explanation 
     lines = [frame.line or "" for frame in traceback.extract_tb(failed.__traceback__)]
     own = dict(known.axes)
     if isinstance(failed, KeyError) and failed.args and isinstance(failed.args[0], str):
-        asked = re.compile(rf"\.shape\[['\"]{re.escape(failed.args[0])}['\"]\]")
-        if failed.args[0] not in own and any(asked.search(line) for line in lines):
+        lookup = re.compile(rf"\.shape\[['\"]{re.escape(failed.args[0])}['\"]\]")
+        if failed.args[0] not in own and any(lookup.search(line) for line in lines):
             return _no_axis(failed.args[0], "mesh.shape is asked for", known)
     if isinstance(failed, AssertionError) and not failed.args:
         for line in lines:
@@ -245,7 +253,7 @@ def _devices(match: re.Match[str], known: Surroundings) -> Explanation:
 
     first, second = (f"{match[n]} on {place(match[n + 1])} ({match[n + 2]})" for n in (1, 4))
     return (
-        f"the arrays of one program lie on different devices: {first}, {second}",
+        f"the arrays of one program are on different devices: {first}, {second}",
         f"place both on the mesh that the function is given ({known.layout}): NamedSharding(mesh, ...); "
         "make no second mesh of other devices" + (f"; {ROWS_OF_ONE}" if known.num_processes > 1 else ""),
     )

@@ -60,11 +60,10 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
     paths = argument_paths(step, arguments, keywords)
     known = _known(request, _shapes(paths, leaves))
-    asked = _in_shardings(request, jitted, tree, leaves, known) if jitted is step else [None] * len(leaves)
-    abstract = [
-        _abstract(request, path, leaf, sharding, mesh)
-        for path, leaf, sharding in zip(paths, leaves, asked, strict=True)
-    ]
+    shardings = [None] * len(leaves)
+    if jitted is step:
+        shardings = _in_shardings(request, jitted, tree, leaves, known)
+    abstract = [_abstract(request, *each, mesh) for each in zip(paths, leaves, shardings, strict=True)]
     _check_division(request, dict(zip(paths, abstract, strict=True)))
     return jitted, *jax.tree.unflatten(tree, abstract)
 
@@ -123,10 +122,10 @@ def _in_shardings(
     except USERS_FAILURES as failed:
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
     # jax makes this public only for compiled programs. Both releases of jax that we know have `_params`.
-    told = traced._params["in_shardings"]
-    if len(told) != len(leaves):
+    shardings = traced._params["in_shardings"]
+    if len(shardings) != len(leaves):
         return [None] * len(leaves)
-    return [sharding if isinstance(sharding, NamedSharding) else None for sharding in told]
+    return [sharding if isinstance(sharding, NamedSharding) else None for sharding in shardings]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -134,13 +133,9 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _step_failed(request: Request, failed: BaseException, known: Surroundings, given: Any) -> InputError:
-    told = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), given)
-    return _failed(
-        f"the step that {request.function} returned failed",
-        failed,
-        known,
-        f"it was traced with arguments of these shapes: {str(told)[:300]}",
-    )
+    shapes = jax.tree.map(lambda leaf: getattr(leaf, "shape", leaf), given)
+    hint = f"it was traced with arguments of these shapes: {str(shapes)[:300]}"
+    return _failed(f"the step that {request.function} returned failed", failed, known, hint)
 
 
 def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) -> InputError:
@@ -149,8 +144,8 @@ def _failed(what: str, failed: BaseException, known: Surroundings, hint: str) ->
     return translated or InputError(f"{what} {where(failed, JAX)}", hint=hint)
 
 
-def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) -> Any:
-    """Return an array as a shape on the mesh, with its own sharding, else `asked`, else replicated.
+def _abstract(request: Request, path: str, leaf: Any, wanted: Any, mesh: Mesh) -> Any:
+    """Return an array as a shape on the mesh, with its own sharding, else `wanted`, else replicated.
 
     Raises:
         InputError: the array is on several devices of another mesh, or its sharding is invalid.
@@ -166,7 +161,7 @@ def _abstract(request: Request, path: str, leaf: Any, asked: Any, mesh: Mesh) ->
     if not isinstance(sharding, NamedSharding) or (
         sharding.mesh.shape_tuple != here and sharding.mesh.size <= 1
     ):
-        sharding = asked
+        sharding = wanted
     spec = PartitionSpec()
     if isinstance(sharding, NamedSharding) and sharding.mesh.shape_tuple == here:
         spec = sharding.spec
