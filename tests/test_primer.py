@@ -1,4 +1,4 @@
-"""The primer's table is whole: every section of the four documents has a page and a call that are there."""
+"""The primer covers every section of its four documents, and each page has the parts of a lesson."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import meshwright
 
 PRIMER = Path(__file__).parents[1] / "docs/primer"
-# What the documents hold, by the names they give: functions, headings, or what is said under them.
+# The sections of the documents, by their names: functions, headings, or topics.
 SECTIONS = {
     "lecture notes": """
         tensors_memory | float32 | float16 | bfloat16 | fp8 | get_memory_usage | tensors_on_gpus | get_device
@@ -80,8 +80,28 @@ def test_the_page_of_a_section_is_there_and_makes_the_call(row: Row):
         assert callable(getattr(meshwright, row.call.removeprefix("mw.")))
 
 
+PAGES = sorted(PRIMER.glob("[0-9]*.md"))
+
+
 def test_every_page_of_the_primer_is_in_the_table():
-    assert {row.page for row in TABLE} == set(PRIMER.glob("[0-9]*.md"))
+    assert {row.page for row in TABLE} == set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_a_lesson(page: Path):
+    text = page.read_text()
+    opening = text.partition("```python")[0]
+    assert re.search(r"^# .+\n\nOn this page you learn:\n\n(\* .+\n){2,}", opening)
+    assert re.search(r"^(```text\n|!\[)", text, re.M)  # a picture
+    assert "**Common mistake:**" in text
+    results = re.findall(r"^```python\n((?:(?!^```).*\n)*)^```\n\n```text\n", text, re.M)
+    assert any("print(" in block for block in results)
+    lesson, heading, checks = text.partition("## Check it yourself\n")
+    assert heading
+    assert "assert" in checks
+    blocks = re.findall(r"^```python\n(.*?)^```$", lesson, re.M | re.S)
+    shown = "".join(block for block in blocks if not block.startswith("# file: "))
+    assert not re.findall(r"^\s*assert\b.*", shown, re.M)
 
 
 def test_the_commands_of_the_table_are_commands():
