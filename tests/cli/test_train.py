@@ -94,7 +94,7 @@ def test_a_run_that_a_signal_ended_says_so_and_how_to_go_on(
         return run
 
     monkeypatch.setattr(_train, "train", train)
-    monkeypatch.setattr(report, "run_text", lambda *_: "the account")
+    monkeypatch.setattr(report, "renderable", lambda _: "the account")
     done = meshwright("train", "linear", "--steps", "9")
     assert done.status == status
     assert done.output == f"the account\nReport: {folder}/report.html\n"
@@ -112,7 +112,7 @@ def test_files_that_could_not_be_written_are_named_after_the_account(meshwright,
     measured = SimpleNamespace(signal="")
     run = SimpleNamespace(folder=Path("r"), measurement=measured, reconciliation=None, not_written=left)
     monkeypatch.setattr(_train, "train", lambda *_, **__: run)
-    monkeypatch.setattr(report, "run_text", lambda *_: "the account")
+    monkeypatch.setattr(report, "renderable", lambda _: "the account")
     done = meshwright("train", "linear")
     assert (done.status, done.output) == (1, "the account\nReport: r/report.html\n")
     assert "error: the run is done, and files of r could not be written: report.html: No space" in done.talk

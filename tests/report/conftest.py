@@ -6,35 +6,24 @@ import dataclasses
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from meshwright.compiler import Argument, Compiled, TracedFlops
-from meshwright.config import Layout, RunConfig, load_config
+from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
-from meshwright.predict import Help, Interval, Prediction, RunTotal, Slice, run_total
+from meshwright.predict import Help, Interval, Prediction, Slice
 from meshwright.reconciliation import Measurement, Percentiles
+from meshwright.report import renderable
+from meshwright.results import Weighing
 
 GIB = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class MadeWeighing:
-    name: str
-    config: RunConfig | None
-    fleet: Fleet
-    layout: Layout
-    compiled: Compiled
-    cached: bool
-    ledger: Ledger
-    prediction: Prediction | None
-    no_prediction: str
-    run_total: RunTotal | None
+NO_CHANGES: dict[str, Any] = {}
+LEDGER = ("traffic", "unpriced", "findings", "assumptions")
 
 
 def made_memory(**changes: Any) -> MemoryLedger:
@@ -194,39 +183,34 @@ def made_prediction(**changes: Any) -> Prediction:
 
 
 @pytest.fixture(scope="session")
-def weighing() -> Callable[..., MadeWeighing]:
-    """A weighing whose parts may be changed: `weighing(ledger=...)`, `weighing(memory={...})`."""
+def weighing() -> Callable[..., Weighing]:
+    """A weighing whose parts may be changed: `weighing(ledger=...)`, `weighing(flops={...})`."""
 
-    def make(*, memory: dict[str, Any] | None = None, compiled: dict[str, Any] | None = None, **changes: Any):
+    def make(
+        *,
+        memory: dict[str, Any] | None = None,
+        flops: dict[str, Any] | None = None,
+        prediction: dict[str, Any] | None = NO_CHANGES,
+        compiled: dict[str, Any] | None = None,
+        price: float | None = None,
+        **changes: Any,
+    ) -> Weighing:
+        more = {name: changes.pop(name) for name in LEDGER if name in changes}
+        ledger = made_ledger(memory=made_memory(**(memory or {})), **more)
+        fleet = changes.pop("fleet", Fleet.parse("8xH100"))
         fields: dict[str, Any] = {
             "name": "llama3-8b",
             "config": load_config("llama3-8b"),
-            "fleet": Fleet.parse("8xH100"),
+            "fleet": dataclasses.replace(fleet, price_per_device_hour=price),
             "layout": Layout.parse("fsdp=8"),
             "compiled": made_compiled(**(compiled or {})),
+            "folder": Path("compiled"),
             "cached": False,
-            "ledger": made_ledger(memory=made_memory(**(memory or {}))),
-            "prediction": made_prediction(),
+            "ledger": dataclasses.replace(ledger, flops=dataclasses.replace(ledger.flops, **(flops or {}))),
+            "prediction": None if prediction is None else made_prediction(**prediction),
             "no_prediction": "",
-            "run_total": None,
         }
-        return MadeWeighing(**{**fields, **changes})
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def total() -> Callable[..., RunTotal]:
-    """The whole run of the weighing: 15B tokens."""
-
-    def make(price: float | None = None, steps: int = 3750) -> RunTotal:
-        return run_total(
-            made_prediction().step_seconds,
-            steps=steps,
-            tokens_per_step=4 * 10**6,
-            num_devices=8,
-            price_per_device_hour=price,
-        )
+        return Weighing(**{**fields, **changes})
 
     return make
 
@@ -265,12 +249,12 @@ def measurement() -> Callable[..., Measurement]:
 
 
 @pytest.fixture
-def golden() -> Callable[[str, RenderableType], None]:
-    """Compare what is printed into a pipe with a file, which UPDATE_GOLDEN=1 rewrites."""
+def golden() -> Callable[..., None]:
+    """Compare what is printed of a result with a file, which UPDATE_GOLDEN=1 rewrites."""
 
-    def compare(name: str, part: RenderableType) -> None:
+    def compare(name: str, result: object, **options: bool) -> None:
         path = Path(__file__).parent / "golden" / name
-        text = plain(part)
+        text = printed(result, **options)
         if os.environ.get("UPDATE_GOLDEN"):  # the diff is then read like any other change
             path.write_text(text, "utf-8")
         assert text == path.read_text("utf-8")
@@ -278,13 +262,22 @@ def golden() -> Callable[[str, RenderableType], None]:
     return compare
 
 
-def plain(part: RenderableType) -> str:
-    """As printed into a pipe, trailing blanks left out."""
-    console = Console(file=io.StringIO(), width=100, force_terminal=False, color_system=None, highlight=False)
-    console.print(part)
+def printed(result: object, *, width: int = 100, **options: bool) -> str:
+    """What is printed of a result into a pipe, trailing blanks left out."""
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=False, color_system=None, highlight=False
+    )
+    console.print(renderable(result, **options))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-@pytest.fixture(scope="session", name="plain")
-def _plain() -> Callable[[RenderableType], str]:
-    return plain
+@pytest.fixture(scope="session")
+def text() -> Callable[..., str]:
+    """What is printed of a result: `text(weighing(), verbose=True)`."""
+    return printed
+
+
+@pytest.fixture(scope="session")
+def words() -> Callable[..., str]:
+    """The same with single blanks, on one line."""
+    return lambda result, **options: " ".join(printed(result, **options).split())

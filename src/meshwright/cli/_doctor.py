@@ -217,8 +217,8 @@ def probe(as_json: JsonFlag = False) -> None:
         calibration = measure.probe()
 
     def page() -> Any:
-        from meshwright.report import calibration_text
+        from meshwright.report import renderable
 
-        return calibration_text(calibration)
+        return renderable(calibration)
 
     answer(as_json, dataclasses.asdict(calibration), page)

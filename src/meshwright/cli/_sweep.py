@@ -57,9 +57,9 @@ def sweep(
     if as_json:
         print_json(made.to_dict())
     else:
-        from meshwright.report import sweep_text
+        from meshwright.report import renderable
 
-        show(sweep_text(made))
+        show(renderable(made))
         print(f"Report: {made.folder / 'report.html'}")
     if made.stopped:
         raise typer.Exit(EXIT_INTERRUPTED)

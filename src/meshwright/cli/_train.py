@@ -155,9 +155,9 @@ def _print(run: Run, as_json: bool) -> None:
     if as_json:
         print_json(run.to_dict())
         return
-    from meshwright.report import run_text
+    from meshwright.report import renderable
 
-    show(run_text(run.measurement, run.reconciliation))
+    show(renderable(run))
     print(f"Report: {run.folder / 'report.html'}", flush=True)  # on one line, however long
 
 

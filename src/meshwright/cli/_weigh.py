@@ -112,10 +112,10 @@ def weigh(
         weighing.to_perfetto(trace)
 
     def page() -> tuple[RenderableType, ...]:
-        from meshwright.report import changes_text, screen_text, weighing_text
+        from meshwright.report import renderable
 
-        text = weighing_text(weighing) if verbose else screen_text(weighing)
-        return (text,) if changes is None else (text, changes_text(changes))
+        text = renderable(weighing, verbose=verbose)
+        return (text,) if changes is None else (text, renderable(changes))
 
     answer(as_json, weighing.to_dict() | ({} if changes is None else changes.to_dict()), page)
     if check and weighing.fits is False:
@@ -144,9 +144,9 @@ def account(
         made = _account_apart(function)
 
     def page() -> RenderableType:
-        from meshwright.report import account_text
+        from meshwright.report import renderable
 
-        return account_text(made)
+        return renderable(made)
 
     answer(as_json, made.to_dict(), page)
 

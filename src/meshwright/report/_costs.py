@@ -1,0 +1,332 @@
+"""Turn the ledger of a weighing into sections: memory, FLOPs, traffic, and what could be fixed.
+
+`on_page`: whether every row and column is shown; a terminal sums small rows. Figures are recorded values, or
+sums and shares of them. Used by: `_weighing`, `_results`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.config import Ticks
+from meshwright.ledger import MemoryLedger
+from meshwright.planning import HandSum
+from meshwright.units import format_bytes, format_count, format_rate
+
+from ._charts import BESIDE, FREE, INK, colours_of, memory_colours, parts_of
+from ._facts import WeighingFacts
+from ._model import (
+    Bars,
+    Part,
+    Row,
+    Section,
+    Table,
+    Tone,
+    Words,
+    flop_words,
+    percent,
+    plain_rows,
+    section,
+    spaced,
+)
+
+FLOP_CONVENTION = (
+    "A multiply-add is two. Model: matrix products, convolutions and attention as written, nothing "
+    "recomputed, causal attention by the half that is needed. Executed: those of the compiled program, as "
+    "often as they run. Elementwise work is in neither."
+)
+LEAST_ROW = 0.0005  # share of the reserved bytes: smaller rows would print as 0.0 %
+LEAST_SEGMENT = 0.002  # share of a page's bar: thinner segments are invisible
+LEAST_FILLED = 0.1  # share of usable memory: below it, a page's bar shows the program alone
+BAR = "bar"  # in place of a note
+MOST_BARS, MOST_MODULES, MOST_BUFFERS, MOST_BUFFERS_ON_PAGE = 6, 6, 5, 12
+
+
+def cost_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+    """Return the sections of a page about memory, FLOPs and traffic, then what could be fixed."""
+    return (
+        *smaller_sections(facts),
+        *memory_sections(facts, on_page=True),
+        *flop_sections(facts, on_page=True),
+        *traffic_sections(facts, on_page=True),
+        *fault_sections(facts),
+    )
+
+
+def smaller_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+    """Return the largest categories, then the command-line changes that save memory, if it does not fit."""
+    if facts.ledger.memory.fits is not False:
+        return ()
+    rows = plain_rows((suggestion.arguments, suggestion.effect) for suggestion in facts.suggestions)
+    table = Table(columns=("weigh again with", "what it does"), rows=rows, unbroken=1) if rows else None
+    words = Words(text=f"Most of it: {largest_words(facts.ledger.memory)}.")
+    return section("What would make it smaller", words, table)
+
+
+def largest_words(memory: MemoryLedger) -> str:
+    largest = list(memory.by_category.items())[:2]
+    return " and ".join(f"{spaced(name)} ({format_bytes(size)})" for name, size in largest)
+
+
+def memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+    """Return one device's memory: by category, by the rule of thumb, by number format, by buffer."""
+    memory = facts.ledger.memory
+    bars = memory_bars(memory, on_page=True) if on_page else None
+    notes = (Words(text=f"{note[0].upper()}{note[1:]}.", tone="faint") for note in memory.notes)
+    return (
+        *section("Memory of one device", bars, _memory_table(memory, on_page=on_page), *notes),
+        *_hand_sum_sections(facts.hand_sum),
+        *section("Number formats at the peak", _format_table(memory, on_page=on_page)),
+        *section("Largest buffers at the peak", _buffer_table(memory, on_page=on_page)),
+    )
+
+
+def memory_bars(memory: MemoryLedger, *, on_page: bool) -> Bars:
+    """Return the categories as bars, scaled to the usable memory, or to the needed memory if that is more.
+
+    A page scales the bar of a small program to the program alone.
+    """
+    usable, needed = memory.usable_bytes, memory.reserved_bytes + memory.allowance_bytes
+    near = usable is not None and not (on_page and needed < LEAST_FILLED * usable)
+    whole = max(needed, usable if usable is not None and near else 0, 1)
+    least, most = (LEAST_SEGMENT * whole, None) if on_page else (0, MOST_BARS)
+    colours = memory_colours(memory)
+
+    def part(name: str, size: int, colour: str) -> Part:
+        return Part(name=name, size=size, amount=format_bytes(size), colour=colour)
+
+    return Bars(
+        label="memory of one device by category",
+        parts=(
+            *parts_of(memory.by_category, colours, format_bytes, least=least, most=most),
+            *((part(BESIDE, memory.allowance_bytes, colours[BESIDE]),) if memory.allowance_bytes else ()),
+        ),
+        whole=whole,
+        base=usable if usable is not None and near else whole,
+        limit=None if usable is None else part("usable", usable, INK),
+        free=part("free", usable - needed, FREE) if usable is not None and near and memory.fits else None,
+    )
+
+
+def _memory_table(memory: MemoryLedger, *, on_page: bool) -> Table:
+    """Return the categories with bars, scaled to usable memory, or to reserved memory if that is unknown."""
+    whole = memory.usable_bytes or memory.reserved_bytes
+    rows = [
+        *_category_rows(memory, 0 if on_page else LEAST_ROW * memory.reserved_bytes),
+        ("= reserved", memory.reserved_bytes, BAR, "strong"),
+        *(
+            (f"+ {name}", size, "allowance: no compiler counts it", "faint")
+            for name, size in memory.allowance.items()
+        ),
+        ("usable", memory.usable_bytes, "", ""),
+        ("alive at the peak", memory.peak_bytes, "", ""),
+    ]
+    elsewhere = [
+        ("in host memory", memory.host_bytes or None, "", ""),
+        ("on the chip (VMEM)", memory.on_chip_bytes or None, "not reserved", ""),
+        *(
+            (f"each host: {name}", size, "of its own memory", "faint")
+            for name, size in memory.host_needs.items()
+        ),
+    ]
+
+    def row(name: str, size: int, note: str, tone: Tone, share: str) -> Row:
+        exact = (f"{size:,}",) if on_page else ()
+        bar = size / max(whole, 1) if note == BAR else None
+        cells = (name.strip(), format_bytes(size), *exact, share, "" if note == BAR else note)
+        return Row(cells=cells, tone=tone, is_part=name.startswith(" "), bar=bar)
+
+    shown = [
+        *(
+            row(name, size, note, tone, percent(size, whole))
+            for name, size, note, tone in rows
+            if size is not None
+        ),
+        *(row(name, size, note, tone, "") for name, size, note, tone in elsewhere if size is not None),
+    ]
+    numbers = ("size", "bytes", "share") if on_page else ("size", "share")
+    columns = ("category", *numbers, "note")
+    return Table(columns=columns, rows=tuple(shown), numbers=numbers, unbroken=len(columns) - 1, head=False)
+
+
+def _category_rows(memory: MemoryLedger, least: float) -> Iterator[tuple[str, int, str, Tone]]:
+    """Yield the categories, the moments below the optimizer state, and the sum of what is below `least`."""
+    small = [size for size in memory.by_category.values() if size < least]
+    for name, size in memory.by_category.items():
+        if size >= least:
+            yield spaced(name), size, BAR, ""
+        if name == "optimizer_state":
+            for moment, part in memory.optimizer_state_by_moment.items():
+                if least <= part < size:
+                    yield f" {moment}", part, "", "faint"
+    if small:
+        yield f"{len(small)} smaller ones", sum(small), BAR, ""
+
+
+def _hand_sum_sections(by_hand: HandSum | None) -> tuple[Section, ...]:
+    """Return one row for each quantity: by hand on the whole fleet, on one device, and compiled."""
+    if by_hand is None:
+        return ()
+    rows = tuple(
+        Row(
+            cells=(
+                f"{'= ' * (row.quantity == 'total')}{row.quantity}",
+                format_bytes(row.whole_bytes),
+                format_bytes(row.device_bytes),
+                format_bytes(row.compiled_bytes),
+                row.why,
+            ),
+            tone="strong" if row.quantity == "total" else "",
+        )
+        for row in by_hand.rows
+    )
+    numbers = ("by hand", "/ devices", "compiled")
+    rule = f"4 x (parameters + activations + gradients + optimizer state); activations: {by_hand.rule}"
+    table = Table(columns=("quantity", *numbers, "why"), rows=rows, numbers=numbers, unbroken=1)
+    return section("The sum by hand", Words(text=rule, tone="faint"), table)
+
+
+def _format_table(memory: MemoryLedger, *, on_page: bool) -> Table:
+    """Return the reserved bytes at the peak by number format, each with its categories, largest first."""
+    least = 0 if on_page else LEAST_ROW * memory.reserved_bytes
+    small = {name: size for name, size in memory.by_format.items() if size < least}
+    rows: list[tuple[str, ...]] = []
+    for name, num_bytes in memory.by_format.items():
+        if name not in small:
+            sizes = {c: formats.get(name, 0) for c, formats in memory.by_category_and_format.items()}
+            whose = sorted(((size, c) for c, size in sizes.items() if size and size >= least), reverse=True)
+            words = ", ".join(f"{spaced(category)} {format_bytes(size)}" for size, category in whose)
+            rows.append((name, format_bytes(num_bytes), words))
+    if small:
+        rows.append((", ".join(small), format_bytes(sum(small.values())), ""))
+    columns = ("format", "size", "whose")
+    return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=1)
+
+
+def _buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
+    """Return the largest values alive at the peak, each with the module and source line that make it."""
+    if not memory.buffers:
+        return Words(text="none")
+    rows: list[tuple[str, ...]] = []
+    for buffer in memory.buffers[: MOST_BUFFERS_ON_PAGE if on_page else MOST_BUFFERS]:
+        maker = buffer.module or (buffer.operation if on_page else "")
+        place = " ".join(filter(None, (maker, buffer.source_line))) or buffer.operation
+        if not maker and "[" not in place:  # of an operation's path, the end says most
+            place = "/".join(place.split("/")[-2:])
+        cells = (format_bytes(buffer.num_bytes), buffer.shape, spaced(buffer.category), place)
+        rows.append((*cells, f"{buffer.rule} ({buffer.certainty})") if on_page else cells)
+    columns = ("size", "shape", "what", "made by", *(("filed by",) if on_page else ()))
+    return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=2)
+
+
+def flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+    """Return the counts of FLOPs, their convention, and the elementwise work that they leave out."""
+    flops = facts.ledger.flops
+    bars = None
+    if on_page and (whole := sum(flops.by_phase.values())):
+        parts = parts_of(flops.by_phase, colours_of(flops.by_phase), flop_words)
+        bars = Bars(label="executed FLOPs by phase", parts=parts, whole=whole, base=whole)
+    classes = ", ".join(f"{name} {format_count(n)}" for name, n in flops.elementwise_by_class.items())
+    convention = FLOP_CONVENTION + (f" Elementwise operations: {classes}." if classes else "")
+    table = _flop_table(facts, on_page=on_page)
+    return section("FLOPs of one step, all devices", bars, table, Words(text=convention, tone="faint"))
+
+
+def _flop_table(facts: WeighingFacts, *, on_page: bool) -> Table:
+    flops, rows = facts.ledger.flops, list[Row]()
+
+    def add(name: str, count: float | None, words: str, *, model: str = "", **more: Any) -> None:
+        amount = "" if count is None else flop_words(count)
+        rows.append(Row(cells=(name, amount, *((model,) if on_page else ()), words), **more))
+
+    def share(count: int) -> str:
+        return f"{percent(count, flops.executed)} of executed" if flops.executed else ""
+
+    add("model", flops.model, "the program as written, nothing recomputed", tone="strong")
+    ratio = f"the compiled program, {flops.executed / flops.model:.3f} x model" if flops.model else ""
+    add("executed", flops.executed, ratio, tone="strong")
+    for phase, count in flops.by_phase.items():
+        add(phase, count, share(count), is_part=True)
+    if facts.pipeline or flops.bubble:
+        why = f": {_bubble_words(facts.pipeline)}" if facts.pipeline else ""
+        add("in the bubble", flops.bubble, f"{share(flops.bubble)}{why}", is_part=True)
+    if flops.by_format:
+        formats = ", ".join(f"{name} {flop_words(count)}" for name, count in flops.by_format.items())
+        add("in formats", None, formats, is_part=True)
+    modules = sorted({**flops.by_module, **flops.model_by_module}, key=lambda m: -flops.by_module.get(m, 0))
+    for module in modules if on_page else list(flops.by_module)[:MOST_MODULES]:
+        count = flops.by_module.get(module, 0)
+        beyond = flops.waste_by_module.get(module.rpartition("/")[0] or module, 0)
+        words = share(count) + (f", {flop_words(beyond)} beyond the model's around it" if beyond else "")
+        model = flop_words(flops.model_by_module.get(module, 0))
+        add(module or "outside any scope", count, words, model=model, is_part=True)
+    if flops.rule_6nd is not None:
+        off = f"{100 * (flops.rule_6nd / flops.model - 1):+.2f} % of model" if flops.model else ""
+        add("6ND rule", flops.rule_6nd, f"6 x parameters x tokens: {off}")
+        for sign, count, why in facts.rule_terms:
+            add(sign, count, why, tone="faint", is_part=True)
+    numbers = ("FLOPs", *(("in the model",) if on_page else ()))
+    columns = ("count", *numbers, "note")
+    return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, head=False)
+
+
+def _bubble_words(ticks: Ticks) -> str:
+    """Return the number of a stage's passes that have no microbatch, with the counts that cause it."""
+    idle = ticks.num_passes - ticks.num_microbatches
+    few = ", fewer microbatches than stages" if ticks.num_microbatches < ticks.num_stages else ""
+    return (
+        f"{idle} of a stage's {ticks.num_passes} passes have none of the {ticks.num_microbatches} "
+        f"microbatches ({ticks.num_stages} stages, {ticks.schedule}){few}"
+    )
+
+
+def traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+    """Return one row for each kind, axes and link; a page separates loops and names the links.
+
+    The column "may overlap" counts messages.
+    """
+    title, traffic = "Traffic of one device and step", facts.ledger.traffic
+    if not traffic:
+        return section(title, Words(text="none: nothing is sent"))
+    merged: dict[tuple[str, ...], list[int]] = {}
+    for item in traffic:
+        link = " ".join(filter(None, (item.link, "+".join(item.dimensions))))
+        key = (item.kind, f"{'+'.join(item.axes) or 'none'} ({item.group_size})", link)
+        if on_page:
+            key = (*key, item.link_name, "in a loop" if item.in_loop else "once")
+        counts = (item.count, item.payload_bytes, item.wire_bytes, item.overlapped_count)
+        merged[key] = [a + b for a, b in zip(merged.get(key, (0, 0, 0, 0)), counts, strict=True)]
+    ordered = sorted(merged.items(), key=lambda entry: -entry[1][2])
+    rows = plain_rows(
+        (*key, str(count), format_rate(payload, "B"), format_rate(wire, "B"), f"{overlapped} of {count}")
+        for key, (count, payload, wire, overlapped) in ordered
+    )
+    wire = format_rate(sum(item.wire_bytes for item in traffic), "B")
+    names = ("collective", "axes", "link", *(("its name", "where") if on_page else ()))
+    total = Row(cells=("= sent by one device", *[""] * (len(names) + 1), wire, ""), tone="strong")
+    numbers = ("count", "payload", "wire", "may overlap")
+    return section(title, Table(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers))
+
+
+def fault_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+    """Return the lint findings with their fixes, operations without a rule, and assumptions."""
+    findings = (
+        Words(
+            lead=item.what, text=f"{f' ({item.source_line})' if item.source_line else ''}. Fix: {item.mend}."
+        )
+        for item in facts.ledger.findings
+    )
+    without_rule = (Words(text=line) for line in unpriced(facts))
+    assumed = (Words(text=line) for line in facts.ledger.assumptions)
+    return (
+        *section("What could be fixed", *findings, tone="warning"),
+        *section("Unpriced: no rule counts these", *without_rule, tone="warning"),
+        *section("Assumptions in the counts", *assumed, tone="warning"),
+    )
+
+
+def unpriced(facts: WeighingFacts) -> tuple[str, ...]:
+    """Return each operation without a rule once: the prediction repeats the ledger's."""
+    predicted = () if facts.prediction is None else facts.prediction.unpriced
+    return tuple(dict.fromkeys((*facts.ledger.unpriced, *predicted)))

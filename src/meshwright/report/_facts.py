@@ -1,0 +1,200 @@
+"""Read what reports show of a weighing, from the object or from saved JSON, and of the folder of a run.
+
+Used by: `_weighing`, `_costs`, `_results`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from meshwright.compiler import SIMULATED
+from meshwright.config import Ticks, TransformerModel
+from meshwright.errors import InputError
+from meshwright.ledger import Ledger
+from meshwright.planning import HandSum, Suggestion, suggestions
+from meshwright.predict import Prediction, RunTotal
+from meshwright.reconciliation import Measurement, Reconciliation
+from meshwright.results import Weighing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFacts:
+    """The fleet's name, and its chip's name in the catalog."""
+
+    name: str
+    chip: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFacts:
+    """The compiler, its seconds, and the fingerprint of its program."""
+
+    compiler: str
+    fingerprint: str
+    seconds: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighingFacts:
+    """The fields of a weighing that reports show, named as in `weigh --json`.
+
+    JSON lacks the last four. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
+    to the model's FLOPs.
+    """
+
+    config: str
+    layout: str
+    fleet: FleetFacts
+    source: str
+    ledger: Ledger
+    compile: CompileFacts
+    num_parameters: int | None = None
+    tokens_per_step: int | None = None
+    prediction: Prediction | None = None
+    no_prediction: str = ""
+    run_total: RunTotal | None = None
+    hand_sum: HandSum | None = None
+    pipeline: Ticks | None = None
+    num_active_parameters: int | None = None
+    is_published_target: bool = False
+    suggestions: tuple[Suggestion, ...] = ()
+    rule_terms: tuple[tuple[str, int, str], ...] = ()
+
+
+def facts_of(weighing: Weighing) -> WeighingFacts:
+    """Return what reports show of a weighing."""
+    target, memory = weighing.fleet.chip.target, weighing.ledger.memory
+    model = None if weighing.config is None else weighing.config.model
+    has_experts = isinstance(model, TransformerModel) and model.num_experts is not None
+    is_simulated = weighing.compiled.source == SIMULATED
+    return dataclasses.replace(
+        facts_from_json(weighing.to_dict()),
+        num_active_parameters=model.num_active_parameters if has_experts else None,
+        is_published_target=not is_simulated and target is not None and target.rendered,
+        suggestions=suggestions(weighing.config, weighing.layout, weighing.fleet, memory),
+        rule_terms=_rule_terms(weighing, has_experts=has_experts),
+    )
+
+
+def facts_from_json(fields: dict[str, Any]) -> WeighingFacts:
+    """Return what reports show of a weighing in the form of `weigh --json`, also of an earlier version.
+
+    Raises:
+        InputError: these are not the fields of a weighing.
+    """
+    try:
+        prediction, memory = fields.get("prediction"), fields["ledger"]["memory"]
+        # Earlier versions lack a buffer's format and a slice's kind, and had advice that was not walked.
+        buffers = [{"format": b["shape"].partition("[")[0], **b} for b in memory["buffers"]]
+        memory = {**memory, "buffers": buffers}
+        if prediction is not None:
+            slices = [{"kind": "", **part} for part in prediction["slices"]]
+            helps = [help_ for help_ in prediction.get("what_helps", ()) if "change" in help_]
+            prediction = {**prediction, "slices": slices, "what_helps": helps}
+        ledger = {**fields["ledger"], "memory": memory}
+        known = {**fields, "prediction": prediction, "ledger": ledger}
+        return TypeAdapter(WeighingFacts).validate_python(known)
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
+        words = f"{broken!r}"
+        if isinstance(broken, ValidationError):
+            first = broken.errors()[0]
+            words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise InputError(
+            f"this is no weighing: {words}", hint="give the output of `weigh --json`"
+        ) from broken
+
+
+def _rule_terms(weighing: Weighing, *, has_experts: bool) -> tuple[tuple[str, int, str], ...]:
+    """Return the terms that lead exactly from the 6ND rule to the model's FLOPs: sign, count, reason."""
+    flops, compiled = weighing.ledger.flops, weighing.compiled
+    parameters, used = compiled.num_parameters, compiled.num_matmul_parameters
+    if flops.rule_6nd is None or parameters is None or used is None or compiled.tokens_per_step is None:
+        return ()
+    idle = 6 * (parameters - used) * compiled.tokens_per_step
+    attention = compiled.traced_flops.attention
+    rest = flops.model - (flops.rule_6nd - idle + attention)
+    nothing = "parameters that multiply nothing: embedding lookup, norms, biases"
+    nothing += "; and experts that a token is not sent to" if has_experts else ""
+    terms = (
+        ("-", idle, nothing),
+        ("+", attention, "attention's own products"),
+        ("-", -rest, "products nobody asked for, as the gradient of the input"),
+        ("+", rest, "other products"),
+    )
+    return tuple(term for term in terms if term[1] > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """The contents of a run's folder. A missing file is None or empty, and `notes` says why."""
+
+    name: str
+    weighing: WeighingFacts | None = None
+    metrics: tuple[dict[str, Any], ...] = ()
+    notices: tuple[dict[str, Any], ...] = ()
+    measurement: Measurement | None = None
+    reconciliation: Reconciliation | None = None
+    notes: tuple[str, ...] = ()
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Return steps and values of one metric in order of the steps; a repeated step has its last value."""
+        values = {line["step"]: float(line[key]) for line in self.metrics if line.get(key) is not None}
+        steps = sorted(values)
+        return steps, [values[step] for step in steps]
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Return all readable contents of a run's folder: a missing or truncated file is noted, not fatal."""
+    notes: list[str] = []
+
+    def read(name: str, parse: Callable[[str], T]) -> T | None:
+        try:
+            return parse((folder / name).read_text("utf-8"))
+        except FileNotFoundError:
+            notes.append(f"{name} is not there: what it would show is left out.")
+        except InputError as error:
+            notes.append(f"{name} cannot be read: {error.message}")
+        except (OSError, ValueError, RecursionError) as error:
+            notes.append(f"{name} cannot be read: {error}")
+        return None
+
+    def lines(name: str) -> tuple[dict[str, Any], ...]:
+        return read(name, lambda text: _entries(name, text, notes)) or ()
+
+    read("config.json", json.loads)
+    return RunFiles(
+        name=folder.name,
+        weighing=read("weighing.json", lambda text: facts_from_json(json.loads(text))),
+        metrics=lines("metrics.jsonl"),
+        notices=lines("notices.jsonl") if (folder / "notices.jsonl").exists() else (),
+        measurement=read("measurement.json", Measurement.from_json),
+        reconciliation=read("reconciliation.json", Reconciliation.from_json),
+        notes=tuple(notes),
+    )
+
+
+def _entries(name: str, text: str, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """Return one object for each line, and note broken lines: a killed run leaves its last line cut off."""
+    entries: list[dict[str, Any]] = []
+    broken: list[int] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            entry["step"] = int(entry["step"])
+            entries.append(entry)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            broken.append(number)
+    if broken:
+        where = ", ".join(str(number) for number in broken[:5]) + (", ..." if len(broken) > 5 else "")
+        notes.append(f"{name}: no whole entry on line {where}; the rest is shown.")
+    return tuple(entries)

@@ -1,0 +1,293 @@
+"""Show a document: `terminal` for rich's consoles of 80 columns or more, `page` as one HTML file.
+
+A page has no script, no link and no external font, and all its text is escaped. It draws each plot twice, for
+wide and for narrow screens, and the style sheet shows one of the two: text in a scaled-down plot would be
+unreadable. matplotlib is imported when a plot is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.style import Style
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from ._charts import FAINT, INK
+from ._model import Bars, Block, Cards, Document, Plot, Row, Section, Table, Words
+
+BAR_WIDTH = 32  # columns of a terminal
+STYLES = {
+    "": "", "strong": "bold", "faint": "dim", "open": "bold", "good": "bold green", "bad": "bold red",
+    "warning": "bold yellow",
+}  # fmt: skip
+CLASSES = {"good": "verdict fits", "bad": "verdict lacks", "open": "verdict open", "warning": "verdict open"}
+MANY_COLUMNS = 5  # with this many or more, a narrow screen shows each row as a card
+WIDE, NARROW = 8.6, 4.4  # inches
+FILE = re.compile(r"[\w.-]+\.(?:py|jsonl?|toml|html|txt|md|npy|npz|bin|safetensors|log)\b(?::\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A segment of a bar of `BAR_WIDTH` columns, from one share of it to another; at least half a cell."""
+
+    begin: float
+    end: float
+    style: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Draw it, with half cells where the terminal has them."""
+        halves = 2 * BAR_WIDTH
+        begin = min(round(halves * self.begin), halves - 1)
+        end = min(max(round(halves * self.end), begin + 1), halves)
+        if options.ascii_only:
+            text = " " * (begin // 2) + "-" * max(1, end // 2 - begin // 2)
+        else:
+            text = " " * (begin // 2) + "╺" * (begin % 2)
+            text += "━" * (end // 2 - (begin + 1) // 2) + "╸" * (end % 2)
+        yield Segment(text, Style.parse(self.style))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Request the whole bar's width, so that all rows have the same scale."""
+        return Measurement(BAR_WIDTH, BAR_WIDTH)
+
+
+def terminal(document: Document) -> RenderableType:
+    """Return a document for rich's consoles; words in brackets are no markup."""
+    parts: list[RenderableType] = []
+    if document.facts:
+        parts.append(Text.assemble((document.title, "bold"), f" {document.facts}"))
+    for place, part in enumerate(document.sections):
+        if place or (document.facts and part.title):
+            parts.append(Text())
+        parts += _terminal_section(part)
+    return Group(*parts)
+
+
+def _terminal_section(part: Section) -> Iterator[RenderableType]:
+    if part.title:
+        yield Text(part.title, style=STYLES[part.tone or "strong"])
+    for before, block in pairwise((None, *part.blocks)):
+        match block:
+            case Words():
+                text = _printable(block.text) if block.sample else block.text
+                line = Text.assemble((block.lead, "bold"), (text, STYLES[block.tone]))
+                yield _indented(line) if part.title else line
+            case Table():
+                if isinstance(before, Table):
+                    yield Text()
+                yield _indented(_terminal_table(block))
+            case Bars():
+                yield _indented(_terminal_bars(block))
+            case _:
+                pass
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 2))
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, which an untrained model may write and a terminal would obey."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for letter in text.replace("\t", "    ")
+    )
+
+
+def _terminal_table(table: Table) -> RichTable:
+    made = RichTable(
+        box=None, show_header=table.head, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+    )
+    for place, name in enumerate(table.columns):
+        justify = "right" if name in table.numbers else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=place < table.unbroken)
+    for row in table.rows:
+        first, *others = row.cells
+        cells: list[RenderableType] = [Text("  " * row.is_part + first), *map(Text, others)]
+        if row.bar is not None:
+            colour = "red" if row.bar > 1 else "cyan"
+            cells[-1] = Span(begin=0, end=row.bar, style=colour)
+        made.add_row(*cells, style=STYLES[row.tone])
+    return made
+
+
+def _terminal_bars(bars: Bars) -> RichTable:
+    """Return a row for each part, whose bar begins where the one above it ends."""
+    made = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for justify in ("left", "right", "right", "left"):
+        made.add_column(justify=justify, no_wrap=True)
+
+    def add(name: str, amount: str, begin: float, size: float, style: str) -> None:
+        span = Span(begin=begin / bars.whole, end=(begin + size) / bars.whole, style=style)
+        made.add_row(Text(name), Text(amount), Text(f"{100 * size / bars.base:.1f} %"), span)
+
+    begin, limit = 0.0, bars.limit
+    for part in bars.parts:
+        is_beyond = limit is not None and begin + part.size > limit.size
+        add(part.name, part.amount, begin, part.size, "red" if is_beyond else "cyan")
+        begin += part.size
+    if bars.free is not None:
+        add(bars.free.name, bars.free.amount, begin, bars.free.size, "dim")
+    elif limit is not None:
+        add(f"= {limit.name}", limit.amount, 0, limit.size, "dim")
+    return made
+
+
+def page(document: Document) -> str:
+    """Return a document as one HTML page that needs no other file."""
+    title = escape(document.title)
+    style = files(__package__).joinpath("report.css").read_text("utf-8")
+    facts = _page_words(Words(text=document.facts, tone="faint")) if document.facts else ""
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}: Meshwright</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n<header>\n<h1>{title}</h1>\n{facts}</header>\n"
+        f"{''.join(map(_page_section, document.sections))}</main>\n</body>\n</html>\n"
+    )
+
+
+def _page_section(part: Section) -> str:
+    kind = _class("notes" if part.tone == "warning" else "")
+    title = f"<h2>{escape(part.title)}</h2>\n" if part.title else ""
+    return f"<section{kind}>\n{title}{''.join(map(_page_block, part.blocks))}</section>\n"
+
+
+def _page_block(block: Block) -> str:
+    match block:
+        case Words():
+            return _page_words(block)
+        case Table():
+            return _page_table(block)
+        case Bars():
+            return f"<figure>{_page_bars(block)}</figure>\n"
+        case Plot():
+            legend = _legend(block.colours, block.lines, block.shapes)
+            return f"<figure>\n{svg_of(block)}{legend}</figure>\n"
+        case Cards():
+            cards = "".join(
+                f"<div><b>{escape(value)}</b><span>{escape(words)}</span></div>\n"
+                for value, words in block.items
+            )
+            return f"<div{_class('cards')}>\n{cards}</div>\n"
+
+
+def _page_words(words: Words) -> str:
+    if words.sample:
+        return f"<pre><b>{escape(words.lead)}</b>{escape(words.text)}</pre>\n"
+    kind = CLASSES.get(words.tone, "facts" if words.tone == "faint" else "")
+    lead = f"<b>{_text(words.lead)}</b>" if words.lead else ""
+    return f"<p{_class(kind)}>{lead}{_text(words.text)}</p>\n"
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+def _text(words: str) -> str:
+    """Return escaped text in which file names do not break and paths may break after a slash."""
+    broken = re.sub(r"(?<=[\w\]])/(?=[\w\[])", "/<wbr>", escape(words))
+    return FILE.sub(lambda name: f"<span class=file>{name[0]}</span>", broken)
+
+
+def _page_table(table: Table) -> str:
+    many = len(table.columns) >= MANY_COLUMNS
+    numbers = [_class("number" if name in table.numbers else "") for name in table.columns]
+    names = [f' data-head="{escape(name)}"' if many else "" for name in table.columns]
+
+    def line(row: Row) -> str:
+        cells = zip(row.cells, numbers, names, strict=True)
+        kind = _class(" ".join(filter(None, (row.tone, "part" if row.is_part else ""))))
+        inside = "".join(f"<td{number}{name}>{_text(words)}</td>" for words, number, name in cells)
+        return f"<tr{kind}>{inside}</tr>\n"
+
+    pairs = zip(table.columns, numbers, strict=True)
+    head = "".join(f"<th{number}>{_text(name)}</th>" for name, number in pairs)
+    return (
+        f"<div class=scroll><table{_class('many' if many else '')}>\n<thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{''.join(map(line, table.rows))}</tbody>\n</table></div>\n"
+    )
+
+
+def _page_bars(bars: Bars) -> str:
+    """Return one bar with a segment for each part, a line at the limit, an interval below, and a legend."""
+    segments = "".join(
+        f'<i title="{escape(part.name)}" '
+        f'style="width:{100 * part.size / bars.whole:.3f}%;background:{part.colour}"></i>'
+        for part in bars.parts
+    )
+    parts = (*bars.parts, *((bars.free,) if bars.free else ()))
+    items = [
+        (part.colour, f"{part.name}, {part.amount}, {100 * part.size / bars.base:.1f} %") for part in parts
+    ]
+    lines: list[tuple[str, str]] = []
+    interval = ""
+    if bars.limit is not None:
+        is_near = bars.limit.size <= bars.whole
+        if is_near:
+            segments += f'<u style="left:{100 * bars.limit.size / bars.whole:.3f}%"></u>'
+        far = "" if is_near else ": far to the right"
+        lines.append((INK, f"{bars.limit.name}, {bars.limit.amount}{far}"))
+    if bars.interval is not None:
+        low, high, words = bars.interval
+        left, width = 100 * low / bars.whole, 100 * (high - low) / bars.whole
+        interval = f'<div class=range><i style="left:{left:.3f}%;width:{width:.3f}%"></i></div>\n'
+        lines.append((INK, words))
+    bar = f'<div class=bar role=img aria-label="{escape(bars.label)}">{segments}</div>\n'
+    return bar + interval + _legend(items, lines)
+
+
+def _legend(
+    colours: Iterable[tuple[str, str]],
+    lines: Iterable[tuple[str, str]] = (),
+    shapes: Iterable[tuple[str, str]] = (),
+) -> str:
+    """Return the legend of a picture: squares of a colour, dashes for lines, and characters for shapes."""
+    squares = "".join(f'<li><b style="background:{c}"></b>{_text(words)}</li>' for c, words in colours)
+    dashes = "".join(f'<li><b class=dash style="color:{c}"></b>{_text(words)}</li>' for c, words in lines)
+    letters = "".join(f"<li>{_text(f'{shape} {words}')}</li>" for shape, words in shapes)
+    return f"<ul class=legend>{squares}{dashes}{letters}</ul>\n"
+
+
+def svg_of(plot: Plot) -> str:
+    """Return a plot as two `<svg>` elements, `wide` and `narrow`, that reference nothing outside them."""
+    return _svg(plot, WIDE, "wide") + _svg(plot, NARROW, "narrow")
+
+
+def _svg(plot: Plot, width: float, kind: str) -> str:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",  # keeps text as text: small, sharp, searchable
+        "svg.hashsalt": f"{plot.label} {kind}",  # makes the bytes of the same run reproducible
+        "font.family": "sans-serif",
+        "font.size": 9.5,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+        "axes.edgecolor": FAINT,
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(width, plot.height))
+        plot.draw(figure.add_subplot())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)  # inline SVG needs no namespaces
+    svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)  # keep hundredths of a point: finer detail is invisible
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the ids would repeat among the plots of one page
+    label = f'<svg class="{kind}" viewBox="\\1" role="img" aria-label="{escape(plot.label)}">'
+    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', label, svg)
