@@ -73,7 +73,7 @@ def test_changes_print_as_their_table_and_stay_a_tuple():
     changes = mw.explain(weighing)
     assert isinstance(changes, tuple)
     assert str(changes).startswith("What would help")
-    assert "<td>" in changes.to_html()
+    assert "<td data-head" in changes.to_html()
     assert json.loads(changes.to_json())["changes"] == [change.to_dict() for change in changes]
 
 

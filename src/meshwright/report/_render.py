@@ -148,7 +148,7 @@ def _terminal_bars(bars: Bars) -> RichTable:
 def page(document: Document) -> str:
     """Return a document as one HTML page that needs no other file."""
     title = escape(document.title)
-    style = files(__package__).joinpath("report.css").read_text("utf-8")
+    style = files("meshwright.report").joinpath("report.css").read_text("utf-8")
     facts = _page_words(Words(text=document.facts, tone="faint")) if document.facts else ""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
