@@ -210,8 +210,8 @@ def test_a_saved_weighing_of_an_earlier_version_is_shown_without_what_it_lacks(r
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"layout": 3}, "this is no weighing: layout: Input should be a valid string"),
-        ({"ledger": None}, "this is no weighing: TypeError"),
+        ({"layout": 3}, "this is not a weighing: layout: Input should be a valid string"),
+        ({"ledger": None}, "TypeError("),
     ],
 )
 def test_a_saved_weighing_that_cannot_be_read_is_named_and_the_rest_is_shown(run: Path, damage, words: str):

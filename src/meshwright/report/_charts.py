@@ -24,7 +24,9 @@ INK, FAINT, FREE, GRID = "#1f2933", "#9aa5b1", "#f0f3f6", "#e4e7eb"
 SMALLER, BESIDE = "smaller ones", "beside the program"
 COLOURS: dict[str, str] = {
     name: colour
-    for group in tomllib.loads(files("meshwright.report").joinpath("colours.toml").read_text("utf-8")).values()
+    for group in tomllib.loads(
+        files("meshwright.report").joinpath("colours.toml").read_text("utf-8")
+    ).values()
     for name, colour in group.items()
 }
 # For names that only a foreign program has: the arguments of its step.

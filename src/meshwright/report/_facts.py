@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from meshwright.compiler import SIMULATED
 from meshwright.config import Ticks, TransformerModel
 from meshwright.errors import InputError
@@ -21,6 +19,7 @@ from meshwright.ledger import Ledger
 from meshwright.planning import HandSum, Suggestion, suggestions
 from meshwright.predict import Prediction, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
+from meshwright.records import read_record
 from meshwright.results import Weighing
 
 T = TypeVar("T")
@@ -75,14 +74,14 @@ def facts_of(weighing: Weighing) -> WeighingFacts:
     """Return what reports show of a weighing."""
     target, memory = weighing.fleet.chip.target, weighing.ledger.memory
     model = None if weighing.config is None else weighing.config.model
-    has_experts = isinstance(model, TransformerModel) and model.num_experts is not None
+    experts = model if isinstance(model, TransformerModel) and model.num_experts is not None else None
     is_simulated = weighing.compiled.source == SIMULATED
     return dataclasses.replace(
         facts_from_json(weighing.to_dict()),
-        num_active_parameters=model.num_active_parameters if has_experts else None,
+        num_active_parameters=None if experts is None else experts.num_active_parameters,
         is_published_target=not is_simulated and target is not None and target.rendered,
         suggestions=suggestions(weighing.config, weighing.layout, weighing.fleet, memory),
-        rule_terms=_rule_terms(weighing, has_experts=has_experts),
+        rule_terms=_rule_terms(weighing, has_experts=experts is not None),
     )
 
 
@@ -92,26 +91,16 @@ def facts_from_json(fields: dict[str, Any]) -> WeighingFacts:
     Raises:
         InputError: these are not the fields of a weighing.
     """
-    try:
-        prediction, memory = fields.get("prediction"), fields["ledger"]["memory"]
-        # Earlier versions lack a buffer's format and a slice's kind, and had advice that was not walked.
-        buffers = [{"format": b["shape"].partition("[")[0], **b} for b in memory["buffers"]]
-        memory = {**memory, "buffers": buffers}
-        if prediction is not None:
-            slices = [{"kind": "", **part} for part in prediction["slices"]]
-            helps = [help_ for help_ in prediction.get("what_helps", ()) if "change" in help_]
-            prediction = {**prediction, "slices": slices, "what_helps": helps}
-        ledger = {**fields["ledger"], "memory": memory}
-        known = {**fields, "prediction": prediction, "ledger": ledger}
-        return TypeAdapter(WeighingFacts).validate_python(known)
-    except (ValueError, KeyError, TypeError, AttributeError) as broken:
-        words = f"{broken!r}"
-        if isinstance(broken, ValidationError):
-            first = broken.errors()[0]
-            words = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise InputError(
-            f"this is no weighing: {words}", hint="give the output of `weigh --json`"
-        ) from broken
+    prediction, memory = fields.get("prediction"), fields["ledger"]["memory"]
+    # Earlier versions lack a buffer's format and a slice's kind, and had advice that was not walked.
+    buffers = [{"format": buffer["shape"].partition("[")[0], **buffer} for buffer in memory["buffers"]]
+    if prediction is not None:
+        slices = [{"kind": "", **part} for part in prediction["slices"]]
+        helps = [help_ for help_ in prediction.get("what_helps", ()) if "change" in help_]
+        prediction = {**prediction, "slices": slices, "what_helps": helps}
+    ledger = {**fields["ledger"], "memory": {**memory, "buffers": buffers}}
+    text = json.dumps({**fields, "prediction": prediction, "ledger": ledger})
+    return read_record(WeighingFacts, text, name="a weighing", hint="give the output of `weigh --json`")
 
 
 def _rule_terms(weighing: Weighing, *, has_experts: bool) -> tuple[tuple[str, int, str], ...]:
@@ -166,6 +155,8 @@ def read_run(folder: Path) -> RunFiles:
             notes.append(f"{name} cannot be read: {error.message}")
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"{name} cannot be read: {error}")
+        except (KeyError, TypeError, AttributeError) as error:
+            notes.append(f"{name} cannot be read: {error!r}")
         return None
 
     def lines(name: str) -> tuple[dict[str, Any], ...]:

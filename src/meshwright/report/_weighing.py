@@ -199,7 +199,7 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         pairs.append(("unpriced", words))
     if facts.ledger.assumptions:
         pairs.append(("assumed", _first(facts.ledger.assumptions)))
-    if findings:
+    if len(findings) > 0:
         others = f" (and {len(findings) - 1} more: --verbose)" if len(findings) > 1 else ""
         pairs.append(("finding", f"{findings[0].what}. To fix it, {findings[0].mend}{others}"))
     losses = sorted(_losses(facts), key=lambda loss: -loss[0])
