@@ -40,21 +40,21 @@ LEAST_ROW = 0.0005  # share of the reserved bytes: smaller rows would print as 0
 LEAST_SEGMENT = 0.002  # share of a page's bar: thinner segments are invisible
 LEAST_FILLED = 0.1  # share of usable memory: below it, a page's bar shows the program alone
 BAR = "bar"  # in place of a note
+ELSEWHERE = ("not of the device", "not reserved", "of its own memory")  # notes of other memories
 MOST_BARS, MOST_MODULES, MOST_BUFFERS, MOST_BUFFERS_ON_PAGE = 6, 6, 5, 12
 
 
-def cost_sections(facts: WeighingFacts) -> tuple[Section, ...]:
-    """Return the sections of a page about memory, FLOPs and traffic, then what could be fixed."""
+def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+    """Return what would make it smaller, if it does not fit; then memory, FLOPs and traffic."""
     return (
-        *smaller_sections(facts),
-        *memory_sections(facts, on_page=True),
-        *flop_sections(facts, on_page=True),
-        *traffic_sections(facts, on_page=True),
-        *fault_sections(facts),
+        *_smaller_sections(facts),
+        *_memory_sections(facts, on_page=on_page),
+        *_flop_sections(facts, on_page=on_page),
+        *_traffic_sections(facts, on_page=on_page),
     )
 
 
-def smaller_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+def _smaller_sections(facts: WeighingFacts) -> tuple[Section, ...]:
     """Return the largest categories, then the command-line changes that save memory, if it does not fit."""
     if facts.ledger.memory.fits is not False:
         return ()
@@ -65,11 +65,12 @@ def smaller_sections(facts: WeighingFacts) -> tuple[Section, ...]:
 
 
 def largest_words(memory: MemoryLedger) -> str:
+    """Return the two largest categories: "saved activations (86.0 GiB) and parameters (4.00 GiB)"."""
     largest = list(memory.by_category.items())[:2]
     return " and ".join(f"{spaced(name)} ({format_bytes(size)})" for name, size in largest)
 
 
-def memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
     """Return one device's memory: by category, by the rule of thumb, by number format, by buffer."""
     memory = facts.ledger.memory
     bars = memory_bars(memory, on_page=True) if on_page else None
@@ -112,42 +113,36 @@ def memory_bars(memory: MemoryLedger, *, on_page: bool) -> Bars:
 def _memory_table(memory: MemoryLedger, *, on_page: bool) -> Table:
     """Return the categories with bars, scaled to usable memory, or to reserved memory if that is unknown."""
     whole = memory.usable_bytes or memory.reserved_bytes
-    rows = [
-        *_category_rows(memory, 0 if on_page else LEAST_ROW * memory.reserved_bytes),
-        ("= reserved", memory.reserved_bytes, BAR, "strong"),
-        *(
-            (f"+ {name}", size, "allowance: no compiler counts it", "faint")
-            for name, size in memory.allowance.items()
-        ),
-        ("usable", memory.usable_bytes, "", ""),
-        ("alive at the peak", memory.peak_bytes, "", ""),
-    ]
-    elsewhere = [
-        ("in host memory", memory.host_bytes or None, "", ""),
-        ("on the chip (VMEM)", memory.on_chip_bytes or None, "not reserved", ""),
-        *(
-            (f"each host: {name}", size, "of its own memory", "faint")
-            for name, size in memory.host_needs.items()
-        ),
-    ]
+    least = 0 if on_page else LEAST_ROW * memory.reserved_bytes
 
-    def row(name: str, size: int, note: str, tone: Tone, share: str) -> Row:
+    def row(name: str, size: int, note: str, tone: Tone) -> Row:
         exact = (f"{size:,}",) if on_page else ()
+        share = "" if note in ELSEWHERE else percent(size, whole)
         bar = size / max(whole, 1) if note == BAR else None
         cells = (name.strip(), format_bytes(size), *exact, share, "" if note == BAR else note)
         return Row(cells=cells, tone=tone, is_part=name.startswith(" "), bar=bar)
 
-    shown = [
-        *(
-            row(name, size, note, tone, percent(size, whole))
-            for name, size, note, tone in rows
-            if size is not None
-        ),
-        *(row(name, size, note, tone, "") for name, size, note, tone in elsewhere if size is not None),
-    ]
+    rows = tuple(row(*entry) for entry in (*_category_rows(memory, least), *_total_rows(memory)))
     numbers = ("size", "bytes", "share") if on_page else ("size", "share")
     columns = ("category", *numbers, "note")
-    return Table(columns=columns, rows=tuple(shown), numbers=numbers, unbroken=len(columns) - 1, head=False)
+    return Table(columns=columns, rows=rows, numbers=numbers, unbroken=len(columns) - 1, head=False)
+
+
+def _total_rows(memory: MemoryLedger) -> Iterator[tuple[str, int, str, Tone]]:
+    yield "= reserved", memory.reserved_bytes, BAR, "strong"
+    for name, size in memory.allowance.items():
+        yield f"+ {name}", size, "allowance: no compiler counts it", "faint"
+    if memory.usable_bytes is not None:
+        yield "usable", memory.usable_bytes, "", ""
+    if memory.peak_bytes is not None:
+        yield "alive at the peak", memory.peak_bytes, "", ""
+    in_host, on_chip, of_host = ELSEWHERE
+    if memory.host_bytes:
+        yield "in host memory", memory.host_bytes, in_host, ""
+    if memory.on_chip_bytes:
+        yield "on the chip (VMEM)", memory.on_chip_bytes, on_chip, ""
+    for name, size in memory.host_needs.items():
+        yield f"each host: {name}", size, of_host, "faint"
 
 
 def _category_rows(memory: MemoryLedger, least: float) -> Iterator[tuple[str, int, str, Tone]]:
@@ -195,8 +190,9 @@ def _format_table(memory: MemoryLedger, *, on_page: bool) -> Table:
     for name, num_bytes in memory.by_format.items():
         if name not in small:
             sizes = {c: formats.get(name, 0) for c, formats in memory.by_category_and_format.items()}
-            whose = sorted(((size, c) for c, size in sizes.items() if size and size >= least), reverse=True)
-            words = ", ".join(f"{spaced(category)} {format_bytes(size)}" for size, category in whose)
+            shown = {category: size for category, size in sizes.items() if size >= max(least, 1)}
+            whose = sorted(shown.items(), key=lambda item: -item[1])
+            words = ", ".join(f"{spaced(category)} {format_bytes(size)}" for category, size in whose)
             rows.append((name, format_bytes(num_bytes), words))
     if small:
         rows.append((", ".join(small), format_bytes(sum(small.values())), ""))
@@ -220,7 +216,7 @@ def _buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
     return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=2)
 
 
-def flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
     """Return the counts of FLOPs, their convention, and the elementwise work that they leave out."""
     flops = facts.ledger.flops
     bars = None
@@ -281,7 +277,7 @@ def _bubble_words(ticks: Ticks) -> str:
     )
 
 
-def traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
     """Return one row for each kind, axes and link; a page separates loops and names the links.
 
     The column "may overlap" counts messages.

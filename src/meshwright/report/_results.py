@@ -22,7 +22,7 @@ from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._charts import Series, curves_plot, sweep_curves_plot, values_plot
-from ._costs import fault_sections, flop_sections, memory_sections, smaller_sections, traffic_sections
+from ._costs import cost_sections, fault_sections
 from ._facts import RunFiles, facts_of, read_run
 from ._model import (
     Block,
@@ -237,19 +237,7 @@ def _seconds_sections(measurement: Measurement | None) -> tuple[Section, ...]:
 def _run_page(run: RunFiles) -> Document:
     """Return the page of a run's folder, or of a weighing alone, as far as the files go."""
     weighing, measured = run.weighing, run.measurement
-    facts: list[str] = []
-    time: tuple[Section, ...] = ()
-    costs: tuple[Section, ...] = ()
-    if weighing is not None:
-        facts.append(title_facts(weighing))
-        time = time_sections(weighing, on_page=True)
-        costs = (
-            *smaller_sections(weighing),
-            *memory_sections(weighing, on_page=True),
-            *flop_sections(weighing, on_page=True),
-            *traffic_sections(weighing, on_page=True),
-            *fault_sections(weighing),
-        )
+    facts = [] if weighing is None else [title_facts(weighing)]
     if measured is not None:
         facts += [_steps_words(measured), f"{measured.date[:16].replace('T', ' ')} UTC"]
     return Document(
@@ -259,12 +247,13 @@ def _run_page(run: RunFiles) -> Document:
             *section("", *(() if weighing is None else verdict(weighing))),
             *section("Not whole", *(Words(text=note) for note in run.notes), tone="warning"),
             *section("", _cards(run)),
-            *time,
+            *(() if weighing is None else time_sections(weighing, on_page=True)),
             *_loss_sections(run),
             *_notice_sections(run),
             *_seconds_sections(measured),
             *(() if run.reconciliation is None else _reconciliation_sections(run.reconciliation)),
-            *costs,
+            *(() if weighing is None else cost_sections(weighing, on_page=True)),
+            *(() if weighing is None else fault_sections(weighing)),
             *(() if measured is None else _sample_sections(measured)),
             *_environment_sections(run),
         ),

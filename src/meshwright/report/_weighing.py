@@ -14,17 +14,7 @@ from meshwright.predict import Interval, Prediction, RunTotal
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._charts import colours_of, parts_of, timeline_plot
-from ._costs import (
-    LEAST_SEGMENT,
-    fault_sections,
-    flop_sections,
-    largest_words,
-    memory_bars,
-    memory_sections,
-    smaller_sections,
-    traffic_sections,
-    unpriced,
-)
+from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, unpriced
 from ._facts import WeighingFacts
 from ._model import (
     Bars,
@@ -92,10 +82,7 @@ def full_document(facts: WeighingFacts) -> Document:
         facts=title_facts(facts),
         sections=(
             *section("", *verdict(facts), *_step_lines(facts), note),
-            *smaller_sections(facts),
-            *memory_sections(facts, on_page=False),
-            *flop_sections(facts, on_page=False),
-            *traffic_sections(facts, on_page=False),
+            *cost_sections(facts, on_page=False),
             *time_sections(facts, on_page=False),
             *fault_sections(facts),
             *section("", _compiler_line(facts, "SIMULATED ON CPU" if is_simulated else facts.source)),
