@@ -46,6 +46,10 @@ MORE_IN_PYTHON = (
     "All of it as a page: to_html(FILE). The schedule: to_perfetto(FILE). What would help: mw.explain."
 )
 SWEEP_FIGURES = ("held-out loss", "training loss", "step", "tokens/s")
+SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
+OTHER_PROGRAM = (
+    "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
+)
 HELD_OUT = "held_out_"
 MOST_SAMPLE_LINES = 12  # on a terminal
 MOST_NOTICES = 50
@@ -191,10 +195,7 @@ def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[Section, .
         columns=("quantity", *numbers), rows=plain_rows(cells[:4] for cells in rows), numbers=numbers
     )
     how = Table(columns=("quantity", "measured by"), rows=tuple(Row(cells=way, tone="faint") for way in ways))
-    program = "The program that ran is the one that was weighed: their fingerprints are equal."
-    if not reconciliation.same_program:
-        program = "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their "
-        program += "fingerprints differ."
+    program = SAME_PROGRAM if reconciliation.same_program else OTHER_PROGRAM
     tables = (table for table in (compared, how) if table.rows)
     return section("Predicted beside measured", Words(text=program), *tables)
 

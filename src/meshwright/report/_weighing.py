@@ -51,11 +51,7 @@ LOSSES = {
     "communication": "waiting for communication",
 }
 KINDS = {"compute": "compute", "communication": "exposed communication", "idle": "idle between kernels"}
-CLASSES = {
-    "matmul": "matrix products",
-    "memory-bound": "kernels bound by memory",
-    "launch": GAPS,
-}
+CLASSES = {"matmul": "matrix products", "memory-bound": "kernels bound by memory", "launch": GAPS}
 
 
 def screen_document(facts: WeighingFacts, more: str) -> Document:
@@ -91,6 +87,7 @@ def full_document(facts: WeighingFacts) -> Document:
 
 
 def title_facts(facts: WeighingFacts) -> str:
+    """Return what follows the name in a title: fleet, layout, parameters, tokens per step."""
     words = f"on {facts.fleet.name}, layout {facts.layout}"
     if facts.num_parameters is not None:
         words += f", {format_count(facts.num_parameters)} parameters"
@@ -186,9 +183,10 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         pairs.append(("unpriced", words))
     if facts.ledger.assumptions:
         pairs.append(("assumed", _first(facts.ledger.assumptions)))
-    if len(findings) > 0:
-        others = f" (and {len(findings) - 1} more: --verbose)" if len(findings) > 1 else ""
-        pairs.append(("finding", f"{findings[0].what}. To fix it, {findings[0].mend}{others}"))
+    if findings:
+        first, *others = findings
+        more = f" (and {len(others)} more: --verbose)" if others else ""
+        pairs.append(("finding", f"{first.what}. To fix it, {first.mend}{more}"))
     losses = sorted(_losses(facts), key=lambda loss: -loss[0])
     pairs += [(subject, words) for share, subject, words in losses if share >= LEAST_LOSS]
     for name, size in list(memory.by_category.items())[:1]:
