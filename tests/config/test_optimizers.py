@@ -48,8 +48,7 @@ def test_phases_of_a_schedule_that_find_no_room_are_refused(schedule, path, hint
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [("constant", 50), ("inverse-square-root", 50), ("stable-then-decay", 5, 15), ("linear", 19)],
+    "schedule", [("constant", 50), ("inverse-square-root", 50), ("stable-then-decay", 5, 15), ("linear", 19)]
 )
 def test_phases_that_end_with_the_run_or_have_no_end_are_taken(schedule):
     keys = ("kind", "warmup_steps", "decay_steps")

@@ -11,7 +11,6 @@ from ._base import near_multiples as near_multiples
 from ._base import or_list as or_list
 from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
 from ._layout import AXES as AXES
-from ._layout import BATCH_AXES as BATCH_AXES
 from ._layout import PARAMETER_RULES as PARAMETER_RULES
 from ._layout import ZERO1_RULES as ZERO1_RULES
 from ._layout import Layout as Layout

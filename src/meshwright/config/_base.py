@@ -22,11 +22,7 @@ class Section(BaseModel):
     """A frozen record; unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        validate_default=True,
-        use_attribute_docstrings=True,
+        frozen=True, strict=True, extra="forbid", validate_default=True, use_attribute_docstrings=True
     )
 
 

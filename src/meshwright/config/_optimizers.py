@@ -5,7 +5,7 @@ The state of every optimizer is in fp32. docs/optimizers.md compares them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -96,7 +96,20 @@ Nesterov = Annotated[
 ]
 
 
-class SGDOptimizer(Section):
+class NesterovOptimizer(Section):
+    """The base of the optimizers with `nesterov`, which needs `momentum` above 0."""
+
+    @model_validator(mode="after")
+    def _nesterov_has_momentum(self) -> Self:
+        nesterov, momentum = getattr(self, "nesterov", False), getattr(self, "momentum", 0)
+        if nesterov and momentum == 0:
+            what = "= true, but momentum = 0 leaves no momentum to look ahead with"
+            hint = "set optimizer.momentum, for example to 0.9, or nesterov = false"
+            raise_problems([("nesterov", what, hint)])
+        return self
+
+
+class SGDOptimizer(NesterovOptimizer):
     """Stochastic gradient descent; one moment per parameter if `momentum` > 0, else none."""
 
     kind: Literal["sgd"]
@@ -110,11 +123,6 @@ class SGDOptimizer(Section):
     Effect: pulls parameters to zero; nothing that is weighed. Unit: none"""
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
-
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> SGDOptimizer:
-        _check_nesterov(self.nesterov, self.momentum)
-        return self
 
 
 class AdaGradOptimizer(Section):
@@ -131,7 +139,7 @@ class AdaGradOptimizer(Section):
     clip_norm: ClipNorm = None
 
 
-class RMSPropOptimizer(Section):
+class RMSPropOptimizer(NesterovOptimizer):
     """RMSProp: each gradient divided by the root of a running mean of its squares; one moment each."""
 
     kind: Literal["rmsprop"]
@@ -147,11 +155,6 @@ class RMSPropOptimizer(Section):
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
     clip_norm: ClipNorm = None
-
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> RMSPropOptimizer:
-        _check_nesterov(self.nesterov, self.momentum)
-        return self
 
 
 class AdamOptimizer(Section):
@@ -228,7 +231,7 @@ class AdafactorOptimizer(Section):
     clip_norm: ClipNorm = None
 
 
-class MuonOptimizer(Section):
+class MuonOptimizer(NesterovOptimizer):
     """Muon: the momentum of each hidden matrix, made nearly orthogonal; AdamW for everything else.
 
     Hidden matrices are those of single layers; tables, heads, norms and biases are AdamW's. One moment for
@@ -257,19 +260,6 @@ class MuonOptimizer(Section):
     weight_decay: WeightDecay = 0.1
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
-
-    @model_validator(mode="after")
-    def _nesterov_has_momentum(self) -> MuonOptimizer:
-        _check_nesterov(self.nesterov, self.momentum)
-        return self
-
-
-def _check_nesterov(nesterov: bool, momentum: float) -> None:
-    if nesterov and momentum == 0:
-        what = "= true, but momentum = 0 leaves no momentum to look ahead with"
-        raise_problems(
-            [("nesterov", what, "set optimizer.momentum, for example to 0.9, or nesterov = false")]
-        )
 
 
 Warmup = Annotated[
