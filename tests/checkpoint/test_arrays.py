@@ -238,7 +238,7 @@ def test_an_array_that_only_one_side_has_is_named(
     del less["key"]
     more["loss_scale"] = more["step"]
     with pytest.raises(
-        InputError, match=r"step 1 in .*checkpoints has key, which this config's state has not"
+        InputError, match=r"step 1 in .*checkpoints has key, which this config's state does not have"
     ):
         restore(found, less)
     with pytest.raises(InputError, match=r"has no loss_scale, which this config's state has\n.*config\.json"):
@@ -294,7 +294,7 @@ def matrix(fields: dict) -> dict:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda f: matrix(f)["pieces"][0].update(file="../x"), "names '../x', which is no file"),
+        (lambda f: matrix(f)["pieces"][0].update(file="../x"), "names '../x', which is not a file"),
         (lambda f: matrix(f)["pieces"][0].update(offset_bytes=10**6), "cannot be read from"),
         (lambda f: matrix(f)["pieces"][0].update(start=[1]), "cannot be read from"),
         (lambda f: matrix(f)["pieces"].pop(), "its pieces do not make it up"),

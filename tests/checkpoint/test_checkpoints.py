@@ -517,4 +517,4 @@ def test_the_first_process_says_which_checkpoint_is_the_newest_good_one(
 def test_a_checkpoint_that_a_process_does_not_see_is_an_error(tmp_path: Path):
     with pytest.raises(MeshwrightError, match="is not whole for process") as error:
         found_at(tmp_path, 3)
-    assert "where every host sees it" in error.value.hint
+    assert "on a disk that every host can read" in error.value.hint

@@ -104,7 +104,7 @@ def test_something_else_in_a_files_place_is_named(folder: Path):
     path = the_file(folder, FILES[0])
     path.rename(folder.parent / "elsewhere")
     path.symlink_to(folder.parent / "elsewhere")
-    with pytest.raises(Damaged, match=f"{path.name} is no file"):
+    with pytest.raises(Damaged, match=f"{path.name} is not a file"):
         verified(folder, 3)
 
 
@@ -166,5 +166,5 @@ def test_a_manifest_that_is_no_manifest_is_damage(folder: Path, text: bytes):
 def test_a_manifest_that_is_a_link_is_named(folder: Path):
     (folder / MANIFEST).rename(folder.parent / "elsewhere")
     (folder / MANIFEST).symlink_to(folder.parent / "elsewhere")
-    with pytest.raises(Damaged, match=r"manifest\.json is no file"):
+    with pytest.raises(Damaged, match=r"manifest\.json is not a file"):
         verified(folder, 3)

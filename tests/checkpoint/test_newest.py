@@ -42,7 +42,7 @@ def test_nothing_but_damaged_ones_is_an_error_that_names_each(run: Path):
         (run / "checkpoints" / str(step) / "manifest.json").unlink()
     with pytest.raises(MeshwrightError, match=r"none of the 3 checkpoints in .* step 10: manifest") as told:
         newest_checkpoint(run / "checkpoints")
-    assert told.value.hint.startswith("bring back a copy of one of them; or remove ")
+    assert told.value.hint.startswith("restore a copy of one of them; or remove ")
 
 
 def test_a_runs_checkpoint_is_the_newest_or_that_of_the_step_asked_for(run: Path):

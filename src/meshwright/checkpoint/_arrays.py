@@ -312,7 +312,9 @@ def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str,
     if absent := wanted.keys() - stored.keys():
         raise InputError(f"{where} has no {described(absent)}, which this config's state has", hint=hint)
     if unknown := stored.keys() - wanted.keys():
-        raise InputError(f"{where} has {described(unknown)}, which this config's state has not", hint=hint)
+        raise InputError(
+            f"{where} has {described(unknown)}, which this config's state does not have", hint=hint
+        )
     for path, leaf in wanted.items():
         ours, theirs = (leaf.dtype.name, leaf.shape), (stored[path].dtype, stored[path].shape)
         if ours != theirs:
@@ -374,7 +376,7 @@ class _Reader:
         is_filled = np.zeros(box[1], bool)
         for piece in pieces:
             if piece.file not in names:
-                raise ValueError(f"a piece of it names {piece.file!r}, which is no file of the checkpoint")
+                raise ValueError(f"a piece of it names {piece.file!r}, which is not a file of the checkpoint")
             lows = [max(a, b) for a, b in zip(box[0], piece.start, strict=True)]
             ends = zip(box[0], box[1], piece.start, piece.shape, strict=True)
             shared = [min(a + n, b + m) - low for (a, n, b, m), low in zip(ends, lows, strict=True)]
@@ -437,7 +439,9 @@ def export_parameters(found: Found, path: Path) -> dict[str, StoredArray]:
                 hint=f"train with parameters of one of {', '.join(FORMATS)}",
             )
     if not path.name:
-        raise InputError(f"{str(path)!r} names no file", hint="name a file, as in parameters.safetensors")
+        raise InputError(
+            f"{str(path)!r} does not name a file", hint="name a file, as in parameters.safetensors"
+        )
     partial = path.with_name(f".{path.name}.partial")
     try:
         try:

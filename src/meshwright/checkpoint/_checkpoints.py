@@ -96,7 +96,7 @@ class Checkpoints:
         peers: Alone = ALONE,
         complaint: Complaint = lambda about: "",
     ) -> None:
-        assert keep_last >= 1, f"keep_last = {keep_last} would keep nothing to resume from"
+        assert keep_last >= 1, f"keep_last = {keep_last} would keep no checkpoint to resume from"
         self._path, self._peers, self._complaint = folder, peers, complaint
         self._owned: list[CheckpointFolder] = []  # filled in the first process alone
         peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
@@ -232,7 +232,7 @@ class Checkpoints:
             room = f"it needs {format_bytes(need)}, and {format_bytes(self._free_bytes())} are free"
             reason = f"{reason} ({room} in {self._path})"
         except OSError as again:
-            reason = f"{reason}; what was written of it could not be removed: {again.strerror}"
+            reason = f"{reason}; the part already written could not be removed: {again.strerror}"
         kept = steps_in(self._path) if self._path.is_dir() else []
         last = f"that of step {kept[-1]} is kept" if kept else "there is none yet"
         hint = f"make room for {format_bytes(need)} or more; of checkpoints, {last}"

@@ -241,7 +241,7 @@ def newest_checkpoint(folder: Path, complaint: Complaint = lambda about: "") -> 
         which = "; ".join(f"step {each.step}: {each.why}" for each in rejected)
         raise MeshwrightError(
             f"none of the {len(rejected)} checkpoints in {folder} is whole. {which}",
-            hint=f"bring back a copy of one of them; or remove {folder} and begin again at step 0 with "
+            hint=f"restore a copy of one of them; or remove {folder} and begin again at step 0 with "
             "--resume --discard-steps",
         )
     return found
@@ -268,9 +268,9 @@ def found_at(folder: Path, step: int) -> Found:
     found = _read(folder, step, examined)
     if isinstance(found, Rejected):
         raise MeshwrightError(
-            f"the first process goes on from {found.folder}, which is not whole for process {os.getpid()} on "
+            f"the first process resumes from {found.folder}, which is not whole for process {os.getpid()} on "
             f"{socket.gethostname()}: {found.why}",
-            hint="put the run's folder where every host sees it",
+            hint="put the run's folder on a disk that every host can read",
         )
     return found
 

@@ -199,7 +199,7 @@ def _manifest(folder: Path) -> Manifest:
         if not os.path.lexists(path):
             raise Damaged(f"{name} is missing")
         if not (path.is_dir() or stat.S_ISREG(path.lstat().st_mode)):
-            raise Damaged(f"{name} is no file")
+            raise Damaged(f"{name} is not a file")
     text = (folder / MANIFEST).read_bytes()
     if (folder / MANIFEST_HASH).read_bytes() != hash_line(text):
         raise Damaged(f"{MANIFEST} or {MANIFEST_HASH} was altered: the one is not the hash of the other")
@@ -251,7 +251,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
         if name not in there:
             raise Damaged(f"{name} is missing")
         if not stat.S_ISREG(there[name].st_mode):
-            raise Damaged(f"{name} is no file")
+            raise Damaged(f"{name} is not a file")
         if there[name].st_size != num_bytes:
             raise Damaged(f"{name} has {there[name].st_size:,} bytes of {num_bytes:,}")
     unknown = sorted(there.keys() - expected.keys() - {MANIFEST, MANIFEST_HASH})
