@@ -52,7 +52,7 @@ State = dict[str, jax.Array]
 
 
 class Ours:
-    """Meshwright's checkpoints; hashed as they are written."""
+    """Meshwright's checkpoints, with hashes of all files."""
 
     def __init__(self, folder: Path) -> None:
         self._checkpoints = Checkpoints(folder, keep_last=1)

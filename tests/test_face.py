@@ -168,6 +168,7 @@ def test_the_tools_keep_their_old_names():
         "meshwright.predict._records",
         "meshwright.hlo._scopes",
         "meshwright.ledger._rules",
+        "meshwright.checkpoint._checkpoints",
     ],
 )
 def test_the_examples_of_public_names_run(module):

@@ -85,6 +85,15 @@ class Checkpoints:
 
     Raises:
         InputError: the folder cannot be written, or another run writes it.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()) / "checkpoints")
+        >>> checkpoints.save(10, {"weights": jax.numpy.ones(3)}, {"note": "kept beside the state"})
+        >>> found = checkpoints.newest()
+        >>> found.step, found.about["note"], [array.path for array in found.manifest.arrays]
+        (10, 'kept beside the state', ['weights'])
+        >>> checkpoints.close()
     """
 
     def __init__(
