@@ -21,12 +21,7 @@ from typing import Any
 
 import jax
 from tensorboardX import summary
-from tensorboardX.proto.event_pb2 import (
-    Event as BoardEvent,  # pyright: ignore[reportAttributeAccessIssue]
-)
-from tensorboardX.proto.event_pb2 import (
-    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
-)
+from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from ..config import FaultConfig
@@ -36,6 +31,7 @@ from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, No
 from ._run_folder import METRICS, RunFolder, Writes, write_whole
 
 Tree = Any
+BOARD: Any = event_pb2  # TensorBoard's messages, which protobuf defines where no type checker sees them
 NOTICES = "notices.jsonl"
 WINDOW_STEPS = 100
 LEAST_STEPS = 20  # needed to estimate a deviation
@@ -174,10 +170,10 @@ class RunWriter:
                 f"cannot write a run to {path}: {refused.strerror}",
                 hint="make room there, or choose a folder that can be written",
             ) from refused
-        first = [BoardEvent(wall_time=time.time(), file_version="brain.Event:2")]
+        first = [BOARD.Event(wall_time=time.time(), file_version="brain.Event:2")]
         if is_resumed:  # TensorBoard then drops the later steps of the earlier files
-            start = SessionLog(status=SessionLog.START)
-            first.append(BoardEvent(wall_time=time.time(), step=keep_to + 1, session_log=start))
+            start = BOARD.SessionLog(status=BOARD.SessionLog.START)
+            first.append(BOARD.Event(wall_time=time.time(), step=keep_to + 1, session_log=start))
         self._add("events", b"".join(map(_record, first)))
 
     def write(self, step: int, group: str, values: Mapping[str, float]) -> None:
@@ -190,7 +186,7 @@ class RunWriter:
         self._add(METRICS, _line({"step": step, **finite}))
         now = time.time()
         scalars = (
-            BoardEvent(wall_time=now, step=step, summary=summary.scalar(f"{group}/{name}", value))
+            BOARD.Event(wall_time=now, step=step, summary=summary.scalar(f"{group}/{name}", value))
             for name, value in finite.items()
             if value is not None
         )
