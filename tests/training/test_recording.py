@@ -18,7 +18,7 @@ from tensorboardX.record_writer import RecordWriter  # noqa: F401  the format th
 from meshwright.config import FaultConfig, load_config
 from meshwright.errors import InputError
 from meshwright.launch import Alone
-from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, RunFolder, StepDone
+from meshwright.training import EpochDone, Evaluated, FirstStepsDone, Noticed, RunFolder, StepDone, _recording
 from meshwright.training._recording import (
     BadSteps,
     Recorder,
@@ -192,8 +192,9 @@ def recording(tmp_path, request_for):
         yield lambda **fields: (Recorder(request, files, **fields), events)
 
 
-def test_a_step_is_told_written_and_kept(recording, tmp_path):
-    recorder, events = recording(memory_in_use=lambda: 7)
+def test_a_step_is_told_written_and_kept(recording, tmp_path, monkeypatch):
+    monkeypatch.setattr(_recording, "memory_in_use", lambda devices: 7)
+    recorder, events = recording()
     recorder.step(1, 0, {**VALUES, "accuracy": 0.5}, 0.25)
     (told,) = events
     assert isinstance(told, StepDone)

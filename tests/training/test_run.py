@@ -12,8 +12,7 @@ from meshwright.errors import InputError
 from meshwright.measure import bytes_on
 from meshwright.training import Noticed, StepFlops, _run
 from meshwright.training._loop import Loop
-from meshwright.training._recording import metrics_of
-from meshwright.training._run import memory_in_use
+from meshwright.training._recording import memory_in_use, metrics_of
 
 LINEAR = load_config("linear")
 

@@ -27,7 +27,7 @@ class PhaseClock:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._since = self.began = now()
+        self._since = now()
         self._seconds: dict[str, float] = {}
         self.current: RunPhase = "start-up"
 

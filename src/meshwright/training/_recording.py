@@ -26,6 +26,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from ..config import FaultConfig
 from ..errors import InputError
+from ..launch import processes_of_this_run
 from ..measure import StepClock
 from ._interface import EpochDone, Evaluated, Event, FirstStepsDone, Noticed, NoticeKind, RunRequest, StepDone
 from ._run_folder import METRICS, RunFolder, Writes, write_whole
@@ -263,24 +264,16 @@ class Recorder:
 
     Args:
         steps_per_epoch: None if the data has no epochs.
-        memory_in_use: returns the bytes in use on the fullest device, or None if the runtime reports none.
     """
 
-    def __init__(
-        self,
-        request: RunRequest,
-        files: RunWriter,
-        *,
-        steps_per_epoch: int | None = None,
-        memory_in_use: Callable[[], int | None] = lambda: None,
-    ) -> None:
+    def __init__(self, request: RunRequest, files: RunWriter, *, steps_per_epoch: int | None = None) -> None:
         self.clock = StepClock()
         self.losses: dict[int, float] = {}
         self.held_out_losses: dict[int, float] = {}
         self.held_out_metrics: dict[int, dict[str, float]] = {}
         self.argument_bytes = 0
         self.num_bad_steps = 0
-        self._request, self._files, self._memory_in_use = request, files, memory_in_use
+        self._request, self._files = request, files
         self._spikes = Spikes(request.config.faults.spike_sigmas)
         self._per_epoch = steps_per_epoch
         self._epoch: list[dict[str, float]] = []  # metrics of each step of the current epoch
@@ -303,7 +296,7 @@ class Recorder:
         mfu, hfu = self._utilization(seconds)
         more = {name: value for name, value in values.items() if name not in BASIC}
         line = {**values, "seconds": seconds, "tokens_per_second": rate, "input_wait_seconds": waited_seconds}
-        optional = {"mfu": mfu, "hfu": hfu, "memory_in_use_bytes": self._memory_in_use()}
+        optional = {"mfu": mfu, "hfu": hfu, "memory_in_use_bytes": memory_in_use(self._request.devices)}
         line |= {name: float(value) for name, value in optional.items() if value is not None}
         self._files.write(step, "train", line)
         if what_is_bad(values):
@@ -392,6 +385,15 @@ class Recorder:
         line |= {f"epoch_{name}": value for name, value in means.items()}
         self._files.write(step, "epoch", line)
         self.emit(EpochDone(epoch=epoch, step=step, seconds=seconds, metrics=means))
+
+
+def memory_in_use(devices: Sequence[Any], statistic: str = "bytes_in_use") -> int | None:
+    """Return the largest allocator statistic over this process's devices; None if one does not report it."""
+    here = processes_of_this_run().index
+    own = [device for device in devices if device.process_index == here]
+    figures = [(device.memory_stats() or {}).get(statistic) for device in own]
+    known = [int(figure) for figure in figures if figure is not None]
+    return max(known) if len(known) == len(figures) else None
 
 
 def not_written(step: int, why: str, names: Sequence[str]) -> Noticed:

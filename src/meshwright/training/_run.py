@@ -20,17 +20,16 @@ from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig
 from ..data import Dataset, ImageFiles, RandomTokens, TokenWindows, open_data
-from ..launch import processes_of_this_run
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
 from ..sharding import mesh_of
 from ..step import build_step
-from ._interface import Finished, PhaseClock, RunRequest, Sampled, Started, StepCompiled
+from ._interface import Finished, PhaseClock, RunRequest, Started, StepCompiled
 from ._interruptions import Watchdog
 from ._loop import Loop, Saving, compile_programs
-from ._recording import Recorder, RunWriter, metrics_of
+from ._recording import Recorder, RunWriter, memory_in_use, metrics_of
 from ._run_folder import about_complaint, about_of, changes_since, last_recorded_step, may_change_state
-from ._sample import sample_after
+from ._sample import sample_of
 
 OTHERS_GROW = "several processes hold the devices, and one looked"
 
@@ -69,10 +68,14 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         peers.gathered("compiled", None)  # waits without a time limit, unlike a collective on the devices
         state = None if checkpoint is None else saving.restore(checkpoint, programs.built.state)
         recorded = last_recorded_step(folder.path)
-        # Nothing is refused from here on.
+        # The run writes to its folder from here on.
         keep_to = -1 if checkpoint is None else checkpoint.step
         files = stack.enter_context(closing(RunWriter(folder, keep_to=keep_to)))
-        recorder = _recorder(request, files, dataset)
+        per_epoch = dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None
+        recorder = Recorder(request, files, steps_per_epoch=per_epoch)
+        if peers.is_first:
+            folder.writes.documents(request.documents)
+            recorder.remember(metrics_of(folder.path))
         waits = platform == "cpu"
         loop = Loop(request, programs, dataset, recorder, saving, phases, watchdog, waits=waits)
         if checkpoint is None:
@@ -97,15 +100,6 @@ def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices
         check_match(newest, build_step(config, mesh_of(layout.axes, devices)).state)
 
 
-def memory_in_use(devices: Sequence[Any], statistic: str = "bytes_in_use") -> int | None:
-    """Return the largest allocator statistic over this process's devices; None if one does not report it."""
-    here = processes_of_this_run().index
-    own = [device for device in devices if device.process_index == here]
-    figures = [(device.memory_stats() or {}).get(statistic) for device in own]
-    known = [int(figure) for figure in figures if figure is not None]
-    return max(known) if len(known) == len(figures) else None
-
-
 def _started(request: RunRequest) -> Started:
     return Started(
         name=request.config.name,
@@ -115,20 +109,6 @@ def _started(request: RunRequest) -> Started:
         steps=request.steps,
         folder=request.folder.path,
     )
-
-
-def _recorder(request: RunRequest, files: RunWriter, dataset: Dataset) -> Recorder:
-    """Return the run's recorder; the first process writes the documents and remembers recorded steps."""
-    recorder = Recorder(
-        request,
-        files,
-        steps_per_epoch=dataset.steps_per_epoch("train") if isinstance(dataset, ImageFiles) else None,
-        memory_in_use=lambda: memory_in_use(request.devices),
-    )
-    if request.folder.peers.is_first:
-        files.writes.documents(request.documents)
-        recorder.remember(metrics_of(request.folder.path))
-    return recorder
 
 
 def _begin(loop: Loop, recorded: int) -> None:
@@ -148,15 +128,6 @@ def _go_on(loop: Loop, checkpoint: Found, state: Any, changes: Sequence[str], st
     loop.recorder.notice(checkpoint.step, "resumed", words)
 
 
-def _sample(config: RunConfig, mesh: Mesh, loop: Loop, data: Dataset) -> Sampled | None:
-    """Return generated text; None if tokens are no bytes, devices are several, or a signal ended the run."""
-    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1 or loop.signal is not None:
-        return None
-    held_out = data.batch(0, "held-out")["tokens"][0]
-    prompt, text = sample_after(config, mesh, loop.state["parameters"], held_out)
-    return Sampled(prompt=data.decode(prompt), text=data.decode(text))
-
-
 def _ended(
     request: RunRequest,
     mesh: Mesh,
@@ -171,7 +142,7 @@ def _ended(
     is_alone, platform = request.folder.peers.count == 1, request.fleet.chip.platform
     growth_bytes = growth.bytes() if is_alone else None
     phases.enter("end")
-    sample = _sample(config, mesh, loop, dataset)
+    sample = None if loop.signal else sample_of(config, mesh, loop.state["parameters"], dataset)
     if sample is not None:
         recorder.emit(sample)
     spread, peak = recorder.clock.spread(), memory_in_use(request.devices, "peak_bytes_in_use")

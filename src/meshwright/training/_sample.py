@@ -20,7 +20,7 @@ from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
 from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
-from ..data import Tokenizer, open_tokenizer, read_facts
+from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_facts
 from ..errors import InputError
 from ..hardware import Fleet
 from ..models import Context, model_of
@@ -28,6 +28,7 @@ from ..models.transformer import Transformer
 from ..sharding import mesh_of
 from ..step import FORMATS, build_step
 from ._devices import devices_of, local_fleet
+from ._interface import Sampled
 from ._run_folder import config_of
 
 NUM_TOKENS = 160
@@ -86,16 +87,18 @@ def sample_tokens(
         return np.asarray(jax.jit(sample)(parameters, jnp.asarray(window), jnp.int32(len(prompt)), key))
 
 
-def sample_after(
-    config: RunConfig, mesh: Mesh, parameters: dict[str, Any], text: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return a prompt, taken from the beginning of `text`, and the 160 tokens that the model generates.
+def sample_of(config: RunConfig, mesh: Mesh, parameters: dict[str, Any], data: Dataset) -> Sampled | None:
+    """Return the 160 tokens that a trained model generates after the beginning of the held-out text.
 
-    The draw depends only on the run's seed. `parameters` are on one device.
+    Only the run's seed decides the draw. None if the tokens are not bytes, or the mesh has several devices.
     """
-    prompt = text[: min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))]
+    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1:
+        return None
+    length = min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))
+    prompt = data.batch(0, "held-out")["tokens"][0][:length]
     key = jax.random.fold_in(jax.random.key(config.seed), _STREAM)
-    return prompt, sample_tokens(config, mesh, parameters, prompt, key)
+    tokens = sample_tokens(config, mesh, parameters, prompt, key)
+    return Sampled(prompt=data.decode(prompt), text=data.decode(tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
