@@ -50,7 +50,7 @@ def test_json_is_the_whole_run(meshwright, tmp_path: Path):
     assert {"schema", "weighing", "measurement", "reconciliation"} <= set(answer)
     again = meshwright(*arguments)
     assert again.status == 2
-    assert f"error: {here} holds a run already\nhint: " in again.talk
+    assert f"error: {here} already holds a run\nhint: " in again.talk
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_files_that_could_not_be_written_are_named_after_the_account(meshwright,
     monkeypatch.setattr(report, "renderable", lambda _: "the account")
     done = meshwright("train", "linear")
     assert (done.status, done.output) == (1, "the account\nReport: r/report.html\n")
-    assert "error: the run is done, and files of r could not be written: report.html: No space" in done.talk
+    assert "error: the run is done, but files of r could not be written: report.html: No space" in done.talk
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed():

@@ -95,7 +95,7 @@ def test_a_first_process_that_takes_no_answers_is_named_by_another(three, capfd,
     rolls[1]._threads[1].join(30)
     go_on.set()
     assert (1, 4) in ended
-    assert "the first process has taken no answer of process 1 of 3 on host1" in capfd.readouterr().err
+    assert "the first process has accepted no answer from process 1 of 3 on host1" in capfd.readouterr().err
 
 
 def test_what_a_process_says_when_it_leaves_is_told_if_the_first_does_not_end_by_itself(three, capfd):

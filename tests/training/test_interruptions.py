@@ -44,7 +44,7 @@ def test_a_run_that_hangs_is_ended_with_every_threads_stack(tmp_path, steps, wor
     assert "in phase 'start-up'" in said
     assert "test_interruptions.py" in said  # where this thread waits
     assert "deadline_seconds, which is 0.2" in said
-    assert capfd.readouterr().err.startswith("error: nothing has gone on for ")
+    assert capfd.readouterr().err.startswith("error: no progress for ")
 
 
 class Second(Alone):

@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path, run):
     events: list[object] = []
     loop = run(tmp_path, tell=events.append)
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
-    assert said.startswith("the checkpoint of step 7 is damaged and passed over: ")
+    assert said.startswith("the checkpoint of step 7 is damaged and skipped: ")
     steps = [event.step for event in events if isinstance(event, StepDone)]
     assert steps == [7, 8, 9, 10]
     equal(loop, run(tmp_path / "whole"))

@@ -115,7 +115,7 @@ def test_a_run_is_resumed_to_what_it_would_have_been_and_told_so(tmp_path, one_d
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(one_device.state), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     (said,) = [event.message for event in events if isinstance(event, Noticed)]
-    assert said == "from the checkpoint of step 4, goes on to step 7"
+    assert said == "from the checkpoint of step 4, continues to step 7"
 
 
 def test_a_run_that_is_done_is_resumed_to_nothing(tmp_path, one_device, train):

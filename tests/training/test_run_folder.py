@@ -61,7 +61,7 @@ def look(folder: Path, config: RunConfig = LINEAR, **asked: bool) -> None:
 def test_a_run_is_resumed_only_when_asked(tmp_path):
     for name, run in (("metrics", {"steps": 3}), ("checkpoints", {"steps": 0, "saved": (3,)})):
         folder = run_in(tmp_path / name, **run)
-        with pytest.raises(InputError, match="holds a run already"):
+        with pytest.raises(InputError, match="already holds a run"):
             look(folder)
         look(folder, resume=True)
     look(tmp_path / "absent")
@@ -73,7 +73,7 @@ def test_another_run_is_refused_and_the_folder_stays_as_it_was(tmp_path):
     before = contents(folder)
     with pytest.raises(InputError, match=r"seed is 5, and the checkpoint of step 9 in .* with 0") as refused:
         look(folder, load_config("linear", ["seed=5"]), resume=True)
-    assert "--set seed out" in refused.value.hint
+    assert "out CONFIG and --set seed" in refused.value.hint
     assert contents(folder) == before
 
 

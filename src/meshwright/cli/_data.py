@@ -170,7 +170,7 @@ def export(
 
 
 def _warned(rejected: Sequence[Rejected]) -> list[dict[str, Any]]:
-    """Warn of each damaged checkpoint that was passed over, and return them for the JSON answer."""
+    """Warn of each damaged checkpoint that was skipped, and return them for the JSON answer."""
     for checkpoint in rejected:
         print(
             f"warning: the checkpoint of step {checkpoint.step} is damaged: {checkpoint.why}", file=sys.stderr

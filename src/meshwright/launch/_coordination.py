@@ -124,7 +124,7 @@ class Heartbeat:
             looks, beats = (looks + 1, beats) if self._num_beats == beats else (0, self._num_beats)
             if looks > 2 * SILENT_LOOKS:
                 _print_error(
-                    f"the first process has taken no answer of {self._name} for "
+                    f"the first process has accepted no answer from {self._name} for "
                     f"{looks * LOOK_SECONDS:.0f} s: it was stopped, or its host or the network to it is "
                     "gone; this one is ended"
                 )

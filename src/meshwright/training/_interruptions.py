@@ -128,7 +128,7 @@ class Watchdog:
         kind = "startup" if self._step is None else "step"
         after = "before the first step" if self._step is None else f"after step {self._step}"
         words = (
-            f"error: nothing has gone on for {format_seconds(waited)} {after}, in phase "
+            f"error: no progress for {format_seconds(waited)} {after}, in phase "
             f"{self._phases.current!r}: process {os.getpid()}{self._number} on {socket.gethostname()} "
             "hangs and is ended\n"
             f"hint: the threads' stacks are in {self._path}; resume with --resume. If the run "

@@ -103,7 +103,7 @@ def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: 
     try:
         counts = jax.block_until_ready(inspect({**state, "step": state["step"] - steps_ago}, batch))
     except RuntimeError as failed:  # raised by jax, mostly for lack of memory
-        return f"which tensor came first could not be looked at: {str(failed).splitlines()[0]}"
+        return f"the first bad tensor could not be determined: {str(failed).splitlines()[0]}"
     for part in PARTS:
         leaves = jax.tree_util.tree_leaves_with_path({part: counts[part]})
         bad = [(path, int(count)) for path, count in leaves if int(count)]
@@ -113,7 +113,7 @@ def first_bad_tensor(inspect: Callable[[Tree, Tree], Tree], state: Tree, batch: 
             numbers = f", {count:,} of its numbers" if count > 1 else ""
             others = f"; and {len(bad) - 1} other arrays of the {part}" if len(bad) > 1 else ""
             return f"first not finite: {name}{numbers}{others}"
-    return "done once more, all is finite: look at the machine's memory"
+    return "a repeat of the step gives only finite values: check the machine's memory"
 
 
 class Appended:

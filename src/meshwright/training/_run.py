@@ -115,7 +115,7 @@ def _begin(loop: Loop, recorded: int) -> None:
     """Start from the state of the seed, although an earlier run may have recorded steps."""
     loop.begin()
     if recorded:
-        words = f"no checkpoint is there; steps 1 to {recorded} are trained again"
+        words = f"there is no checkpoint; steps 1 to {recorded} are trained again"
         loop.recorder.notice(0, "resumed", words)
 
 
@@ -123,7 +123,7 @@ def _go_on(loop: Loop, checkpoint: Found, state: Any, changes: Sequence[str], st
     """Start from the state of a checkpoint."""
     loop.go_on(checkpoint, state)
     changed = f", with {'; '.join(changes)}" if changes else ""
-    rest = "nothing is left to do" if checkpoint.step >= steps else f"goes on to step {steps}"
+    rest = "nothing is left to do" if checkpoint.step >= steps else f"continues to step {steps}"
     words = f"from the checkpoint of step {checkpoint.step}, {rest}{changed}"
     loop.recorder.notice(checkpoint.step, "resumed", words)
 

@@ -326,7 +326,7 @@ def check_same_run(found: Found, config: RunConfig) -> None:
         raise InputError(
             f"{key} is {now!r}, and the checkpoint of step {found.step} in {found.folder.parent} "
             f"is of a run with {was!r}",
-            hint=f"leave CONFIG and --set {key} out: the run's own settings are in its folder; or choose "
+            hint=f"leave out CONFIG and --set {key}: the run's own settings are in its folder; or choose "
             "another folder with --folder",
         )
 

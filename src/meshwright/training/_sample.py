@@ -56,7 +56,7 @@ def sample_tokens(
         prompt: tokens; only the last ones that fit into the run's sequence are read.
     """
     model = model_of(config.model)
-    assert isinstance(model, Transformer), f"a {config.model.kind} model writes no text"
+    assert isinstance(model, Transformer), f"a {config.model.kind} model generates no text"
     device = mesh.devices.flat[0]
     platform = "cuda" if device.platform == "gpu" else device.platform
     context = Context(mesh=mesh, dtype=FORMATS[config.precision], platform=platform, remat="none")
@@ -170,7 +170,7 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
     """Return the tokenizer of the run, and the prompt's tokens."""
     if not isinstance(config.model, TransformerModel):
         raise InputError(
-            f"{run} trained a {config.model.kind} model, which writes no text",
+            f"{run} trained a {config.model.kind} model, which generates no text",
             hint="name a run of a transformer",
         )
     tokenizer = _tokenizer(config, asked)
@@ -179,7 +179,7 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
         raise InputError("the prompt is empty", hint="give at least one token to continue")
     if ids.max() >= config.model.vocab_size:
         raise InputError(
-            f"the prompt holds token {ids.max()}, and the model knows {config.model.vocab_size}",
+            f"the prompt contains token {ids.max()}, and the model's vocabulary has {size}",
             hint="name the tokenizer that made the run's tokens with --tokenizer",
         )
     return tokenizer, ids.astype(np.int32)
@@ -194,7 +194,7 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
         tokenizer = open_tokenizer(name)
         if path is not None and facts is not None and facts.tokenizer_sha256 != tokenizer.sha256:
             raise InputError(
-                f"the run's tokens were made with {facts.tokenizer}, and {tokenizer.name} is not the same",
+                f"the run's tokens were made with {facts.tokenizer}, and {tokenizer.name} is another one",
                 hint=f"name the {facts.tokenizer} that made {path.name}",
             )
         return tokenizer
