@@ -18,7 +18,7 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
     once, for type checkers and at run time, where `__all__` holds them. The returned function raises
     `AttributeError` for other names.
     """
-    homes: dict[str, str | None] = {}
+    homes: dict[str, tuple[str | None, str]] = {}
 
     def named(name: str) -> Any:
         from importlib import import_module
@@ -29,23 +29,23 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
             return sorted(homes)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = homes[name]
+        home, own_name = homes[name]
         if home is None:  # `from . import name`: a module
-            return import_module(f"{package}.{name}")
-        return getattr(import_module(f"{package}.{home}"), name)
+            return import_module(f"{package}.{own_name}")
+        return getattr(import_module(f"{package}.{home}"), own_name)
 
     return named
 
 
-def _homes(package: str) -> dict[str, str | None]:
-    """Return each name that the package imports for type checkers, and the module that defines it."""
+def _homes(package: str) -> dict[str, tuple[str | None, str]]:
+    """Return, for each name that the package imports for type checkers, its module and its name there."""
     import ast
 
     loader: Any = sys.modules[package].__loader__
     blocks = (node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body)
     return {
-        alias.name: node.module
+        alias.asname or alias.name: (node.module, alias.name)
         for node in imports
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
