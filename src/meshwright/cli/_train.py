@@ -146,7 +146,7 @@ def _check_written(run: Run) -> None:
     if run.not_written:
         files = "; ".join(f"{name}: {why}" for name, why in run.not_written.items())
         raise MeshwrightError(
-            f"the run is done, and files of {run.folder} could not be written: {files}",
+            f"the run is done, but files of {run.folder} could not be written: {files}",
             hint="make room there, then resume the run: no step is left to train, and its files are written",
         )
 

@@ -292,7 +292,7 @@ class Loop:
     def go_on(self, checkpoint: Found, state: Tree) -> None:
         """Take over the state that a checkpoint held, and report newer checkpoints that are damaged."""
         for bad in checkpoint.rejected:
-            words = f"the checkpoint of step {bad.step} is damaged and passed over: {bad.why}"
+            words = f"the checkpoint of step {bad.step} is damaged and skipped: {bad.why}"
             hint = "check the disk; the steps since then are trained again"
             self.recorder.notice(checkpoint.step, "checkpoint", words, hint)
         self.state, self.step = state, checkpoint.step

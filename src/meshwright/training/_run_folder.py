@@ -168,7 +168,7 @@ class RunFolder:
             return  # it holds no run
         if not self.resume:
             raise InputError(
-                f"{self.path} holds a run already",
+                f"{self.path} already holds a run",
                 hint="resume it with --resume, or choose a folder that does not exist yet",
             )
         newest = unread_newest(checkpoints, about_complaint)

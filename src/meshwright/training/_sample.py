@@ -201,9 +201,9 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     if isinstance(data, StdlibData) or (facts is not None and facts.tokenizer == "bytes"):
         return open_tokenizer("bytes")
     if path is None:
-        what = f"the run was trained on {data.source} tokens, which stand for no text"
+        what = f"the run was trained on {data.source} tokens, which encode no text"
         raise InputError(what, hint="name a tokenizer nevertheless, with --tokenizer bytes")
-    made = "nothing beside it says how its tokens were made"
+    made = "no file beside it says how its tokens were made"
     raise InputError(
         f"the run was trained on {path}: {made if facts is None else f'made with {facts.tokenizer}'}",
         hint="name the tokenizer: --tokenizer bytes, or the path of a tokenizer.json",
