@@ -177,7 +177,8 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
     (ids,) = tokenizer.encode([prompt])
     if not len(ids):
         raise InputError("the prompt is empty", hint="give at least one token to continue")
-    if ids.max() >= config.model.vocab_size:
+    size = config.model.vocab_size
+    if ids.max() >= size:
         raise InputError(
             f"the prompt contains token {ids.max()}, and the model's vocabulary has {size}",
             hint="name the tokenizer that made the run's tokens with --tokenizer",
