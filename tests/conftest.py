@@ -32,8 +32,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accele
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Checks every annotation of the modules that hold arrays. Not pytest's `--jaxtyping-packages`: that option
-# cannot take several packages and a type checker with arguments. `_registry` is left out because it names
-# a protocol, which cannot be checked while the program runs.
+# cannot take several packages and a type checker with arguments.
 _MODELS = Path(__file__).parents[1] / "src/meshwright/models"
 install_import_hook(
     [f"meshwright.{package}" for package in ("sharding", "step", "measure", "training")]

@@ -76,10 +76,7 @@ def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
 def test_resnet_recognises_digits_it_has_not_seen(digits, tmp_path):
     small = ["model.image_size=32", "steps=96", "evaluation.every_steps=48", "evaluation.batches=12"]
     run = mw.train(
-        "resnet18-fashion",
-        on="1xCPU",
-        overrides=[*overrides(digits, 1), *small],
-        folder=tmp_path / "run",
+        "resnet18-fashion", on="1xCPU", overrides=[*overrides(digits, 1), *small], folder=tmp_path / "run"
     )
     held_out = run.measurement.held_out_metrics
     assert held_out[max(held_out)]["accuracy"] > 0.95

@@ -33,8 +33,8 @@ def test_a_mistake_is_told_in_words_with_status_2(meshwright, tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
     done = meshwright("data", "tokenize", str(tmp_path / "a.jsonl"), "--to", str(tmp_path / "t.bin"))
     assert (done.status, done.output) == (2, "")
-    assert done.talk.startswith(f"error: {tmp_path / 'a.jsonl'}:2: no JSON: ")
-    assert "hint: mend the line" in done.talk
+    assert done.talk.startswith(f"error: {tmp_path / 'a.jsonl'}:2: not JSON: ")
+    assert "hint: correct the line" in done.talk
 
 
 def test_on_a_terminal_there_is_a_bar(meshwright, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch):

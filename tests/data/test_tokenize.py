@@ -1,15 +1,30 @@
+"""Token files made from texts: complete or not there, resumed, by several processes."""
+
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from meshwright.data import TokenFileFacts, read_facts, tokenize
+from meshwright.data import TokenFileMetadata, open_tokenizer, read_metadata, tokenize
+from meshwright.data._texts import pieces_of
+from meshwright.data._tokenize import (
+    Part,
+    Settings,
+    as_dtype,
+    finished_part,
+    make_part,
+    part_path,
+    sha256_of,
+    write_whole,
+)
 from meshwright.errors import InputError, MeshwrightError
 
 
@@ -48,7 +63,7 @@ def test_the_file_holds_every_document_once_in_order(tmp_path: Path, texts: list
         on_progress=lambda done, total: seen.append((done, total)),
     )
     assert np.fromfile(to, "<u2").tolist() == wanted_of(texts)
-    assert facts == read_facts(to)
+    assert facts == read_metadata(to)
     assert (facts.num_documents, facts.num_tokens) == (48, len(wanted_of(texts)))
     assert [each.num_documents for each in facts.inputs] == [40, 1, 7]
     assert [each.num_tokens for each in facts.inputs] == [len(wanted_of([name])) for name in texts]
@@ -93,7 +108,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, texts: list[str], monkey
     good = Path(texts[2]).read_text()
     Path(texts[2]).write_text(good + "{\n")
     to = tmp_path / "out.bin"
-    with pytest.raises(InputError, match=r"short\.ndjson:8: no JSON"):
+    with pytest.raises(InputError, match=r"short\.ndjson:8: not JSON"):
         tokenize(texts, str(to), end_of_document="256", workers=1, piece_bytes=200)
     assert not to.exists()
     Path(texts[2]).write_text(good)
@@ -109,9 +124,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, texts: list[str], monkey
 
 def test_an_error_of_a_worker_keeps_its_words(tmp_path: Path, texts: list[str]):
     Path(texts[0]).write_text("{\n")
-    with pytest.raises(InputError, match=r"long\.jsonl:1: no JSON") as caught:
+    with pytest.raises(InputError, match=r"long\.jsonl:1: not JSON") as caught:
         tokenize(texts, str(tmp_path / "out.bin"), workers=2)
-    assert caught.value.hint == "mend the line, or take it out"
+    assert caught.value.hint == "correct the line, or take it out"
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path, texts: list[str]):
@@ -196,7 +211,7 @@ def test_a_full_disk_is_told_and_the_work_goes_on_when_there_is_room(tmp_path: P
     assert (tmp_path / "out.bin").stat().st_size == 200_000
 
 
-def killed_until_done(texts: list[str], to: Path, times: int, seed: int) -> TokenFileFacts:
+def killed_until_done(texts: list[str], to: Path, times: int, seed: int) -> TokenFileMetadata:
     """Kill the command `times` times, at random moments before and within its work, then let it end."""
     moments, folder = random.Random(seed), to.with_name(f"{to.name}.partial")
     said = command(texts, to, "--end-of-document", "256", "--workers", "2")
@@ -213,7 +228,7 @@ def killed_until_done(texts: list[str], to: Path, times: int, seed: int) -> Toke
             break
     if not to.exists() or folder.exists():
         subprocess.run(said, check=True, capture_output=True)
-    facts = read_facts(to)
+    facts = read_metadata(to)
     assert facts is not None
     return facts
 
@@ -235,3 +250,74 @@ def test_killed_at_any_moment_no_document_is_lost_or_doubled(tmp_path: Path, tim
     assert np.array_equal(np.fromfile(to, "<u2"), np.array(wanted_of(texts), np.uint16))
     assert facts.num_documents == 3 * count
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.bin", "out.bin.json", "texts"]
+
+
+SETTINGS = Settings(
+    tokenizer="bytes", tokenizer_sha256=None, dtype="uint16", end_of_document=256, text_key="text"
+)
+
+
+@pytest.fixture
+def piece(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": ""}\n')
+    return pieces_of([str(tmp_path / "a.jsonl")], 1 << 20)[0]
+
+
+def test_a_part_holds_the_tokens_and_the_ends_of_its_documents(tmp_path: Path, piece):
+    path = part_path(tmp_path, piece, SETTINGS)
+    assert finished_part(path, "uint16") is None
+    made = make_part(path, piece, SETTINGS, open_tokenizer("bytes"))
+    assert made == Part(num_tokens=4, num_documents=2) == finished_part(path, "uint16")
+    assert np.fromfile(path, "<u2").tolist() == [97, 98, 256, 256]
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_part_counts_as_done_only_when_it_is_whole(tmp_path: Path, piece):
+    path = part_path(tmp_path, piece, SETTINGS)
+    make_part(path, piece, SETTINGS, open_tokenizer("bytes"))
+    record, content = path.with_suffix(".json"), path.read_bytes()
+    path.write_bytes(content[:-1])
+    assert finished_part(path, "uint16") is None
+    path.write_bytes(content)
+    for damaged in (b"", b"{", b"[1]", b'{"num_tokens": 4}'):
+        record.write_bytes(damaged)
+        assert finished_part(path, "uint16") is None
+    path.unlink()
+    assert finished_part(path, "uint16") is None
+
+
+def test_another_text_or_setting_has_another_part(tmp_path: Path, piece):
+    variants = [
+        part_path(tmp_path, piece, SETTINGS),
+        part_path(tmp_path, piece, replace(SETTINGS, dtype="int32")),
+        part_path(tmp_path, piece, replace(SETTINGS, tokenizer_sha256="0")),
+        part_path(tmp_path, piece, replace(SETTINGS, end_of_document=None)),
+        part_path(tmp_path, replace(piece, modified_ns=1), SETTINGS),
+        part_path(tmp_path, replace(piece, start=1), SETTINGS),
+    ]
+    assert len(set(variants)) == len(variants)
+
+
+def test_ids_beyond_the_type_are_refused():
+    settings = replace(SETTINGS, end_of_document=None)
+    assert as_dtype(np.array([0, 65535], np.uint32), settings, "a").dtype == np.dtype("<u2")
+    with pytest.raises(InputError, match="a: the tokenizer gives id 65536, and uint16 holds at most 65535"):
+        as_dtype(np.array([65536], np.uint32), settings, "a")
+
+
+def test_the_hash_is_that_of_the_bytes(tmp_path: Path):
+    (tmp_path / "a").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
+    wanted = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_of(str(tmp_path / "a")) == wanted
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+    with pytest.raises(MeshwrightError, match=r"cannot write .*No such file.* bytes are free") as caught:
+        write_whole(tmp_path / "a" / "b", b"")
+    assert "goes on where it stopped" in caught.value.hint
+
+
+def test_what_a_killed_process_half_wrote_is_not_a_part(tmp_path: Path, piece):
+    path = part_path(tmp_path, piece, SETTINGS)
+    path.with_name(f"{path.name}.{os.getpid()}.tmp").write_bytes(b"ab")
+    assert finished_part(path, "uint16") is None

@@ -1,12 +1,25 @@
+"""Token files, their metadata and identity; windows of tokens, documents in them, Python's own sources."""
+
+import dataclasses
 import math
 import os
+import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.data import RandomTokens, TokenWindows, data_identity, identity_difference, open_data
+from meshwright.data import (
+    RandomTokens,
+    TokenFileMetadata,
+    TokenWindows,
+    data_identity,
+    identity_difference,
+    open_data,
+    read_metadata,
+)
+from meshwright.data._tokens import metadata_path, segments_of, stdlib_parts
 from meshwright.errors import InputError
 
 
@@ -255,7 +268,7 @@ def test_a_file_is_told_from_another_by_size_and_content(tmp_path: Path, monkeyp
     assert "2000 bytes are as many as before, and not the same" in identity_difference(
         known, identity(tokens + 1)
     )
-    monkeypatch.setattr("meshwright.data._token_files.BLOCK_BYTES", 8)  # the first and last among 64 blocks
+    monkeypatch.setattr("meshwright.data._tokens.BLOCK_BYTES", 8)  # the first and last among 64 blocks
     sampled = identity(tokens)
     assert sampled["hashed"] == "64 blocks of 8 bytes"
     for place in (0, -1):
@@ -269,3 +282,139 @@ def test_data_that_is_in_no_named_file_has_an_identity_where_it_is_read_from_a_d
     found = data_identity(load_config("bytes-nano", overrides))
     assert (found is None) == ("synthetic" in overrides[0])
     assert found == data_identity(load_config("bytes-nano", overrides))
+
+
+def test_a_document_ends_with_its_end():
+    tokens = np.array([[1, 2, 9, 3, 9, 9, 4], [9, 1, 1, 1, 1, 1, 9], [1, 1, 1, 1, 1, 1, 1]], np.int32)
+    found = segments_of(tokens, 9)
+    assert found.dtype == np.int32
+    assert found.tolist() == [[0, 0, 0, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1], [0] * 7]
+
+
+FACTS = TokenFileMetadata(
+    schema=1,
+    tokenizer="bytes",
+    tokenizer_sha256=None,
+    dtype="uint16",
+    vocab_size=257,
+    end_of_document=256,
+    num_tokens=1000,
+    num_documents=3,
+    inputs=(),
+)
+
+
+def opened(path: Path, *overrides: str, facts: TokenFileMetadata | str = FACTS):
+    np.resize(np.array([104, 105, 256], np.uint16), 1000).tofile(path)
+    metadata_path(path).write_text(facts if isinstance(facts, str) else facts.as_json())
+    said = ["data.source=tokens", f"data.path={path}", "data.dtype=uint16", "batch.sequence_length=8"]
+    return open_data(load_config("bytes-nano", [*said, "model.vocab_size=257", *overrides]))
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    metadata_path(tmp_path / "a.bin").write_text(FACTS.as_json())
+    assert read_metadata(tmp_path / "a.bin") == FACTS
+    assert (tmp_path / "a.bin.json").is_file()
+    assert read_metadata(tmp_path / "b.bin") is None
+
+
+def test_bytes_are_shown_as_text_without_the_ends_of_documents(tmp_path: Path):
+    data = opened(tmp_path / "a.bin")
+    assert data.decode(np.array([104, 105, 256, 104])) == "hih"  # pyright: ignore
+    other = opened(tmp_path / "b.bin", facts=dataclasses.replace(FACTS, tokenizer="t.json"))
+    assert other.decode(np.array([104, 256])) == "104 256"  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed", "message", "hint"),
+    [
+        (["data.dtype=int32"], {}, "data.dtype = 'int32', but", "use data.dtype = 'uint16'"),
+        (["model.vocab_size=256"], {}, "may hold ids below 257", "model.vocab_size = 257"),
+        ([], {"num_tokens": 1001}, "has 2000 bytes, and a.bin.json says 1001 tokens", "copy both again"),
+        (
+            ["data.documents=packed", "data.end_of_document=10"],
+            {},
+            "data.end_of_document = 10, but in",
+            "use data.end_of_document = 256",
+        ),
+        (
+            ["data.documents=packed", "data.end_of_document=10"],
+            {"end_of_document": None},
+            "no document has an end",
+            "make the tokens with --end-of-document",
+        ),
+        ([], {"schema": 2}, "has schema 2, and this release reads 1", "remove a.bin.json"),
+    ],
+)
+def test_a_configuration_that_does_not_match_the_file_is_refused(
+    tmp_path: Path, overrides: list[str], changed: dict, message: str, hint: str
+):
+    with pytest.raises(InputError) as caught:
+        opened(tmp_path / "a.bin", *overrides, facts=dataclasses.replace(FACTS, **changed))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "Invalid JSON"), ("[]", "the whole"), ('{"schema": 1}', "tokenizer: Field required")],
+)
+def test_facts_that_are_none_are_refused(tmp_path: Path, text: str, message: str):
+    with pytest.raises(InputError, match=r"a\.bin\.json does not describe a token file") as caught:
+        opened(tmp_path / "a.bin", facts=text)
+    assert message in caught.value.message
+
+
+def test_facts_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self: Path):
+        raise PermissionError(13, "Permission denied")
+
+    metadata_path(tmp_path / "a.bin").write_text(FACTS.as_json())
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InputError, match=r"cannot read .*Permission denied"):
+        read_metadata(tmp_path / "a.bin")
+
+
+def make_stdlib(folder: Path, num_files: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(num_files):
+        (folder / f"m{number:03}.py").write_bytes(b"%03d\xff" % number)
+    for outside in ("site-packages/other.py", "test/test_m.py", "pkg/tests/test_n.py", "pkg/notes.txt"):
+        (folder / outside).parent.mkdir(parents=True, exist_ok=True)
+        (folder / outside).write_text("not these")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder) if name == "stdlib" else None)
+    stdlib_parts.cache_clear()
+
+
+def test_every_twentieth_file_is_held_out_and_no_byte_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_stdlib(tmp_path, 41, monkeypatch)
+    parts = stdlib_parts(0.05)
+    stdlib_parts.cache_clear()
+    assert parts["held-out"].tobytes() == b"019\xff039\xff"
+    assert parts["train"].tobytes() == b"".join(b"%03d\xff" % n for n in range(41) if n not in (19, 39))
+    assert parts["train"].dtype == np.uint8
+
+
+def test_an_interpreter_without_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_stdlib(tmp_path, 19, monkeypatch)
+    with pytest.raises(InputError, match=r"has 19 Python sources, and .* = 0.05 needs at least 20") as caught:
+        stdlib_parts(0.05)
+    assert "a Python with its sources on disk" in caught.value.hint
+
+
+def test_this_interpreter_s_library_reads_as_python_text():
+    data = open_data(load_config("bytes-nano"))
+    assert isinstance(data, TokenWindows)
+    text = "".join(data.decode(row) for step in range(40) for row in data.batch(step, "train")["tokens"])
+    assert "self" in text
+    assert "import" in text
+    assert 2.5 < data.unigram_entropy_nats("held-out") < 4.0  # English is 2.9 to 3.1; a uniform byte 5.5
+    assert open_data(load_config("bytes-nano", ["seed=1"])).parts["train"] is data.parts["train"]  # pyright: ignore
+
+
+def test_bytes_that_are_no_text_are_shown_as_such():
+    data = open_data(load_config("bytes-nano"))
+    assert isinstance(data, TokenWindows)
+    assert data.decode(np.frombuffer("naïve".encode(), np.uint8)) == "naïve"
+    assert data.decode(np.array([65, 255], np.int32)) == "A\N{REPLACEMENT CHARACTER}"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.models import attention
-from meshwright.models.attention import causal_attention, uses_cudnn
+from meshwright.models import attention_blocks
+from meshwright.models.attention import causal_attention, documents_of, uses_cudnn
 
 
 def plain(query, key, value):
@@ -33,8 +33,8 @@ def inputs(length, heads, kv_heads, width=8, batch=2):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of 8, and at most 4 of them, so that small sequences have many."""
-    monkeypatch.setattr(attention, "MIN_BLOCK", 8)
-    monkeypatch.setattr(attention, "MAX_BLOCKS", 4)
+    monkeypatch.setattr(attention_blocks, "MIN_BLOCK", 8)
+    monkeypatch.setattr(attention_blocks, "MAX_BLOCKS", 4)
 
 
 # One position; one block; a last block of one and of less; larger blocks, so as not to be more.
@@ -53,10 +53,10 @@ def test_each_group_of_heads_has_its_own_keys(heads, kv_heads, context):
 
 
 def test_the_scores_of_the_whole_sequence_are_never_held(context):
-    length = attention.MAX_BLOCKS * attention.MIN_BLOCK + 5
+    length = attention_blocks.MAX_BLOCKS * attention_blocks.MIN_BLOCK + 5
     run, arrays = context(), inputs(length, 1, 1, width=4, batch=1)
     text = jax.jit(lambda *x: causal_attention(*x, run)).lower(*arrays).as_text()
-    size = -(-length // attention.MAX_BLOCKS)
+    size = -(-length // attention_blocks.MAX_BLOCKS)
     assert f"x{size}x{length - length % size}x" in text
     assert f"x{length}x{length}x" not in text
 
@@ -111,7 +111,7 @@ def test_cudnn_is_for_half_precision_on_nvidia_and_heads_that_fit(platform, dtyp
 def test_documents_say_where_each_token_stands(platform, length, has_bias, context):
     run = context(platform=platform, dtype=jnp.bfloat16)
     segments = np.array([[0, 0, 1, 2, 2, 2, 2, 2, 3], [0] * 9], np.int32)[:, :length]
-    found = jax.jit(lambda s: attention.documents_of(s, run, 64))(segments)
+    found = jax.jit(lambda s: documents_of(s, run, 64))(segments)
     wanted = np.array([[0, 1, 0, 0, 1, 2, 3, 4, 0], list(range(9))])[:, :length]
     np.testing.assert_array_equal(found.positions, wanted)
     assert (found.bias is not None) is has_bias  # cuDNN takes none of odd length
@@ -126,7 +126,7 @@ def test_attention_stays_inside_documents_whatever_the_blocks(context, small_blo
     run, (query, key, value) = context(), inputs(30, 4, 2)
     lengths = (3, 14, 1, 12)
     segments = jnp.array(np.repeat(np.arange(4, dtype=np.int32), lengths)[None].repeat(2, 0))
-    documents = attention.documents_of(segments, run, 8)
+    documents = documents_of(segments, run, 8)
     out = jax.jit(lambda *x: causal_attention(*x, run, documents))(query, key, value)
     for start, length in zip((0, 3, 17, 18), lengths, strict=True):
         part = slice(start, start + length)

@@ -1,6 +1,7 @@
 """Experts against loops over tokens, dense MLPs, autodiff of the dense form, and Hugging Face's Mixtral."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -88,7 +89,7 @@ CASES = [
     ({"capacity_factor": 1.0}, {}),
     ({"capacity_factor": 0.3, "mlp": "plain", "experts_per_token": 3}, {}),
     ({"capacity_factor": 1.1, "experts_per_token": 1}, {"data": 2, "expert": 4}),
-    ({"capacity_factor": 1.0}, {"fsdp": 2, "expert": 2}),
+    pytest.param({"capacity_factor": 1.0}, {"fsdp": 2, "expert": 2}, marks=pytest.mark.wide),
 ]
 
 
@@ -174,26 +175,31 @@ def assert_near(found, wanted):
 # Whole models
 
 
-def loss_of(config, run, batch=None):
-    model = Transformer(config)
-    batch = {"tokens": TOKENS} if batch is None else batch
+def loss_of(config, run, packed=False):
+    model, batch = Transformer(config), {"tokens": TOKENS} | ({"segments": SEGMENTS} if packed else {})
 
     def loss(parameters):
         value, outcome = model.loss(parameters, {}, {k: jnp.array(v) for k, v in batch.items()}, run)
         return value, outcome.metrics
 
-    return jax.value_and_grad(loss, has_aux=True)
+    return loss
+
+
+@functools.cache
+def gradient_of(config, run, packed=False):
+    """Jitted, so that each program is compiled once."""
+    return jax.jit(jax.value_and_grad(loss_of(config, run, packed), has_aux=True))
 
 
 def test_one_expert_is_a_dense_mlp(context):
     config = changed(num_experts=1, experts_per_token=1, balancing_loss=0.0)
     plain = changed(num_experts=None, experts_per_token=None, balancing_loss=0.0)
     parameters = values(Transformer(plain).parameters())
-    (wanted, _), gradients = jax.jit(loss_of(plain, context()))(parameters)
+    (wanted, _), gradients = gradient_of(plain, context())(parameters)
     mlp = parameters["layers"].pop("mlp")
     router = jnp.zeros((2, EMBED, 1))
     parameters["layers"]["experts"] = {name: w[:, None] for name, w in mlp.items()} | {"router": router}
-    (found, metrics), ours = jax.jit(loss_of(config, context()))(parameters)
+    (found, metrics), ours = gradient_of(config, context())(parameters)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert metrics == {"balancing_loss": 1, "expert_load": 1, "dropped": 0}
     experts = ours["layers"].pop("experts")
@@ -206,40 +212,45 @@ def test_shared_experts_are_an_mlp_of_their_width_beside(context):
     config = changed(num_shared_experts=2)
     plain = changed(num_experts=None, experts_per_token=None, balancing_loss=0.0, mlp_dim=24)
     parameters = values(Transformer(plain).parameters())
-    wanted = jax.jit(loss_of(plain, context()))(parameters)[0][0]
+    wanted = jax.jit(loss_of(plain, context()))(parameters)[0]
     silent = values(expert_parameters(config))
     silent["down"] = jnp.zeros_like(silent["down"])
     parameters["layers"]["experts"] = {name: jnp.stack([w, w]) for name, w in silent.items()}
-    found, metrics = jax.jit(loss_of(config, context()))(parameters)[0]
+    found, metrics = jax.jit(loss_of(config, context()))(parameters)
     np.testing.assert_allclose(found, wanted + 0.1 * metrics["balancing_loss"], rtol=1e-6)
 
 
 def test_the_balancing_loss_is_none_of_the_held_out_loss(context):
     run = dataclasses.replace(context(), training=False)
     parameters = values(Transformer(BASE).parameters())
-    trained, metrics = jax.jit(loss_of(BASE, context()))(parameters)[0]
-    judged, same = jax.jit(loss_of(BASE, run))(parameters)[0]
+    trained, metrics = gradient_of(BASE, context())(parameters)[0]
+    held_out, same = jax.jit(loss_of(BASE, run))(parameters)
     assert metrics["balancing_loss"] == same["balancing_loss"] > 2
-    np.testing.assert_allclose(trained - judged, 0.1 * metrics["balancing_loss"], rtol=1e-4)
+    np.testing.assert_allclose(trained - held_out, 0.1 * metrics["balancing_loss"], rtol=1e-4)
 
 
 SEGMENTS = np.cumsum(np.random.default_rng(3).random(TOKENS.shape) < 0.2, axis=1).astype(np.int32)
 LAYOUTS = [
     ({"expert": 8}, {}, "none"),
-    ({"data": 2, "expert": 4}, {"num_shared_experts": 1}, "dots-attention"),
     ({"fsdp": 2, "expert": 2, "tensor": 2}, {"num_shared_experts": 1, "unroll": True}, "none"),
-    ({"data": 2, "fsdp": 2, "tensor": 2}, {"mlp": "plain"}, "full"),
-    ({"fsdp": 4, "expert": 2}, {"capacity_factor": 4.0}, "dots"),
+    *(
+        pytest.param(*case, marks=pytest.mark.wide)
+        for case in (
+            ({"data": 2, "expert": 4}, {"num_shared_experts": 1}, "dots-attention"),
+            ({"data": 2, "fsdp": 2, "tensor": 2}, {"mlp": "plain"}, "full"),
+            ({"fsdp": 4, "expert": 2}, {"capacity_factor": 4.0}, "dots"),
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("layout", "fields", "remat"), LAYOUTS, ids=str)
 def test_eight_devices_train_as_one_does(layout, fields, remat, context):
     config = changed(**fields)
-    batch = {"tokens": TOKENS} | ({"segments": SEGMENTS} if "unroll" in fields else {})
+    packed = "unroll" in fields
     parameters = values(Transformer(config).parameters())
-    (wanted, figures), gradients = jax.jit(loss_of(config, context(), batch))(parameters)
-    (found, same), ours = jax.jit(loss_of(config, context(remat=remat, **layout), batch))(parameters)
+    (wanted, figures), gradients = gradient_of(config, context(), packed)(parameters)
+    (found, same), ours = gradient_of(config, context(remat=remat, **layout), packed)(parameters)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     for name, figure in figures.items():
         np.testing.assert_allclose(same[name], figure, rtol=1e-5)
@@ -254,7 +265,7 @@ def test_policies_that_keep_products_run_no_expert_twice(remat, products, contex
     def again(mlp_dim):
         config = changed(capacity_factor=1.0, num_layers=1, mlp_dim=mlp_dim)
         shapes = jax.eval_shape(lambda: values(Transformer(config).parameters()))
-        traced = jax.jit(loss_of(config, context(remat=remat))).trace(shapes)
+        traced = gradient_of(config, context(remat=remat)).trace(shapes)
         return count_traced(traced.jaxpr.jaxpr, "cuda").by_phase["recompute"]
 
     num_choices = 8 * 16 * 2
@@ -321,7 +332,7 @@ def test_loss_and_gradients_are_those_of_hugging_faces_mixtral(context):
     balance = torch.stack(each).mean()
     (loss + 0.1 * balance).backward()
 
-    (found, metrics), gradients = jax.jit(loss_of(BASE, context()))(parameters)
+    (found, metrics), gradients = gradient_of(BASE, context())(parameters)
     np.testing.assert_allclose(metrics["balancing_loss"], float(balance.detach()), rtol=1e-5)
     np.testing.assert_allclose(found, float((loss + 0.1 * balance).detach()), rtol=1e-5)
     wanted = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}

@@ -64,7 +64,10 @@ def test_the_cpu_computes_the_numbers_that_its_own_products_of_eight_bits_give(o
     assert np.allclose(here, there, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize(("fleet", "layout"), [("1xH100", "data=-1"), ("8xH100", "fsdp=4,tensor=2")])
+@pytest.mark.parametrize(
+    ("fleet", "layout"),
+    [("1xH100", "data=-1"), pytest.param("8xH100", "fsdp=4,tensor=2", marks=pytest.mark.wide)],
+)
 def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eight_bits(fleet, layout):
     sizes = ("model.embed_dim=256", "model.num_kv_heads=4", "model.mlp_dim=512")
     sizes += ("batch.sequences=16", "batch.sequence_length=128", "data.source=synthetic")

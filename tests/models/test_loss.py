@@ -4,11 +4,15 @@ import numpy as np
 import optax
 import pytest
 
-from meshwright.models.loss import LEFT_OUT, mean_cross_entropy
+from meshwright.models.loss import LEFT_OUT, mean_cross_entropy, targets_of
 
 BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
 CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
 CASES += [({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
+
+
+def loss_of(hidden, head, ids, run, most_positions, *, gaps=False):
+    return mean_cross_entropy(hidden, head, targets_of(ids, run.mesh, gaps=gaps), run, most_positions)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def test_loss_and_gradients_are_optaxs_whatever_the_chunks_and_the_layout(
     run, (hidden, head, targets) = context(**layout), arrays
 
     def loss(hidden, head):
-        return mean_cross_entropy(hidden, head, targets, run, most_positions)
+        return loss_of(hidden, head, targets, run, most_positions)
 
     value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, head)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
@@ -51,20 +55,20 @@ def test_loss_and_gradients_are_optaxs_whatever_the_chunks_and_the_layout(
 @pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 2}], ids=str)
 def test_without_gradients_it_is_the_same_loss(layout, arrays, expected, context):
     run = context(**layout)
-    value = jax.jit(lambda *x: mean_cross_entropy(*x, run, 4))(*arrays)
+    value = jax.jit(lambda *x: loss_of(*x, run, 4))(*arrays)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
 
 
 def test_gradients_scale_with_what_is_done_to_the_loss(arrays, expected, context):
     run, (hidden, head, targets) = context(), arrays
-    gradient = jax.jit(jax.grad(lambda h: 3.0 * mean_cross_entropy(h, head, targets, run, 4)))(hidden)
+    gradient = jax.jit(jax.grad(lambda h: 3.0 * loss_of(h, head, targets, run, 4)))(hidden)
     np.testing.assert_allclose(gradient, 3.0 * expected[1][0], atol=3e-6)
 
 
 def test_large_logits_do_not_overflow(arrays, context):
     hidden, head, targets = arrays
     run = context()
-    loss = jax.jit(jax.value_and_grad(lambda h: mean_cross_entropy(1e4 * h, head, targets, run, 4)))
+    loss = jax.jit(jax.value_and_grad(lambda h: loss_of(1e4 * h, head, targets, run, 4)))
     value, gradient = loss(hidden)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
@@ -74,7 +78,7 @@ def test_in_half_precision_the_logits_are_summed_in_float32(arrays, expected, co
     hidden, head, targets = arrays
     run = context(dtype=jnp.bfloat16)
     half = (hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16))
-    loss = jax.value_and_grad(lambda h, w: mean_cross_entropy(h, w, targets, run, 4), argnums=(0, 1))
+    loss = jax.value_and_grad(lambda h, w: loss_of(h, w, targets, run, 4), argnums=(0, 1))
     value, gradients = jax.jit(loss)(*half)
     wanted = jax.jit(reference)(*(x.astype(jnp.float32) for x in half), targets)
     assert value.dtype == jnp.float32
@@ -86,7 +90,7 @@ def test_in_half_precision_the_logits_are_summed_in_float32(arrays, expected, co
 
 def test_the_logits_of_the_whole_batch_are_never_held(arrays, context):
     run, (hidden, head, targets) = context(), arrays
-    loss = jax.jit(jax.value_and_grad(lambda h, w: mean_cross_entropy(h, w, targets, run, 3), argnums=(0, 1)))
+    loss = jax.jit(jax.value_and_grad(lambda h, w: loss_of(h, w, targets, run, 3), argnums=(0, 1)))
     text = loss.lower(hidden, head).as_text()
     assert f"tensor<{BATCH}x3x{VOCAB}xf32>" in text
     assert f"tensor<{BATCH}x{LENGTH}x{VOCAB}xf32>" not in text
@@ -98,7 +102,7 @@ def test_targets_left_out_have_no_loss_and_no_gradient(layout, arrays, context):
     kept = np.random.default_rng(1).random(targets.shape) < 0.7
 
     def ours(hidden, head):
-        return mean_cross_entropy(hidden, head, jnp.where(kept, targets, LEFT_OUT), run, 4, gaps=True)
+        return loss_of(hidden, head, jnp.where(kept, targets, LEFT_OUT), run, 4, gaps=True)
 
     def theirs(hidden, head):
         logits = jnp.einsum("bse,ve->bsv", hidden, head)
@@ -116,7 +120,7 @@ def test_targets_left_out_have_no_loss_and_no_gradient(layout, arrays, context):
 def test_without_any_target_the_loss_is_zero(arrays, context):
     hidden, head, targets = arrays
     none = jnp.full_like(targets, LEFT_OUT)
-    loss = jax.value_and_grad(lambda h: mean_cross_entropy(h, head, none, context(), 4, gaps=True))
+    loss = jax.value_and_grad(lambda h: loss_of(h, head, none, context(), 4, gaps=True))
     value, gradient = jax.jit(loss)(hidden)
     assert value == 0
     assert not gradient.any()

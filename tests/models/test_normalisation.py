@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.models import initial_parameters
-from meshwright.models.vision import batch_norm, norm_parameters, norm_state
+from meshwright.models.small import batch_norm, norm_parameters, norm_state
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 ROWS, CHANNELS, SIDE = 8, 3, 5

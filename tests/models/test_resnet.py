@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from meshwright.config import ResNetModel
 from meshwright.models import initial_parameters
-from meshwright.models.vision import BLOCKS, STAGES, ResNet
+from meshwright.models.small import BLOCKS, STAGES, ResNet
 
 ROWS, SIDE = 8, 32
 MODEL = ResNet(ResNetModel(kind="resnet18", image_size=SIDE))
@@ -26,6 +27,7 @@ def given(seed=0, rows=ROWS):
     return parameters, initial_parameters(MODEL.state(), jax.random.key(0)), batch
 
 
+@functools.cache
 def passed(run, model=MODEL):
     """Jitted: parameters, state and batch to ((loss, outcome), gradients)."""
     return jax.jit(jax.value_and_grad(lambda p, s, b: model.loss(p, s, b, run), has_aux=True))

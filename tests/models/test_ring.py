@@ -1,5 +1,6 @@
 """The sequence split over `context`, on eight simulated devices, against one device."""
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -9,8 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from meshwright.config import TransformerModel
-from meshwright.models import attention, initial_parameters
-from meshwright.models import attention_blocks as parts
+from meshwright.models import attention_blocks, initial_parameters
 from meshwright.models.attention import in_ring_order, ring_attention, ring_positions
 from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
@@ -31,9 +31,8 @@ LENGTH = 64
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Two blocks on each device that has eight positions."""
-    for module in (attention, parts):
-        monkeypatch.setattr(module, "MIN_BLOCK", 4)
-        monkeypatch.setattr(module, "MAX_BLOCKS", 2)
+    monkeypatch.setattr(attention_blocks, "MIN_BLOCK", 4)
+    monkeypatch.setattr(attention_blocks, "MAX_BLOCKS", 2)
 
 
 def test_each_device_holds_a_piece_from_either_end(mesh):
@@ -53,7 +52,12 @@ def test_without_the_axis_the_order_is_that_of_the_window(mesh):
 
 @pytest.mark.parametrize(
     ("axes", "documents"),
-    [({"context": 8}, False), ({"context": 3}, True), ({"data": 2, "context": 2, "tensor": 2}, True)],
+    [
+        ({"context": 3}, True),
+        ({"data": 2, "context": 2, "tensor": 2}, False),
+        pytest.param({"context": 8}, False, marks=pytest.mark.wide),
+        pytest.param({"data": 2, "context": 2, "tensor": 2}, True, marks=pytest.mark.wide),
+    ],
 )
 def test_the_ring_gives_what_jaxs_own_attention_gives(mesh, axes, documents):
     split, length = mesh(**axes), 48
@@ -88,23 +92,35 @@ def batch_of(documents):
     return batch
 
 
+@functools.cache
+def drawn(name):
+    return jax.jit(lambda: initial_parameters(Transformer(MODELS[name]).parameters(), jax.random.key(1)))()
+
+
 def loss_and_gradients(name, context, documents):
     """The jitted function and its arguments."""
     model = Transformer(MODELS[name])
-    parameters = initial_parameters(model.parameters(), jax.random.key(1))
+    parameters = drawn(name)
     run = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, {}, b, context)[0]))
     return run, parameters, batch_of(documents)
 
 
-# Each axis beside it, each format, each way of rematerialisation, each kind of position, documents.
+# Each axis beside it, each format, each way of rematerialisation, each kind of position, documents. In
+# `make test` two of these: tests/test_layouts.py and tests/step/test_pipeline.py have the ring too.
 @pytest.mark.parametrize(
     ("axes", "name", "dtype", "remat", "documents"),
     [
-        ({"context": 8}, "rotary", jnp.float32, "none", False),
         ({"data": 2, "context": 4}, "learned", jnp.float32, "full", True),
-        ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.float32, "dots-attention", True),
-        ({"fsdp": 2, "context": 2, "tensor": 2}, "learned", jnp.bfloat16, "dots-attention", False),
-        ({"data": 2, "context": 4}, "rotary", jnp.bfloat16, "dots", False),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.bfloat16, "dots-attention", False),
+        *(
+            pytest.param(*case, marks=pytest.mark.wide)
+            for case in (
+                ({"context": 8}, "rotary", jnp.float32, "none", False),
+                ({"fsdp": 2, "context": 2, "tensor": 2}, "rotary", jnp.float32, "dots-attention", True),
+                ({"fsdp": 2, "context": 2, "tensor": 2}, "learned", jnp.bfloat16, "dots-attention", False),
+                ({"data": 2, "context": 4}, "rotary", jnp.bfloat16, "dots", False),
+            )
+        ),
     ],
 )
 def test_loss_and_gradients_are_those_of_one_device(axes, name, dtype, remat, documents, context):

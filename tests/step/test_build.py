@@ -1,16 +1,24 @@
-"""One step on one device, and the same step on eight simulated ones."""
+"""One step on one device, and the same step on eight simulated ones; shards, ZeRO-1, offload."""
 
 import functools
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
+import meshwright as mw
+from meshwright.checkpoint import Checkpoints, restore
 from meshwright.config import load_config
 from meshwright.data import open_data
+from meshwright.models import Parameter, initial_parameters
 from meshwright.step import build_step
+from meshwright.step._build import abstract_batch, whole_over_replicas
+
+# One step on one device, and the same step on eight simulated ones.
+
 
 NANO = ("data.source=synthetic", "batch.sequences=16", "batch.sequence_length=32", "model.num_kv_heads=4")
 NANO += ("model.embed_dim=32", "model.mlp_dim=64", "model.vocab_size=64")
@@ -88,29 +96,41 @@ def equal(mine, theirs):
     return [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)]
 
 
+IN_TWO = ("batch.microbatch_sequences=2",)  # of the rows of each of four replicas
+# The model of both, and what changes none of its numbers. `make test` has data and tensor alone in
+# tests/test_layouts.py.
 CASES = [
-    pytest.param({"data": 8}, NANO, 1, id="data=8 in two"),
-    pytest.param({"fsdp": 8}, NANO, None, id="fsdp=8"),
-    pytest.param({"tensor": 4}, NANO, 8, id="tensor=4 in two"),
-    pytest.param(ALL_THREE, NANO, None, id="all three"),
-    pytest.param(ALL_THREE, NANO, 2, id="all three in two"),
-    pytest.param(ALL_THREE, GPT, 2, id="all three in two, as GPT-2"),
-    pytest.param({"data": 4, "fsdp": 2}, (*NANO, "zero1=true"), None, id="ZeRO-1"),
-    pytest.param(ALL_THREE, (*NANO, "zero1=true"), 2, id="ZeRO-1 in two"),
-    pytest.param(ALL_THREE, (*NANO, "offload=both", "remat=full"), 2, id="offloaded, in two"),
-    pytest.param({"data": 8}, NANO, None, id="data=8", marks=pytest.mark.long),
-    pytest.param({"fsdp": 8}, NANO, 1, id="fsdp=8 in two", marks=pytest.mark.long),
-    pytest.param({"tensor": 4}, NANO, None, id="tensor=4", marks=pytest.mark.long),
+    pytest.param({"fsdp": 8}, NANO, (), id="fsdp=8"),
+    pytest.param(ALL_THREE, NANO, IN_TWO, id="all three in two"),
+    pytest.param(ALL_THREE, GPT, IN_TWO, id="all three in two, as GPT-2"),
+    pytest.param(ALL_THREE, NANO, ("zero1=true", *IN_TWO), id="ZeRO-1 in two"),
+    pytest.param(ALL_THREE, NANO, ("offload=both", "remat=full", *IN_TWO), id="offloaded, in two"),
+    *(
+        pytest.param(axes, NANO, more, id=name, marks=pytest.mark.wide)
+        for name, axes, more in (
+            ("data=8 in two", {"data": 8}, ("batch.microbatch_sequences=1",)),
+            ("tensor=4 in two", {"tensor": 4}, ("batch.microbatch_sequences=8",)),
+            ("all three", ALL_THREE, ()),
+            ("ZeRO-1", {"data": 4, "fsdp": 2}, ("zero1=true",)),
+        )
+    ),
+    *(
+        pytest.param(axes, NANO, more, id=name, marks=pytest.mark.long)
+        for name, axes, more in (
+            ("data=8", {"data": 8}, ()),
+            ("fsdp=8 in two", {"fsdp": 8}, ("batch.microbatch_sequences=1",)),
+            ("tensor=4", {"tensor": 4}, ()),
+        )
+    ),
 ]
 
 
-@pytest.mark.parametrize(("axes", "model", "rows"), CASES)
+@pytest.mark.parametrize(("axes", "model", "more"), CASES)
 def test_layouts_and_microbatches_give_the_losses_of_one_device_and_one_batch(
-    axes, model, rows, mesh, trained
+    axes, model, more, mesh, trained
 ):
     alone = trained(mesh(), "bytes-nano", *model)
-    overrides = model if rows is None else (*model, f"batch.microbatch_sequences={rows}")
-    found = trained(mesh(**axes), "bytes-nano", *overrides)
+    found = trained(mesh(**axes), "bytes-nano", *model, *more)
     np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-5)
     np.testing.assert_allclose(found.norms, alone.norms, rtol=1e-4)
     assert all(equal(found.initial, alone.initial))
@@ -130,7 +150,7 @@ def test_the_losses_fall_and_the_learning_rate_is_told(mesh, trained):
 
 
 def test_two_runs_of_one_seed_are_bitwise_equal_and_of_two_seeds_are_not(mesh, built_on):
-    config, built = built_on(mesh(**ALL_THREE), "bytes-nano", *NANO)
+    config, built = built_on(mesh(**ALL_THREE), "bytes-nano", *NANO, *IN_TWO)
     ends = []
     for seed in (0, 0, 1):
         state = built.init(np.uint32(seed))
@@ -272,3 +292,131 @@ def test_a_batch_is_split_over_replicas_alone(mesh):
     tokens = built.batch["tokens"]
     assert tokens.shape == (2, 8, 33)  # two microbatches of two sequences for each of four replicas
     assert tokens.sharding.spec == PartitionSpec(None, ("data", "fsdp"))
+
+
+TOKENS = ["data.source=tokens", "data.path=absent.bin", "data.dtype=uint16", "batch.microbatch_sequences=2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [([], ["tokens"]), (["data.documents=packed", "data.end_of_document=0"], ["segments", "tokens"])],
+)
+def test_packed_documents_have_a_segment_for_each_token(more: list[str], wanted: list[str], mesh):
+    batch = abstract_batch(load_config("bytes-nano", [*TOKENS, *more]), mesh(data=2))
+    assert sorted(batch) == wanted
+    for array in batch.values():
+        assert array.shape == (2, 4, 65)  # 8 sequences: 2 microbatches of 2 for each of 2 replicas
+        assert array.dtype == jnp.int32
+        assert tuple(array.sharding.spec) == (None, "data")
+
+
+@pytest.mark.parametrize(("preset", "side"), [("lenet-fashion", 28), ("resnet18-fashion", 96)])
+def test_images_of_files_have_weights_and_images_made_from_the_seed_have_none(preset, side, mesh):
+    batch = abstract_batch(load_config(preset), mesh(data=2))
+    assert {name: (array.shape, array.dtype) for name, array in batch.items()} == {
+        "images": ((1, 256, 1, side, side), jnp.float32),
+        "labels": ((1, 256), jnp.int32),
+        "weights": ((1, 256), jnp.float32),
+    }
+    assert "weights" not in abstract_batch(load_config(preset, ["data.source=synthetic"]), mesh(data=2))
+
+
+# Where ZeRO-1's state lies, and what a step makes of it (test_build.py: it trains as one device does).
+
+
+P = PartitionSpec
+DECLARED = {
+    "matrix": Parameter(shape=(8, 4), dims=("embed", "mlp"), fan_in=8),
+    "router": Parameter(shape=(8, 4), dims=("embed", "mlp"), fan_in=8, wide=True),
+    "scale": Parameter(shape=(8,), dims=("embed",), initial="ones"),
+}
+
+
+def test_parameters_and_moments_are_split_over_fsdp_and_data(mesh):
+    state = build_step(load_config("bytes-nano", ["zero1=true"]), mesh(data=2, fsdp=2, tensor=2)).state
+    adam = state["optimizer"][1][0]
+    for tree in (state["parameters"], adam.mu, adam.nu):
+        assert tree["layers"]["mlp"]["up"].sharding.spec == P(None, ("fsdp", "data"), "tensor")
+        assert tree["final_norm"]["scale"].sharding.spec == P(("fsdp", "data"))
+
+
+def test_the_copy_of_a_step_is_whole_over_data_and_matrices_are_in_the_computations_format(mesh):
+    axes = mesh(data=2, fsdp=2)
+    parameters = initial_parameters(DECLARED, jax.random.key(0))
+    laid = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(axes, P(("fsdp", "data")))), parameters)
+    copy = jax.jit(lambda p: whole_over_replicas(p, DECLARED, axes, jnp.bfloat16))(laid)
+    for name, dtype in (("matrix", jnp.bfloat16), ("router", jnp.float32), ("scale", jnp.float32)):
+        assert copy[name].dtype == dtype
+        assert copy[name].sharding.is_equivalent_to(NamedSharding(axes, P("fsdp")), copy[name].ndim)
+        np.testing.assert_array_equal(copy[name], parameters[name].astype(dtype))
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_a_checkpoint_with_zero1_is_restored_without_and_the_reverse(mesh, tmp_path, before, after):
+    builds = [
+        build_step(
+            load_config("linear", ["optimizer.momentum=0.9", f"zero1={str(zero1).lower()}"]), mesh(data=8)
+        )
+        for zero1 in (before, after)
+    ]
+    state = builds[0].init(np.uint32(3))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, {})
+    restored = restore(checkpoints.newest(), builds[1].state)
+    checkpoints.close()
+    for mine, theirs, wanted in zip(*map(jax.tree.leaves, (restored, state, builds[1].state)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.sharding == wanted.sharding
+
+
+# Moments in the hosts' memory: where they lie, on simulated devices, and what is left on H100s.
+
+
+SMALL = ["data.source=synthetic", "precision=bf16", "model.num_layers=4", "model.embed_dim=256"]
+SMALL += ["model.num_heads=8", "model.num_kv_heads=8", "model.mlp_dim=512", "model.vocab_size=1024"]
+SMALL += ["batch.sequences=32", "batch.sequence_length=128", "remat=full"]
+PARAMETERS = 4 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 2 * 1024 * 256 + 256
+BLOCK_INPUTS = 4 * (32 // 8) * 128 * 256 * 2  # layers, a replica's rows, positions, width; bf16
+
+
+def test_moments_are_made_and_stay_in_host_memory_and_counts_do_not(mesh):
+    built = build_step(load_config("bytes-nano", ["offload=optimizer"]), mesh(data=2, fsdp=2))
+    made = built.init(np.uint32(0))
+    for state in (built.state, made):
+        kinds = jax.tree.map(lambda x: x.sharding.memory_kind, state)
+        adam = kinds["optimizer"][1][0]
+        assert set(jax.tree.leaves((adam.mu, adam.nu))) == {"pinned_host"}
+        assert adam.count != "pinned_host"
+        assert "pinned_host" not in jax.tree.leaves(kinds["parameters"])
+
+
+def weighed(offload: str) -> mw.Weighing:
+    return mw.weigh("bytes-nano", on="8xH100", layout="data=8", overrides=[*SMALL, f"offload={offload}"])
+
+
+@pytest.fixture(scope="module")
+def kept() -> mw.Weighing:
+    return weighed("none")
+
+
+@pytest.mark.parametrize(
+    ("offload", "moments", "activations"), [("optimizer", 1, 0), ("activations", 0, 1), ("both", 1, 1)]
+)
+def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offload, moments, activations):
+    """By hand: two moments of 4 bytes for each parameter; the input of every block."""
+    before, after = kept.ledger.memory, weighed(offload).ledger
+    on_host = moments * 8 * PARAMETERS + activations * BLOCK_INPUTS
+    assert before.host_bytes == 0
+    assert after.memory.host_bytes == on_host
+    assert before.argument_bytes - after.memory.argument_bytes == moments * 8 * PARAMETERS
+    fallen = before.reserved_bytes - after.memory.reserved_bytes
+    assert fallen >= 0.99 * moments * 8 * PARAMETERS  # no copy of a moment is on the device at the peak
+    if moments:
+        assert after.memory.by_category["optimizer_state"] == 4  # Adam's count of steps
+    assert "offload that did not happen" not in {finding.kind for finding in after.findings}
+
+
+def test_arguments_that_were_meant_for_the_host_are_named_as_such():
+    compiled = weighed("optimizer").compiled
+    meant = {a.moment: a.host for a in compiled.arguments if a.role == "optimizer_state"}
+    assert meant == {"count": False, "mu": True, "nu": True}

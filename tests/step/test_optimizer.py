@@ -1,16 +1,29 @@
-"""The optimizers against their papers' formulas, written out in numpy."""
+"""Optimizers and schedules: their rules, the matrices they see, and how their moments are sharded."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec
 
-from meshwright.config import load_config
-from meshwright.models import Parameter, model_of
+from meshwright.config import load_config, preset_names
+from meshwright.models import Parameter, initial_parameters, model_of
 from meshwright.step import optimizer_of
-from meshwright.step._optimizer import schedule_of
+from meshwright.step._optimizer import (
+    by_matrix,
+    is_hidden_matrix,
+    is_matrix,
+    matrix_dims,
+    moment_shardings,
+    muon_dims,
+    schedule_of,
+)
+
+# The optimizers against their papers' formulas, written out in numpy.
+
 
 DECLARED = {
     "matrix": Parameter(shape=(2, 3), dims=("embed", "mlp")),
@@ -191,3 +204,188 @@ def test_a_stable_schedule_decays_over_its_last_steps_alone():
 def test_an_inverse_square_root_schedule_halves_at_four_times_its_warmup():
     found = rates("kind=inverse-square-root", "warmup_steps=10")
     assert found(0, 5, 10, 40, 90, 1000) == pytest.approx([0, 0.5, 1, 0.5, 1 / 3, 0.1])
+
+
+# Which dims of a parameter are a matrix's, by models whose products are known.
+
+
+def declared(preset, *overrides):
+    return model_of(load_config(preset, overrides).model).parameters()
+
+
+def flattened(parameter):
+    return matrix_dims(parameter).flat_shape(parameter.shape)
+
+
+def test_attentions_matrices_are_those_of_single_layers_with_all_heads_on_one_side():
+    layers = declared("gpt2-124m")["layers"]
+    for name in ("query", "key", "value"):
+        assert flattened(layers["attention"][name]) == (12, 768, 12 * 64)
+        assert muon_dims(layers["attention"][name]) == ((1,), (2, 3))
+    assert flattened(layers["attention"]["output"]) == (12, 12 * 64, 768)
+    assert muon_dims(layers["attention"]["output"]) == ((1, 2), (3,))
+    assert muon_dims(layers["mlp"]["down"]) == ((1,), (2,))
+    assert flattened(layers["attention"]["query_bias"]) == (12, 768)
+    assert flattened(layers["mlp_norm"]["scale"]) == (12, 768)
+
+
+def test_each_expert_is_a_matrix_of_its_own():
+    layers = declared("bytes-moe", "model.num_shared_experts=2")["layers"]
+    assert flattened(layers["experts"]["up"]) == (2, 4, 64, 128)
+    assert flattened(layers["experts"]["down"]) == (2, 4, 128, 64)
+    assert muon_dims(layers["experts"]["down"]) == ((2,), (3,))
+    assert flattened(layers["experts"]["router"]) == (2, 64, 4)
+    assert flattened(layers["mlp"]["up"]) == (2, 64, 2 * 128)
+
+
+def test_a_convolutions_inputs_are_its_channels_and_the_window():
+    kernel = declared("lenet")["convolution2"]["weight"]
+    assert flattened(kernel) == (50, 20 * 5 * 5)
+    assert muon_dims(kernel) == ((1, 2, 3), (0,))
+    assert matrix_dims(kernel).inputs_outputs(kernel.shape) == (500, 50)
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_parameter_of_every_preset_is_a_matrix_or_a_vector(preset):
+    for parameter in jax.tree.leaves(declared(preset), is_leaf=lambda p: isinstance(p, Parameter)):
+        dims = matrix_dims(parameter)
+        assert sorted(dims.stack + dims.first + dims.second) == list(range(len(parameter.shape)))
+        if is_matrix(parameter):
+            assert dims.inputs_outputs(parameter.shape)[0] == parameter.fan_in
+
+
+def test_tables_heads_norms_and_biases_are_no_hidden_matrices():
+    leaves = jax.tree_util.tree_leaves_with_path(
+        declared("gpt2-124m", "model.tied_embeddings=false"), is_leaf=lambda p: isinstance(p, Parameter)
+    )
+    hidden = {jax.tree_util.keystr(path) for path, p in leaves if is_hidden_matrix(p)}
+    names = [("attention", n) for n in ("query", "key", "value", "output")]
+    assert hidden == {f"['layers']['{g}']['{n}']" for g, n in [*names, ("mlp", "up"), ("mlp", "down")]}
+    assert not is_hidden_matrix(declared("cruncher")["head"])
+    assert all(is_hidden_matrix(p) for p in declared("cruncher")["layers"])
+
+
+def test_a_parameter_whose_inputs_cannot_be_told_is_a_mistake_of_ours():
+    with pytest.raises(AssertionError, match="have its fan_in"):
+        matrix_dims(Parameter(shape=(4, 6), dims=("embed", "mlp"), fan_in=5))
+    with pytest.raises(AssertionError, match="stack is not first"):
+        matrix_dims(Parameter(shape=(4, 6), dims=("embed", "layers"), fan_in=4))
+
+
+def test_by_matrix_a_stack_of_layers_is_treated_as_its_layers_one_by_one():
+    shape = (3, 8, 2, 4)
+    stack = {
+        "matrix": Parameter(shape=shape, dims=("layers", "embed", "heads", "head_dim"), fan_in=8),
+        "experts": Parameter(shape=(3, 2, 8, 4), dims=("layers", "experts", "embed", "mlp"), fan_in=8),
+        "table": Parameter(shape=(5, 8), dims=("vocab", "embed"), fan_in=8),
+    }
+    random = np.random.default_rng(0)
+    values = {n: jnp.asarray(random.standard_normal(p.shape), jnp.float32) for n, p in stack.items()}
+    update = by_matrix(optax.clip_by_block_rms(0.01), stack)
+    found, state = update.update(values, update.init(values), values)
+    assert set(state) == {"stacked", "single", "experts"}
+    matrices = [*values["matrix"], *values["experts"].reshape(-1, 8, 4)]
+    for layer, got in zip(matrices, [*found["matrix"], *found["experts"].reshape(-1, 8, 4)], strict=True):
+        np.testing.assert_allclose(got, layer * 0.01 / jnp.sqrt(jnp.mean(layer**2)), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["table"], values["table"] * 0.01 / jnp.sqrt(jnp.mean(values["table"] ** 2)), rtol=1e-6
+    )
+
+
+# Each moment lies with its parameter; a part of it, with the dims that it keeps.
+
+
+KINDS = ("sgd", "adagrad", "rmsprop", "adam", "adamw", "lion", "adafactor", "muon")
+SMALL = ("model.num_layers=2", "model.embed_dim=256", "model.mlp_dim=512", "model.vocab_size=1024")
+SMALL += ("model.num_heads=4", "model.num_kv_heads=4")
+
+
+def specs(mesh, *overrides):
+    """By path: shape and how it lies, of the optimizer's state and of the parameters."""
+    config = load_config("gpt2-124m", (*SMALL, *overrides))
+    declared = model_of(config.model).parameters()
+    optimizer = optimizer_of(config, declared)
+    shapes = jax.eval_shape(lambda: optimizer.init(initial_parameters(declared, jax.random.key(0))))
+    found = moment_shardings(shapes, declared, mesh)
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    lying = jax.tree.leaves(found)
+    return {
+        jax.tree_util.keystr(path): (leaf.shape, sharding.spec)
+        for (path, leaf), sharding in zip(leaves, lying, strict=True)
+    }
+
+
+def of(found, ending):
+    (only,) = [value for path, value in found.items() if path.endswith(ending)]
+    return only
+
+
+QUERY = "['layers']['attention']['query']"
+SPLIT_QUERY = PartitionSpec(None, "fsdp", "tensor", None)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "adafactor"])
+def test_a_moment_of_the_parameters_shape_lies_where_the_parameter_lies(mesh, kind):
+    momentum = ["optimizer.momentum=0.9"] if kind in ("sgd", "rmsprop") else []
+    found = specs(mesh(fsdp=4, tensor=2), f"optimizer.kind={kind}", *momentum)
+    queries = [value for path, value in found.items() if path.endswith(QUERY)]
+    assert len(queries) == {"adam": 2, "adamw": 2, "rmsprop": 2}.get(kind, 1)
+    assert queries == [((2, 256, 4, 64), SPLIT_QUERY)] * len(queries)
+    for shape, spec in found.values():  # what is whole on every device is small
+        assert spec != PartitionSpec() or shape in ((), (3,))
+
+
+def test_adafactors_rows_and_columns_are_split_as_the_sides_that_they_keep(mesh):
+    found = specs(mesh(fsdp=4, tensor=2), "optimizer.kind=adafactor")
+    # 256 inputs and 256 outputs: the second side counts as the longer one, and rows are the shorter's
+    assert of(found, f".v_row{QUERY}") == ((2, 256), PartitionSpec(None, "fsdp"))
+    assert of(found, f".v_col{QUERY}") == ((2, 256), PartitionSpec(None, "tensor"))
+    assert of(found, ".v_row['layers']['mlp']['down']") == ((2, 256), PartitionSpec(None, "fsdp"))
+    assert of(found, ".v_col['layers']['mlp']['down']") == ((2, 512), PartitionSpec(None, "tensor"))
+    assert of(found, ".v_row['embedding']") == ((256,), PartitionSpec("fsdp"))
+    assert of(found, ".v_col['embedding']") == ((1024,), PartitionSpec("tensor"))
+    assert of(found, ".v['layers']['mlp_norm']['scale']") == ((2, 256), PartitionSpec(None, "fsdp"))
+    assert of(found, f".v{QUERY}") == ((2, 1), PartitionSpec())  # Optax's placeholder
+    assert of(found, ".v['layers']['attention']['query_bias']") == ((2, 256), PartitionSpec(None, "tensor"))
+
+
+def test_adafactors_rows_of_experts_are_split_over_expert(mesh):
+    experts = (
+        "num_experts=8",
+        "experts_per_token=2",
+        "capacity_factor=1.0",
+        "balancing_loss=0.01",
+        "bias=false",
+    )
+    sets = ("optimizer.kind=adafactor", *(f"model.{each}" for each in experts))
+    found = specs(mesh(expert=4, tensor=2), *sets)
+    assert of(found, ".v_row['layers']['experts']['down']") == (
+        (2, 8, 256),
+        PartitionSpec(None, "expert", None),
+    )
+    assert of(found, ".v_col['layers']['experts']['down']") == (
+        (2, 8, 512),
+        PartitionSpec(None, "expert", "tensor"),
+    )
+
+
+def test_adafactors_moment_of_a_small_matrix_is_whole_and_split_as_both_sides(mesh):
+    found = specs(mesh(fsdp=4, tensor=2), "optimizer.kind=adafactor", "optimizer.least_factored=1024")
+    assert of(found, f".v{QUERY}") == ((2, 256, 256), PartitionSpec(None, "fsdp", "tensor"))
+
+
+def test_dims_made_one_are_split_only_as_the_first_of_them():
+    from meshwright.step._optimizer import _of_merged
+
+    assert _of_merged((0, 1), PartitionSpec("tensor", None)) == "tensor"
+    assert _of_merged((0, 1), PartitionSpec(None, "tensor")) is None
+    assert _of_merged((0, 1), PartitionSpec("fsdp", "tensor")) is None
+
+
+def test_every_number_of_the_state_is_in_fp32_or_counts(mesh):
+    for kind in KINDS:
+        config = load_config("gpt2-124m", (*SMALL, f"optimizer.kind={kind}", "precision=bf16"))
+        declared = model_of(config.model).parameters()
+        optimizer = optimizer_of(config, declared)
+        state = jax.eval_shape(lambda: optimizer.init(initial_parameters(declared, jax.random.key(0))))  # noqa: B023
+        assert {leaf.dtype for leaf in jax.tree.leaves(state)} <= {jnp.dtype("float32"), jnp.dtype("int32")}

@@ -10,12 +10,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
 from meshwright.config import load_config
-from meshwright.models import Context, initial_parameters, model_of
+from meshwright.models import Context, initial_parameters, is_parameter, model_of
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._gradients import gradients_of
-from meshwright.step._pipeline import Pipeline
-from meshwright.step._state import is_parameter
+from meshwright.step._pipeline import AXIS, Pipeline, gather_positions, own_positions, scatter_positions
+
+# Loss and gradients through stages against one device; what the compiled pipeline sends and keeps.
+
 
 TINY = ("data.source=synthetic", "model.num_layers=4", "model.num_kv_heads=4", "model.embed_dim=16")
 TINY += ("model.mlp_dim=32", "model.vocab_size=64", "batch.sequence_length=16", "model.loss_chunk=16")
@@ -31,7 +33,7 @@ class Run:
         self.config = load_config("bytes-nano", (*TINY, "precision=fp32", *overrides))
         self.model = model_of(self.config.model)
         self.declared = self.model.parameters()
-        self.parameters = initial_parameters(self.declared, jax.random.key(0))
+        self.parameters = jax.jit(lambda: initial_parameters(self.declared, jax.random.key(0)))()
         shape = (num_microbatches, ROWS, 17)
         self.batch = {"tokens": jax.random.randint(jax.random.key(1), shape, 0, 64)}
         if packed:
@@ -98,12 +100,13 @@ def test_experts_are_balanced_over_all_stages_and_their_figures_shown(mesh):
     experts = ("model.num_experts=4", "model.experts_per_token=2", "model.balancing_loss=0.1")
     config = load_config("bytes-nano", (*TINY, *experts, "precision=fp32", "batch.microbatch_sequences=2"))
     config = config.model_copy(update={"batch": config.batch.model_copy(update={"sequences": 16})})
-    metrics, states, held_out = [], [], []
+    metrics, states, held_out, start = [], [], [], None
     for axes in ({}, {"stage": 2, "data": 2, "expert": 2}):
         whole = {"microbatch_sequences": 2 if axes else 8}
         config = config.model_copy(update={"batch": config.batch.model_copy(update=whole)})
         built = build_step(config, mesh(**axes))
-        state = built.init(np.uint32(0))
+        start = start or jax.tree.map(np.asarray, built.init(np.uint32(0)))
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, built.state)
         tokens = np.random.default_rng(0).integers(0, 64, built.batch["tokens"].shape, np.int32)
         batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}
         held_out.append(jax.tree.map(float, built.evaluate(state["parameters"], {}, batch)))
@@ -125,25 +128,28 @@ def worst(mine, theirs):
 
 STAGE_DATA_TENSOR = {"stage": 2, "data": 2, "tensor": 2}
 STAGE_FSDP_TENSOR = {"stage": 2, "fsdp": 2, "tensor": 2}
+FOUR_FSDP = {"stage": 4, "fsdp": 2}
+DROPOUT = ("model.dropout=0.2",)
+WIDE, LONG = pytest.mark.wide, pytest.mark.long
+# The axes, the microbatches, what changes the model, and what changes none of its numbers.
 CASES = [
-    pytest.param({"stage": 2}, 4, (), id="two stages"),
-    pytest.param({"stage": 4}, 8, ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
-    pytest.param({"stage": 4}, 2, ("remat=none",), id="fewer microbatches than stages"),
-    pytest.param(STAGE_DATA_TENSOR, 4, ("pipeline=gpipe",), id="data and tensor, gpipe"),
-    pytest.param(STAGE_FSDP_TENSOR, 8, ("remat=full", *GPT), id="fsdp and tensor, as GPT-2"),
-    pytest.param({"stage": 4, "fsdp": 2}, 8, ("remat=none", "model.dropout=0.2"), id="fsdp, dropout"),
-    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), id="context and tensor"),
-    pytest.param(STAGE_DATA_TENSOR, 8, ("remat=none",), id="data and tensor", marks=pytest.mark.long),
-    pytest.param(STAGE_FSDP_TENSOR, 4, ("pipeline=gpipe",), id="fsdp, gpipe", marks=pytest.mark.long),
-    pytest.param({"stage": 4, "fsdp": 2}, 4, ("remat=full",), id="four and fsdp", marks=pytest.mark.long),
+    pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
+    pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
+    pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2"),
+    pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
+    pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=WIDE),
+    pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=WIDE),
+    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=WIDE),
+    pytest.param(STAGE_DATA_TENSOR, 8, (), ("remat=none",), id="data and tensor", marks=LONG),
+    pytest.param(STAGE_FSDP_TENSOR, 4, (), ("pipeline=gpipe",), id="fsdp, gpipe", marks=LONG),
+    pytest.param(FOUR_FSDP, 4, (), ("remat=full",), id="four and fsdp", marks=LONG),
 ]
 
 
-@pytest.mark.parametrize(("axes", "num_microbatches", "overrides"), CASES)
-def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, overrides, mesh, run_of, alone):
-    run = run_of(num_microbatches, *overrides)
-    value, gradient = alone(run, mesh())
-    step, arguments = run.compiled(mesh(**axes))
+@pytest.mark.parametrize(("axes", "num_microbatches", "model", "more"), CASES)
+def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, model, more, mesh, run_of, alone):
+    value, gradient = alone(run_of(num_microbatches, *model), mesh())
+    step, arguments = run_of(num_microbatches, *model, *more).compiled(mesh(**axes))
     found, through_stages = step(*arguments)
     assert float(found) == pytest.approx(float(value), rel=1e-5)
     assert worst(through_stages, gradient) < 1e-5
@@ -161,15 +167,17 @@ def test_documents_in_a_window_and_bf16_are_as_on_one_device(mesh, run_of, alone
 def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(mesh):
     """Under fp16, so that the loss scale goes along."""
     config = load_config("bytes-nano", (*TINY, "precision=fp16", "batch.microbatch_sequences=2"))
-    metrics, states = [], []
+    metrics, states, start = [], [], None
     for axes in ({}, {"stage": 2}):
         built = build_step(config, mesh(**axes))
-        state = built.init(np.uint32(0))
+        start = start or jax.tree.map(np.asarray, built.init(np.uint32(0)))
+        state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, built.state)
         tokens = np.random.default_rng(0).integers(0, 64, built.batch["tokens"].shape, np.int32)
         batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}
         held_out = built.evaluate(state["parameters"], {}, batch)["loss"]
-        bad = jax.tree.map(int, built.inspect(state, batch))
-        assert all(count == 0 for count in jax.tree.leaves(bad))
+        if axes:
+            bad = jax.tree.map(int, built.inspect(state, batch))
+            assert all(count == 0 for count in jax.tree.leaves(bad))
         state, found = built.step(state, batch)
         metrics.append({"held out": float(held_out), **jax.tree.map(float, found)})
         states.append(state["parameters"])
@@ -215,3 +223,47 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
     assert paid("collective-permute") == 2 * passes * activation
     # For the head a stage is sent a quarter of each microbatch, and gathers the gradients.
     assert (paid("reduce-scatter"), paid("all-gather")) == (8 * activation / 4, 8 * activation)
+
+
+# What each stage judges: its positions of what the last stage holds, beside the targets of the same.
+
+
+NUM_ROWS, LENGTH, WIDTH = 2, 16, 4
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"stage": 2},
+        {"stage": 4, "tensor": 2},
+        {"stage": 2, "context": 2, "tensor": 2},
+        {"stage": 2, "fsdp": 2},
+    ],
+    ids=str,
+)
+def test_positions_and_their_targets_go_together_and_come_back_whole(axes, mesh):
+    where = mesh(**axes)
+    numbers = jnp.arange(NUM_ROWS * LENGTH, dtype=jnp.int32).reshape(NUM_ROWS, LENGTH)
+
+    def stage(numbers):
+        here, is_last = jax.sharding.get_abstract_mesh(), jax.lax.axis_index(AXIS) == axes[AXIS] - 1
+        held = jnp.repeat(numbers[:, :, None], WIDTH, axis=2).astype(jnp.float32)
+        share = scatter_positions(
+            jnp.where(is_last, held, jnp.nan), here
+        )  # what the others hold does not count
+        return share[None], own_positions(numbers, here)[None], gather_positions(share, here)[None]
+
+    each = jax.shard_map(
+        stage,
+        mesh=where,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(AXIS),
+        axis_names={AXIS},
+        check_vma=False,
+    )
+    shares, targets, back = jax.jit(each)(numbers)
+    assert shares.shape == (axes[AXIS], NUM_ROWS, LENGTH // axes[AXIS], WIDTH)
+    np.testing.assert_array_equal(shares, np.repeat(targets[..., None], WIDTH, axis=3))
+    assert sorted(np.ravel(targets)) == list(range(NUM_ROWS * LENGTH))  # each position once
+    for whole in back:
+        np.testing.assert_array_equal(whole[:, :, 0], numbers)

@@ -40,64 +40,50 @@ class IdxPart:
 
 
 def idx_parts(folder: Path) -> dict[Split, IdxPart]:
-    """Read both splits from a folder of four files, each plain or with `.gz` appended to its name.
-
-    Raises:
-        InputError: a file is absent, cut short, too long or not an IDX file; images and labels differ in
-            number; or a label is not one of the ten.
-    """
+    """Read both splits from a folder of four files, each plain or with `.gz` appended to its name."""
     idx_files(folder)
-    return {split: _part(folder, *names) for split, names in NAMES.items()}
+    parts: dict[Split, IdxPart] = {}
+    for split, (images_name, labels_name) in NAMES.items():
+        images, labels = read_idx(folder, images_name, 3), read_idx(folder, labels_name, 1)
+        if len(images) != len(labels) or not len(images):
+            raise InputError(
+                f"{folder}: {images_name} has {len(images)} images and {labels_name} {len(labels)} labels",
+                hint="copy both again, from one source",
+            )
+        if labels.max() >= CLASSES:
+            raise InputError(
+                f"{folder}: {labels_name} holds label {labels.max()}; the models know {CLASSES} classes",
+                hint=f"labels are 0 to {CLASSES - 1}",
+            )
+        parts[split] = IdxPart(images=images, labels=labels)
+    return parts
 
 
 def idx_files(folder: Path) -> list[Path]:
-    """Return the four files of a folder, in the order of `NAMES`.
-
-    Raises:
-        InputError: files are absent; the message names all of them.
-    """
+    """Return the four files of a folder, in the order of `NAMES`."""
     every = [name for names in NAMES.values() for name in names]
-    found = {name: _found(folder, name) for name in every}
-    absent = [name for name, path in found.items() if path is None]
+    paths = {name: _path(folder, name) for name in every}
+    absent = [name for name, path in paths.items() if path is None]
     if absent:
         raise InputError(
             f"data.folder: {folder} has no {', '.join(absent)}",
             hint=f"put the four files there, plain or with .gz: {', '.join(every)}; or make a small set of "
             f"the same format: meshwright data sample-images --to {folder}",
         )
-    return [path for path in found.values() if path is not None]
+    return [path for path in paths.values() if path is not None]
 
 
-def _part(folder: Path, images_name: str, labels_name: str) -> IdxPart:
-    images, labels = read_idx(folder, images_name, 3), read_idx(folder, labels_name, 1)
-    if len(images) != len(labels) or not len(images):
-        raise InputError(
-            f"{folder}: {images_name} has {len(images)} images and {labels_name} {len(labels)} labels",
-            hint="copy both again, from one source",
-        )
-    if labels.max() >= CLASSES:
-        raise InputError(
-            f"{folder}: {labels_name} holds label {labels.max()}; the models tell {CLASSES} classes apart",
-            hint=f"labels are 0 to {CLASSES - 1}",
-        )
-    return IdxPart(images=images, labels=labels)
-
-
-def _found(folder: Path, name: str) -> Path | None:
+def _path(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
-    """Return the unsigned bytes of an existing file, shaped as its header says, with `dims` dimensions.
-
-    Raises:
-        InputError: the file is not such an IDX file, or its size does not match its header.
-    """
-    path = _found(folder, name)
+    """Return the unsigned bytes of an existing file, shaped as its header says, with `dims` dimensions."""
+    path = _path(folder, name)
     assert path is not None, f"{folder / name} was looked for before"
-    again = "copy it again"
+    again, is_packed = "copy it again", path.suffix == ".gz"
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = gzip.decompress(path.read_bytes()) if is_packed else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{path} is no whole gzip file: {error}", hint=again) from None
     except OSError as error:
@@ -108,7 +94,7 @@ def read_idx(folder: Path, name: str, dims: int) -> np.ndarray:
         raise InputError(
             f"{path} begins with {raw[:4].hex(' ') or 'nothing'}, and an IDX file of {dims} dimension"
             f"{'s' * (dims > 1)} of bytes with {wanted.hex(' ')}",
-            hint="it is another file" if path.suffix == ".gz" else "it is another file, or still compressed",
+            hint="it is another file" if is_packed else "it is another file, or still compressed",
         )
     if len(raw) < head:
         raise InputError(f"{path} is cut short: {len(raw)} bytes, and its header has {head}", hint=again)

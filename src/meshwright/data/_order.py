@@ -48,18 +48,18 @@ def windows_at(first: int, count: int, *, size: int, seed: int, split: Split) ->
     holds every window once, in its own order. The time does not depend on the place.
     """
     blocks = range(first // _AT_ONCE, (first + count - 1) // _AT_ONCE + 1)
-    found = np.concatenate([_block(block, size, seed, split) for block in blocks])
+    windows = np.concatenate([_block(block, size, seed, split) for block in blocks])
     start = first - blocks.start * _AT_ONCE
-    return found[start : start + count]
+    return windows[start : start + count]
 
 
 @functools.lru_cache(maxsize=8)
 def _block(block: int, size: int, seed: int, split: Split) -> np.ndarray:
     places = np.arange(block * _AT_ONCE, (block + 1) * _AT_ONCE, dtype=np.uint64)
     epochs, indices = np.divmod(places, np.uint64(size))
-    found = _permuted(indices, _key(seed, split, epochs), size).astype(np.int64)
-    found.flags.writeable = False  # all callers share the cached array
-    return found
+    windows = _permuted(indices, _key(seed, split, epochs), size).astype(np.int64)
+    windows.flags.writeable = False  # all callers share the cached array
+    return windows
 
 
 def _key(seed: int, split: Split, epochs: np.ndarray) -> np.ndarray:
@@ -71,10 +71,10 @@ def _key(seed: int, split: Split, epochs: np.ndarray) -> np.ndarray:
 def _permuted(indices: np.ndarray, key: np.ndarray, size: int) -> np.ndarray:
     """Permute each of `indices` within [0, size); for equal keys the mapping is one to one."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    found = _rounds(indices, key, half_bits)
-    while (outside := found >= size).any():
-        found[outside] = _rounds(found[outside], key[outside], half_bits)
-    return found
+    permuted = _rounds(indices, key, half_bits)
+    while (outside := permuted >= size).any():
+        permuted[outside] = _rounds(permuted[outside], key[outside], half_bits)
+    return permuted
 
 
 def _rounds(indices: np.ndarray, key: np.ndarray, half_bits: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,7 @@ class Piece:
 
 
 def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
-    """Split the inputs into pieces of work, in their order.
-
-    Raises:
-        InputError: no inputs, or one that is missing, a folder, empty, or named twice.
-    """
+    """Split the inputs into pieces of work, in their order."""
     if not inputs:
         raise InputError("no text was named", hint="name one file or several")
     pieces: list[Piece] = []
@@ -62,29 +58,20 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
         if (real := path.resolve()) in seen:
             raise InputError(f"{name} is named twice (as {seen[real]})", hint="name each file once")
         seen[real] = name
-        facts = path.stat()
-        if facts.st_size == 0:
+        num_bytes, modified_ns = path.stat().st_size, path.stat().st_mtime_ns
+        if num_bytes == 0:
             raise InputError(f"{name} is empty", hint="leave it out")
-        size = piece_bytes if path.suffix in LINES else facts.st_size
+        size = piece_bytes if path.suffix in LINES else num_bytes
+        whole = Piece(path=name, num_bytes=num_bytes, modified_ns=modified_ns, start=0, stop=num_bytes)
         pieces += [
-            Piece(
-                path=name,
-                num_bytes=facts.st_size,
-                modified_ns=facts.st_mtime_ns,
-                start=start,
-                stop=min(start + size, facts.st_size),
-            )
-            for start in range(0, facts.st_size, size)
+            replace(whole, start=start, stop=min(start + size, num_bytes))
+            for start in range(0, num_bytes, size)
         ]
     return pieces
 
 
 def documents_in(piece: Piece, text_key: str) -> Iterator[str]:
-    """Yield the documents of a piece, in order.
-
-    Raises:
-        InputError: bytes are not UTF-8, or a line is not a JSON object or has no text under `text_key`.
-    """
+    """Yield the documents of a piece, in order."""
     path = Path(piece.path)
     try:
         if path.suffix in LINES:
@@ -103,7 +90,7 @@ def _text(content: bytes, where: str, first_byte: int) -> str:
         hint = "convert it, as iconv -t utf-8 does"
         if starts and not first_byte:
             hint = f"it is compressed by {starts[0]}; unpack it first"
-        what = f"byte {first_byte + wrong.start} (0x{content[wrong.start]:02x}) is no UTF-8"
+        what = f"byte {first_byte + wrong.start} (0x{content[wrong.start]:02x}) is not UTF-8"
         raise InputError(f"{where}: {what}", hint=hint) from wrong
 
 
@@ -120,26 +107,26 @@ def _lines(piece: Piece, text_key: str) -> Iterator[str]:
 
 
 def _document(line: bytes, piece: Piece, begin: int, text_key: str) -> str:
+    def wrong(what: str, hint: str) -> InputError:
+        return InputError(f"{_where(piece, begin)}: {what}", hint=hint)
+
+    repair = "correct the line, or take it out"
+    wanted = "each line must be an object with its text under that key; --text-key names another"
     try:
         record = json.loads(_text(line, piece.path, begin))
-    except (ValueError, RecursionError) as wrong:
-        where = _where(piece, begin)
-        raise InputError(f"{where}: no JSON: {wrong}", hint="mend the line, or take it out") from wrong
-    wanted = "each line must be an object with its text under that key; --text-key names another"
+    except (ValueError, RecursionError) as error:
+        raise wrong(f"not JSON: {error}", repair) from error
     if not isinstance(record, dict):
-        what = f"a {type(record).__name__}, no object"
-        raise InputError(f"{_where(piece, begin)}: {what}", hint=wanted)
+        raise wrong(f"a {type(record).__name__}, not an object", wanted)
     if text_key not in record:
-        hint = f"{nearest_name(text_key, record)} {wanted}"
-        raise InputError(f"{_where(piece, begin)}: no key {text_key!r}", hint=hint)
+        raise wrong(f"no key {text_key!r}", f"{nearest_name(text_key, record)} {wanted}")
     if not isinstance(text := record[text_key], str):
-        what = f"{text_key!r} is {json.dumps(text)[:40]}, no text"
-        raise InputError(f"{_where(piece, begin)}: {what}", hint=wanted)
+        raise wrong(f"{text_key!r} is {json.dumps(text)[:40]}, not text", wanted)
     try:
         text.encode()
-    except UnicodeEncodeError as wrong:
-        what = f"{text_key!r} has half of a pair, \\u{ord(text[wrong.start]):04x}, which is no character"
-        raise InputError(f"{_where(piece, begin)}: {what}", hint="mend the line, or take it out") from wrong
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise wrong(f"{text_key!r} has half of a pair, {half}, which is not a character", repair) from error
     return text
 
 
@@ -173,15 +160,15 @@ class ByteTokenizer:
         """Return the text, with replacement characters for invalid UTF-8 and without ids above 255."""
         return ids[ids < NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
-    def end_of_document(self, asked: str) -> int:
+    def end_of_document(self, name: str) -> int:
         """Return the id that ends a document.
 
         Raises:
-            InputError: `asked` is not 256.
+            InputError: `name` is not 256.
         """
-        if asked != str(NUM_BYTES):
+        if name != str(NUM_BYTES):
             raise InputError(
-                f"--end-of-document {asked!r}: with bytes only {NUM_BYTES} is free to end a document",
+                f"--end-of-document {name!r}: with bytes only {NUM_BYTES} is free to end a document",
                 hint=f"use --end-of-document {NUM_BYTES}",
             )
         return NUM_BYTES
@@ -206,22 +193,22 @@ class FileTokenizer:
         text: str = self.inner.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
-    def end_of_document(self, asked: str) -> int:
+    def end_of_document(self, name: str) -> int:
         """Return the id of a token, given as the token's text or as the id.
 
         Raises:
             InputError: no such token.
         """
-        found: int | None = self.inner.token_to_id(asked)
-        if found is None and asked.isdecimal() and len(asked) < 20 and int(asked) < self.num_ids:
-            found = int(asked)
-        if found is None:
+        token_id: int | None = self.inner.token_to_id(name)
+        if token_id is None and name.isdecimal() and len(name) < 20 and int(name) < self.num_ids:
+            token_id = int(name)
+        if token_id is None:
             special = [token.content for token in self.inner.get_added_tokens_decoder().values()]
             raise InputError(
-                f"--end-of-document {asked!r}: {self.name} has no such token and {self.num_ids} ids",
-                hint=nearest_name(asked, special),
+                f"--end-of-document {name!r}: {self.name} has no such token and {self.num_ids} ids",
+                hint=nearest_name(name, special),
             )
-        return found
+        return token_id
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
@@ -248,7 +235,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     try:
         inner: Any = tokenizers.Tokenizer.from_file(name)
     except Exception as wrong:  # the package raises bare Exception
-        raise InputError(f"{name} is no tokenizer: {wrong}", hint="name a file tokenizer.json") from wrong
+        raise InputError(f"{name} is not a tokenizer: {wrong}", hint="name a file tokenizer.json") from wrong
     inner.no_truncation()  # the file may set truncation and padding, for use in a model
     inner.no_padding()
     num_ids = max(inner.get_vocab(with_added_tokens=True).values()) + 1  # ids may have gaps

@@ -3,17 +3,17 @@
 The tokens of each piece of work go to a part, a file in `FILE.partial`. A part's name is a hash of everything
 that its content depends on: the settings, the input's path, size and modification time, and the byte range. A
 record next to the part is written last; a part counts as done once its record exists. Both appear by
-renaming. When all parts are done they are joined in the order of the inputs; first the facts, then the token
-file are moved into place. After a crash or a kill, the same command continues from the finished parts. This
-needs twice the file's bytes on disk.
+renaming. When all parts are done they are joined in the order of the inputs. First the metadata, then the
+token file are moved into place. After a crash or a kill, the same command continues from the finished parts.
+This needs twice the file's bytes on disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from meshwright.children import safe_path
 from meshwright.errors import InputError, MeshwrightError
 
 from ._texts import BYTES, PIECE_BYTES, Piece, Tokenizer, documents_in, open_tokenizer, pieces_of
-from ._token_files import SCHEMA, InputFacts, TokenFileFacts, facts_path, read_facts
+from ._tokens import SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
 
 _ENCODED_AT_ONCE = 1 << 20  # characters
 
@@ -65,7 +66,7 @@ def part_path(folder: Path, piece: Piece, settings: Settings) -> Path:
 def finished_part(path: Path, dtype: str) -> Part | None:
     """Return the record of a part that an earlier run finished; None if the part is not complete."""
     try:
-        part = Part(**json.loads(_record_of(path).read_bytes()))
+        part = Part(**json.loads(path.with_suffix(".json").read_bytes()))
         whole = path.stat().st_size == part.num_tokens * np.dtype(dtype).itemsize
     except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: made again
         return None
@@ -73,12 +74,7 @@ def finished_part(path: Path, dtype: str) -> Part | None:
 
 
 def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer) -> Part:
-    """Tokenize a piece and write its part.
-
-    Raises:
-        InputError: the text is wrong, or an id does not fit the type.
-        MeshwrightError: the part cannot be written.
-    """
+    """Tokenize a piece and write its part."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     num_tokens = num_documents = 0
     with writing(temporary), temporary.open("wb") as file:
@@ -90,16 +86,12 @@ def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer
                 file.write(tokens.tobytes())
     part = Part(num_tokens=num_tokens, num_documents=num_documents)
     temporary.replace(path)
-    write_whole(_record_of(path), json.dumps(asdict(part)).encode())
+    write_whole(path.with_suffix(".json"), json.dumps(asdict(part)).encode())
     return part
 
 
 def as_dtype(ids: np.ndarray, settings: Settings, where: str) -> np.ndarray:
-    """Convert ids to the file's type, with the id that ends the document appended if there is one.
-
-    Raises:
-        InputError: an id does not fit.
-    """
+    """Convert ids to the file's type, with the id that ends the document appended if there is one."""
     dtype = np.dtype(settings.dtype).newbyteorder("<")
     if settings.end_of_document is not None:
         ids = np.append(ids.astype(np.uint32), np.uint32(settings.end_of_document))
@@ -118,13 +110,9 @@ def sha256_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Run the block, and explain a failed write with the free space at `path`.
-
-    Raises:
-        MeshwrightError: the disk is full, or refuses the write.
-    """
+    """Run the block, and explain a failed write with the free space at `path`."""
     try:
         yield
     except OSError as refused:
@@ -137,11 +125,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file that exists completely or not at all.
-
-    Raises:
-        MeshwrightError: it cannot be written.
-    """
+    """Write a small file that exists completely or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with writing(path):
         with temporary.open("wb") as file:
@@ -149,10 +133,6 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-def _record_of(path: Path) -> Path:
-    return path.with_suffix(".json")
 
 
 def _batches(texts: Iterator[str]) -> Iterator[Sequence[str]]:
@@ -176,9 +156,6 @@ _tokenizer: Tokenizer | None = None
 
 def start_worker(name: str) -> None:
     """Open the tokenizer once, ignore Ctrl-C (the parent handles it), and end when the parent ends."""
-    import multiprocessing
-    import signal
-
     global _tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core already has a process
@@ -193,22 +170,14 @@ def _end_with(sentinel: int) -> None:
 
     A killed parent cannot end its workers, which would wait for work forever.
     """
-    from multiprocessing.connection import wait
-
     wait([sentinel])
     os._exit(1)
 
 
-def work(path: Path, piece: Piece, settings: Settings) -> Part | tuple[str, str, bool]:
-    """Run `make_part` in a worker; return an error as its message, its hint, and True for a wrong input.
-
-    An exception would lose its hint on the way to the parent.
-    """
+def work(path: Path, piece: Piece, settings: Settings) -> Part:
+    """Run `make_part` in a worker."""
     assert _tokenizer is not None, "start_worker comes first"
-    try:
-        return make_part(path, piece, settings, _tokenizer)
-    except MeshwrightError as error:
-        return error.message, error.hint, isinstance(error, InputError)
+    return make_part(path, piece, settings, _tokenizer)
 
 
 OnProgress = Callable[[int, int], None]
@@ -227,8 +196,8 @@ def tokenize(
     workers: int = 1,
     on_progress: OnProgress = lambda done, total: None,
     piece_bytes: int = PIECE_BYTES,
-) -> TokenFileFacts:
-    """Write the tokens of texts to a file, and their facts to a JSON file next to it.
+) -> TokenFileMetadata:
+    """Write the tokens of texts to a file, and their metadata to a JSON file next to it.
 
     Args:
         inputs: files; `.jsonl` and `.ndjson` hold a document per line, any other is one document.
@@ -260,18 +229,16 @@ def tokenize(
         raise _is_there(target)
     with _alone(folder):
         if target.exists():  # killed after the last rename, or the folder is from an older run
-            facts = read_facts(target)
+            metadata = read_metadata(target)
             shutil.rmtree(folder)
-            if facts is None or not _is_asked(facts, opened, settings, inputs):
-                raise InputError(
-                    f"{target} is there already", hint="remove it, or name another file with --to"
-                )
-            return facts
+            if metadata is None or not _matches(metadata, opened, settings, inputs):
+                raise _is_there(target)
+            return metadata
         paths = [part_path(folder, piece, settings) for piece in pieces]
         parts = _all_parts(list(zip(paths, pieces, strict=True)), settings, opened, workers, on_progress)
-        facts = _facts(pieces, parts, settings, opened)
-        _join(folder, paths, target, facts)
-    return facts
+        metadata = _metadata(pieces, parts, settings, opened)
+        _join(folder, paths, target, metadata)
+    return metadata
 
 
 def _is_there(target: Path) -> InputError:
@@ -294,14 +261,8 @@ def _settings(
             f"{opened.name} has ids up to {largest}, and {dtype} holds at most {most}",
             hint="use --dtype uint32",
         )
-    settings = Settings(
-        tokenizer=tokenizer,
-        tokenizer_sha256=opened.sha256,
-        dtype=dtype,
-        end_of_document=end,
-        text_key=text_key,
-    )
-    return opened, settings
+    about = {"tokenizer": tokenizer, "tokenizer_sha256": opened.sha256, "dtype": dtype}
+    return opened, Settings(**about, end_of_document=end, text_key=text_key)
 
 
 @contextmanager
@@ -322,10 +283,12 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _is_asked(facts: TokenFileFacts, opened: Tokenizer, settings: Settings, inputs: Sequence[str]) -> bool:
-    made = (facts.tokenizer, facts.tokenizer_sha256, facts.dtype, facts.end_of_document)
-    asked = (opened.name, opened.sha256, settings.dtype, settings.end_of_document)
-    return made == asked and [each.path for each in facts.inputs] == list(inputs)
+def _matches(
+    metadata: TokenFileMetadata, opened: Tokenizer, settings: Settings, inputs: Sequence[str]
+) -> bool:
+    made = (metadata.tokenizer, metadata.tokenizer_sha256, metadata.dtype, metadata.end_of_document)
+    wanted = (opened.name, opened.sha256, settings.dtype, settings.end_of_document)
+    return made == wanted and [text.path for text in metadata.inputs] == list(inputs)
 
 
 def _all_parts(
@@ -336,34 +299,27 @@ def _all_parts(
     on_progress: OnProgress,
 ) -> list[Part]:
     """Return the part of every piece, from this run or an earlier one."""
-    found = {path: finished_part(path, settings.dtype) for path, _ in work_to_do}
-    missing = [(path, piece) for path, piece in work_to_do if found[path] is None]
+    parts: dict[Path, Part] = {}
+    for path, _ in work_to_do:
+        if (part := finished_part(path, settings.dtype)) is not None:
+            parts[path] = part
+    missing = [(path, piece) for path, piece in work_to_do if path not in parts]
     total = sum(piece.stop - piece.start for _, piece in work_to_do)
     done = total - sum(piece.stop - piece.start for _, piece in missing)
     on_progress(done, total)
     count = min(workers, len(missing))
-    made = _made_here(missing, settings, opened) if count < 2 else _made_by(count, missing, settings)
-    for path, piece, part in made:
-        found[path] = part
+    made = ((path, piece, make_part(path, piece, settings, opened)) for path, piece in missing)
+    for path, piece, part in made if count < 2 else _made_by(count, missing, settings):
+        parts[path] = part
         done += piece.stop - piece.start
         on_progress(done, total)
-    parts = [found[path] for path, _ in work_to_do]
-    assert None not in parts, "a piece was left out"
-    return [part for part in parts if part is not None]
+    return [parts[path] for path, _ in work_to_do]
 
 
-_Made = Iterator[tuple[Path, Piece, Part]]
-
-
-def _made_here(missing: Sequence[tuple[Path, Piece]], settings: Settings, opened: Tokenizer) -> _Made:
-    for path, piece in missing:
-        yield path, piece, make_part(path, piece, settings, opened)
-
-
-def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settings) -> _Made:
+def _made_by(
+    count: int, missing: Sequence[tuple[Path, Piece]], settings: Settings
+) -> Iterator[tuple[Path, Piece, Part]]:
     """Make parts in other processes and yield each when it is finished; the first error ends the work."""
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
     with safe_path():
         pool = ProcessPoolExecutor(count, context, start_worker, (settings.tokenizer,))
@@ -376,11 +332,7 @@ def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settin
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for future in as_completed(futures):
-            part = future.result()
-            if not isinstance(part, Part):
-                message, hint, is_input = part
-                raise (InputError if is_input else MeshwrightError)(message, hint=hint)
-            yield *futures[future], part
+            yield *futures[future], future.result()
     except BrokenProcessPool as died:
         raise MeshwrightError(
             "a worker process died, perhaps for lack of memory",
@@ -390,29 +342,25 @@ def _made_by(count: int, missing: Sequence[tuple[Path, Piece]], settings: Settin
         pool.shutdown(cancel_futures=True)
 
 
-def _facts(
+def _metadata(
     pieces: Sequence[Piece], parts: Sequence[Part], settings: Settings, opened: Tokenizer
-) -> TokenFileFacts:
-    inputs: dict[str, InputFacts] = {}
+) -> TokenFileMetadata:
+    inputs: dict[str, InputMetadata] = {}
     for piece, part in zip(pieces, parts, strict=True):
         now = Path(piece.path).stat()
         if (now.st_size, now.st_mtime_ns) != (piece.num_bytes, piece.modified_ns):
             hint = "run the same command again once it rests"
             raise InputError(f"{piece.path} changed while it was tokenized", hint=hint)
-        known = inputs.get(piece.path) or InputFacts(
+        known = inputs.get(piece.path)
+        inputs[piece.path] = InputMetadata(
             path=piece.path,
             num_bytes=piece.num_bytes,
-            sha256=sha256_of(piece.path),
-            num_documents=0,
-            num_tokens=0,
-        )
-        inputs[piece.path] = replace(
-            known,
-            num_documents=known.num_documents + part.num_documents,
-            num_tokens=known.num_tokens + part.num_tokens,
+            sha256=known.sha256 if known else sha256_of(piece.path),
+            num_documents=part.num_documents + (known.num_documents if known else 0),
+            num_tokens=part.num_tokens + (known.num_tokens if known else 0),
         )
     end = settings.end_of_document
-    return TokenFileFacts(
+    return TokenFileMetadata(
         schema=SCHEMA,
         tokenizer=opened.name,
         tokenizer_sha256=opened.sha256,
@@ -425,8 +373,8 @@ def _facts(
     )
 
 
-def _join(folder: Path, paths: Sequence[Path], target: Path, facts: TokenFileFacts) -> None:
-    """Join all parts into one file, which appears complete, after its facts."""
+def _join(folder: Path, paths: Sequence[Path], target: Path, metadata: TokenFileMetadata) -> None:
+    """Join all parts into one file, which appears complete, after its metadata."""
     joined = folder / "joined"
     with writing(joined):
         with joined.open("wb") as file:
@@ -435,6 +383,6 @@ def _join(folder: Path, paths: Sequence[Path], target: Path, facts: TokenFileFac
                     shutil.copyfileobj(part, file, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
-        write_whole(facts_path(target), facts.as_json().encode())
+        write_whole(metadata_path(target), metadata.as_json().encode())
         joined.replace(target)
     shutil.rmtree(folder)

@@ -1,12 +1,37 @@
 """Define the reference models: pure functions over declared parameters (docs/adr/0001).
 
+A new kind of model is a subclass of `Model` in a module of its own, and one line of `MODELS`.
 Imports: `config`, `sharding`, jax. Used by: `step`, `training`.
 """
 
+from __future__ import annotations
+
+from .. import config as _config
+from ._base import RESIDUAL as RESIDUAL
 from ._base import Context as Context
 from ._base import Model as Model
 from ._base import Outcome as Outcome
 from ._base import Parameter as Parameter
 from ._base import initial_parameters as initial_parameters
-from ._registry import MODELS as MODELS
-from ._registry import model_of as model_of
+from ._base import is_parameter as is_parameter
+from .small import Cruncher, LeNet, Linear, ResNet
+from .transformer import Transformer
+
+MODELS: dict[type[_config.ModelKind], type[Model]] = {
+    _config.LinearModel: Linear,
+    _config.CruncherModel: Cruncher,
+    _config.LeNetModel: LeNet,
+    _config.ResNetModel: ResNet,
+    _config.TransformerModel: Transformer,
+}
+"""The model of each kind of record."""
+
+
+def model_of(config: _config.ModelKind) -> Model:
+    """Return the model that the `model` section of a config describes.
+
+    >>> from meshwright.config import load_config
+    >>> model_of(load_config("linear").model).parameters()["weight"].dims
+    ('embed', 'one')
+    """
+    return MODELS[type(config)](config)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from ..sharding import AnyMesh, activation_spec, gather, on_each_device, pin
 Tree = Any  # a pytree: nested dicts and lists of leaves
 Batch = Mapping[str, Array]
 TRUNCATION_SIGMAS = 3.0
+RESIDUAL = ("batch", "residual_sequence", "embed")  # dimensions of an activation between blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,34 +79,29 @@ class Outcome(NamedTuple):
 STATELESS = Outcome({}, {})
 
 
-@runtime_checkable
-class Model(Protocol):
-    """A model: its declared parameters, its state without gradients, and its loss."""
+class Model(ABC):
+    """A model: its declared parameters, its state without gradients, and its loss.
 
+    Args:
+        config: the record of the config's `model` section.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
     def parameters(self) -> Tree:
         """Return the tree of `Parameter` declarations."""
-        ...
 
     def state(self) -> Tree:
-        """Return the declarations of the model state: arrays kept between steps, not updated by gradients."""
-        ...
+        """Declare the model state: arrays kept between steps, not updated by gradients. Empty by default."""
+        return {}
 
+    @abstractmethod
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
         """Return the mean loss over the batch in float32, and the batch's `Outcome`."""
-        ...
-
-
-def _initial(key: Key[Array, ""], parameter: Parameter) -> Array:
-    if parameter.initial == "zeros":
-        return jnp.zeros(parameter.shape, jnp.float32)
-    if parameter.initial == "ones":
-        return jnp.ones(parameter.shape, jnp.float32)
-    normal = jax.random.truncated_normal(
-        key, -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS, parameter.shape, jnp.float32
-    )
-    return normal / math.sqrt(parameter.fan_in)
 
 
 def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
@@ -115,7 +112,16 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
     """
 
     def one(path: Any, parameter: Parameter) -> Array:
-        name = jax.tree_util.keystr(path)
-        return _initial(jax.random.fold_in(key, zlib.crc32(name.encode())), parameter)
+        if parameter.initial != "fan_in":
+            return (jnp.zeros if parameter.initial == "zeros" else jnp.ones)(parameter.shape, jnp.float32)
+        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        limits = -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS
+        normal = jax.random.truncated_normal(own, *limits, parameter.shape, jnp.float32)
+        return normal / math.sqrt(parameter.fan_in)
 
-    return jax.tree_util.tree_map_with_path(one, declared, is_leaf=lambda x: isinstance(x, Parameter))
+    return jax.tree_util.tree_map_with_path(one, declared, is_leaf=is_parameter)
+
+
+def is_parameter(leaf: object) -> bool:
+    """Return whether `leaf` is a `Parameter`, a leaf of a model's declarations."""
+    return isinstance(leaf, Parameter)

@@ -40,15 +40,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
-from ._base import Context
-from .attention_blocks import MAX_BLOCKS, MIN_BLOCK, Blocks, Cudnn, Gradients, Kernel, Part, Seen, merged
+from ._base import Context, Tree
+from .attention_blocks import Blocks, Cudnn, Gradients, Kernel, Part, PartResult, causal_blocks, merged
 
-Tree = Any
 AXIS = "context"
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
-Saved = tuple[Array, Array, Array, Array | None, Seen]
+Saved = tuple[Array, Array, Array, Array | None, PartResult]
 
 
 def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
@@ -77,53 +76,48 @@ def ring_positions(length: int, mesh: AnyMesh) -> Int[Array, " sequence"]:
     return pin(piece * num + place, mesh, "sequence")
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def ring_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
     value: Float[Array, "batch sequence kv_heads head_dim"],
     segments: Int[Array, "batch sequence"] | None,
     mesh: AnyMesh,
-    *,
     cudnn: bool,
 ) -> Float[Array, "batch sequence heads head_dim"]:
-    """Compute causal attention over a sequence in ring order, within each segment if segments are given."""
-    assert not (cudnn and segments is not None), "cuDNN attends to whole windows"
-    return _attend(mesh, cudnn, query, key, value, segments)
+    """Compute causal attention over a sequence in ring order, within each segment if segments are given.
+
+    cuDNN takes no segments.
+    """
+    return _forward(query, key, value, segments, mesh, cudnn)[0]
 
 
 def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
-    """Return the PartitionSpecs of query, key, value and segments, and those of the result `Seen`."""
+    """Return the PartitionSpecs of query, key, value and segments, and those of the `PartResult`."""
     heads, kv_heads = activation_spec(HEADS, mesh), activation_spec(KV_HEADS, mesh)
     tokens = activation_spec(("batch", "sequence"), mesh)
     both: tuple[Any, Any] = heads, activation_spec(("batch", "heads", "sequence"), mesh)
-    return (heads, kv_heads, kv_heads, tokens), Seen(*both)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(
-    mesh: AnyMesh, cudnn: bool, query: Array, key: Array, value: Array, segments: Array | None
-) -> Array:
-    return _forward(mesh, cudnn, query, key, value, segments)[0]
+    return (heads, kv_heads, kv_heads, tokens), PartResult(*both)
 
 
 def _forward(
-    mesh: AnyMesh, cudnn: bool, query: Array, key: Array, value: Array, segments: Array | None
+    query: Array, key: Array, value: Array, segments: Array | None, mesh: AnyMesh, cudnn: bool
 ) -> tuple[Array, Saved]:
-    arguments, seen_spec = _specs(mesh)
+    arguments, result_spec = _specs(mesh)
     local = partial(_round, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
-    seen = on_each_device(local, mesh, arguments, seen_spec)(query, key, value, segments)
-    seen = Seen(*(checkpoint_name(x, NAME) for x in seen))
-    return seen.out, (query, key, value, segments, seen)
+    result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
+    result = PartResult(*(checkpoint_name(x, NAME) for x in result))
+    return result.out, (query, key, value, segments, result)
 
 
 def _backward(mesh: AnyMesh, cudnn: bool, saved: Saved, d_out: Array) -> tuple[Array, Array, Array, None]:
-    arguments, seen_spec = _specs(mesh)
+    arguments, result_spec = _specs(mesh)
     local = partial(_round_back, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
-    each = on_each_device(local, mesh, (*arguments, seen_spec, seen_spec.out), arguments[:3])
+    each = on_each_device(local, mesh, (*arguments, result_spec, result_spec.out), arguments[:3])
     return *each(*saved, d_out), None
 
 
-_attend.defvjp(_forward, _backward)
+ring_attention.defvjp(_forward, _backward)
 
 
 class _Keys(NamedTuple):
@@ -136,25 +130,10 @@ class _Keys(NamedTuple):
     both: Array
     segments: Array | None
 
-    @classmethod
-    def of(cls, key: Array, value: Array, segments: Array | None) -> _Keys:
-        return cls(jnp.concatenate([key, value]), segments)
-
-
-class _Mine(NamedTuple):
-    """Queries of this device, or of one of its pieces; for the backward pass also results and `d_out`."""
-
-    query: Array
-    segments: Array | None
-    out: Array | None = None
-    log_sum_exp: Float[Array, "batch sequence heads"] | None = None
-    d_out: Array | None = None
-
-
-def _part(mine: _Mine, keys: _Keys) -> Part:
-    segments = None if mine.segments is None or keys.segments is None else (mine.segments, keys.segments)
-    key, value = jnp.split(keys.both, 2)
-    return Part(mine.query, key, value, segments)
+    def part(self, query: Array, segments: Array | None) -> Part:
+        """Return the part in which `query` attends to these keys."""
+        both = None if segments is None or self.segments is None else (segments, self.segments)
+        return Part(query, *jnp.split(self.both, 2), both)
 
 
 def _halves(tree: Tree) -> tuple[Tree, Tree]:
@@ -173,39 +152,43 @@ def _onward(tree: Tree, size: int) -> Tree:
     return jax.tree.map(lambda x: jax.lax.ppermute(x, AXIS, pairs), tree)
 
 
-def _round(kernel: Kernel, size: int, query: Array, key: Array, value: Array, segments: Array | None) -> Seen:
+def _round(
+    kernel: Kernel, size: int, query: Array, key: Array, value: Array, segments: Array | None
+) -> PartResult:
     """Attend with one device's queries to the keys of all devices. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
-    mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
-    own = kernel.forward(_part(mine, keys), True)
+    keys = _Keys(jnp.concatenate([key, value]), segments)
+    own = kernel.forward(keys.part(query, segments), True)
     half = query.shape[1] // 2
-    seen = (
-        Seen(own.out[:, :half], own.log_sum_exp[:, :, :half]),
-        Seen(own.out[:, half:], own.log_sum_exp[:, :, half:]),
+    results = (
+        PartResult(own.out[:, :half], own.log_sum_exp[:, :, :half]),
+        PartResult(own.out[:, half:], own.log_sum_exp[:, :, half:]),
     )
-    first, second = _halves(mine)
+    first, second = _halves((query, segments))
 
-    def hop(number: Array | int, seen: tuple[Seen, Seen], keys: _Keys) -> tuple[Seen, Seen]:
+    def hop(
+        number: Array | int, results: tuple[PartResult, ...], keys: _Keys
+    ) -> tuple[PartResult, PartResult]:
         earlier = number <= device  # these keys come from device (device - number) modulo size
         low, high = _halves(keys)
-        late = kernel.forward(_part(second, low), False)
-        part = _part(_either(earlier, first, second), _either(earlier, low, high))
-        out, log_sum_exp = kernel.forward(part, False)
-        to_first = Seen(out, jnp.where(earlier, log_sum_exp, -jnp.inf))
-        to_second = Seen(out, jnp.where(earlier, -jnp.inf, log_sum_exp))
-        return merged(seen[0], to_first), merged(merged(seen[1], late), to_second)
+        late = kernel.forward(low.part(*second), False)
+        mine, theirs = _either(earlier, first, second), _either(earlier, low, high)
+        out, log_sum_exp = kernel.forward(theirs.part(*mine), False)
+        to_first = PartResult(out, jnp.where(earlier, log_sum_exp, -jnp.inf))
+        to_second = PartResult(out, jnp.where(earlier, -jnp.inf, log_sum_exp))
+        return merged(results[0], to_first), merged(merged(results[1], late), to_second)
 
-    def one(carry: tuple[tuple[Seen, Seen], _Keys], number: Array) -> tuple[Any, None]:
-        seen, keys = carry
+    def one(carry: tuple[Any, _Keys], number: Array) -> tuple[Any, None]:
+        results, keys = carry
         following = _onward(keys, size)  # overlaps with the work on the present keys
-        return (hop(number, seen, keys), following), None
+        return (hop(number, results, keys), following), None
 
     keys = _onward(keys, size)
     if size > 2:
-        (seen, keys), _ = jax.lax.scan(one, (seen, keys), jnp.arange(1, size - 1))
-    seen = hop(size - 1, seen, keys)
-    out = jnp.concatenate([x.out for x in seen], axis=1).astype(query.dtype)
-    return Seen(out, jnp.concatenate([x.log_sum_exp for x in seen], axis=2))
+        (results, keys), _ = jax.lax.scan(one, (results, keys), jnp.arange(1, size - 1))
+    results = hop(size - 1, results, keys)
+    out = jnp.concatenate([x.out for x in results], axis=1).astype(query.dtype)
+    return PartResult(out, jnp.concatenate([x.log_sum_exp for x in results], axis=2))
 
 
 def _round_back(
@@ -215,23 +198,21 @@ def _round_back(
     key: Array,
     value: Array,
     segments: Array | None,
-    seen: Seen,
+    result: PartResult,
     d_out: Array,
 ) -> Gradients:
     """Return the gradients of one device's queries, keys and values over the ring. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
-    mine, keys = _Mine(query, segments), _Keys.of(key, value, segments)
-    d_query, *d_own = kernel.backward(_part(mine, keys), True, seen, d_out)
+    keys = _Keys(jnp.concatenate([key, value]), segments)
+    d_query, *d_own = kernel.backward(keys.part(query, segments), True, result, d_out)
     d_keys = jnp.concatenate(d_own)  # one array to send one message, as with the keys
-    log_sum_exp = rearrange(seen.log_sum_exp, "b h s -> b s h")
-    first, second = _halves(mine._replace(out=seen.out, log_sum_exp=log_sum_exp, d_out=d_out))
+    log_sum_exp = rearrange(result.log_sum_exp, "b h s -> b s h")
+    first, second = _halves((query, segments, result.out, log_sum_exp, d_out))
 
-    def back(mine: _Mine, keys: _Keys) -> tuple[Array, Array]:
-        assert mine.out is not None, "queries of the forward pass"
-        assert mine.log_sum_exp is not None, "queries of the forward pass"
-        assert mine.d_out is not None, "queries of the forward pass"
-        seen = Seen(mine.out, rearrange(mine.log_sum_exp, "b s h -> b h s"))
-        d_query, d_key, d_value = kernel.backward(_part(mine, keys), False, seen, mine.d_out)
+    def back(mine: Tree, keys: _Keys) -> tuple[Array, Array]:
+        query, segments, out, log_sum_exp, d_out = mine
+        result = PartResult(out, rearrange(log_sum_exp, "b s h -> b h s"))
+        d_query, d_key, d_value = kernel.backward(keys.part(query, segments), False, result, d_out)
         return d_query, jnp.concatenate([d_key, d_value])
 
     def hop(number: Array | int, keys: _Keys) -> tuple[Array, Array]:
@@ -241,10 +222,8 @@ def _round_back(
         other = back(_either(earlier, first, second), _either(earlier, low, high))
         to_first = [jnp.where(earlier, x, 0) for x in other]
         to_second = [jnp.where(earlier, 0, x) for x in other]
-        return (
-            jnp.concatenate([to_first[0], late[0] + to_second[0]], axis=1),
-            jnp.concatenate([late[1] + to_first[1], to_second[1]], axis=1),
-        )
+        d_query = jnp.concatenate([to_first[0], late[0] + to_second[0]], axis=1)
+        return d_query, jnp.concatenate([late[1] + to_first[1], to_second[1]], axis=1)
 
     def one(carry: tuple[Array, Array, _Keys], number: Array) -> tuple[Any, None]:
         d_query, d_keys, keys = carry
@@ -321,49 +300,33 @@ def causal_attention(
 
     Query heads share key heads in groups. If `context` shards the sequence, it is in ring order.
     """
-    if axis_size(context.mesh, "context") > 1:
-        with jax.named_scope("attention"):
-            cudnn = _goes_to_cudnn(context, query.shape[-1], documents)
-            segments = None if documents is None else documents.segments
-            return ring_attention(query, key, value, segments, context.mesh, cudnn=cudnn)
+    cudnn = uses_cudnn(context, query.shape[-1]) and (documents is None or documents.bias is not None)
     with jax.named_scope("attention"):
-        local = partial(_on_one_device, cudnn=_goes_to_cudnn(context, query.shape[-1], documents))
-        heads = ("batch", "sequence", "heads", "head_dim")
-        kv_heads = ("batch", "sequence", "kv_heads", "head_dim")
+        if axis_size(context.mesh, AXIS) > 1:
+            segments = None if documents is None else documents.segments
+            return ring_attention(query, key, value, segments, context.mesh, cudnn)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
-        each = context.on_each_device(local, (heads, kv_heads, kv_heads, ("batch",)), heads)
-        out = each(query, key, value, documents)
-        return checkpoint_name(context.pin(out, "batch", "sequence", "heads", "head_dim"), NAME)
-
-
-def _goes_to_cudnn(context: Context, head_dim: int, documents: Documents | None) -> bool:
-    return uses_cudnn(context, head_dim) and (documents is None or documents.bias is not None)
+        local = partial(_on_one_device, cudnn=cudnn)
+        each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
+        return checkpoint_name(context.pin(each(query, key, value, documents), *HEADS), NAME)
 
 
 def _on_one_device(
     query: Array, key: Array, value: Array, documents: Documents | None, *, cudnn: bool
 ) -> Array:
-    if not cudnn:
-        return _in_blocks(query, key, value, None if documents is None else documents.segments)
-    bias = None if documents is None else documents.bias
-    return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True, implementation="cudnn")
-
-
-def _in_blocks(query: Array, key: Array, value: Array, segments: Array | None) -> Array:
-    length = query.shape[1]
-    size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
+    if cudnn:
+        bias = None if documents is None else documents.bias
+        return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True, implementation="cudnn")
     # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))
     outputs = []
-    for start in range(0, length, size):
-        stop = min(start + size, length)
-        with jax.named_scope(f"needed_{start + stop}_of_{2 * stop}"):
+    for start, stop, scope in causal_blocks(query.shape[1]):
+        with scope:
             block = jax.checkpoint(_block, static_argnums=3)
-            keys = None if segments is None else segments[:, :stop]
-            outputs.append(
-                block(grouped[:, :, :, start:stop], key[:, :, :stop], value[:, :, :stop], start, keys)
-            )
+            segments = None if documents is None else documents.segments[:, :stop]
+            rows, keys, values = grouped[:, :, :, start:stop], key[:, :, :stop], value[:, :, :stop]
+            outputs.append(block(rows, keys, values, start, segments))
     return rearrange(jnp.concatenate(outputs, axis=3), "b k g s d -> b s (k g) d")
 
 

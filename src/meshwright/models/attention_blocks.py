@@ -13,7 +13,10 @@ log-sum-exp over all keys.
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +24,11 @@ from einops import rearrange
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
-LogSumExp = Float[Array, "batch heads queries"]
+MAX_BLOCKS = 16
+MIN_BLOCK = 128
+AGAIN = "rematted_computation"  # JAX's scope for recomputed work; used here for the scores
+ALL_NEEDED = "needed_1_of_1"  # marks attention for the counter of model FLOPs
+NEVER = float(jnp.finfo(jnp.float32).min)
 SEED = 42  # for dropout, whose rate is 0
 # Since jax 0.12 a function may change the scores (flex attention). None leaves them unchanged.
 SCORES_AS_THEY_ARE: dict[str, None] = (
@@ -29,67 +36,6 @@ SCORES_AS_THEY_ARE: dict[str, None] = (
     if "score_mod" in inspect.signature(cudnn._dot_product_attention_bwd_impl).parameters  # pyright: ignore[reportPrivateUsage]
     else {}
 )
-
-
-def _mask(causal: bool) -> cudnn.MaskType:
-    return cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
-
-
-def forward(
-    query: Float[Array, "batch queries heads head_dim"],
-    key: Float[Array, "batch keys kv_heads head_dim"],
-    value: Float[Array, "batch keys kv_heads head_dim"],
-    causal: bool,
-) -> tuple[Float[Array, "batch queries heads head_dim"], LogSumExp]:
-    """Return cuDNN's attention output in the queries' format, and the scores' log-sum-exp in float32."""
-    both: Any = cudnn.dot_product_attention(
-        query,
-        key,
-        value,
-        scale=query.shape[-1] ** -0.5,
-        mask_type=_mask(causal),
-        return_residual=True,
-    )
-    out, log_sum_exp = both
-    return out, log_sum_exp
-
-
-def backward(
-    query: Float[Array, "batch queries heads head_dim"],
-    key: Float[Array, "batch keys kv_heads head_dim"],
-    value: Float[Array, "batch keys kv_heads head_dim"],
-    causal: bool,
-    log_sum_exp: LogSumExp,
-    out: Float[Array, "batch queries heads head_dim"],
-    d_out: Float[Array, "batch queries heads head_dim"],
-) -> tuple[Array, Array, Array]:
-    """Return these keys' contributions to the gradients of query, key and value, in their format.
-
-    Args:
-        log_sum_exp: over all keys that the queries attend to, not only these.
-        out: the output over all those keys.
-        d_out: the gradient of `out`.
-    """
-    none = jnp.zeros(0, query.dtype)  # for bias, lengths, offsets and pages
-    d_query, d_key, d_value = cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
-        *(query, key, value, *(none,) * 7, log_sum_exp, out, d_out),
-        scale=query.shape[-1] ** -0.5,
-        seed=SEED,
-        dropout_rate=0.0,
-        variadic_args=(False, False),
-        mask_type=_mask(causal),
-        layout=cudnn.AttentionLayout.BTNH.value,
-        sliding_window_length=None,
-        **SCORES_AS_THEY_ARE,
-    )
-    return d_query, d_key, d_value
-
-
-MAX_BLOCKS = 16
-MIN_BLOCK = 128
-AGAIN = "rematted_computation"  # JAX's scope for recomputed work; used here for the scores
-ALL_NEEDED = "needed_1_of_1"  # marks attention for the counter of model FLOPs
-NEVER = float(jnp.finfo(jnp.float32).min)
 
 Gradients = tuple[Array, Array, Array]
 
@@ -107,7 +53,7 @@ class Part(NamedTuple):
     segments: tuple[Int[Array, "batch queries"], Int[Array, "batch keys"]] | None
 
 
-class Seen(NamedTuple):
+class PartResult(NamedTuple):
     """The result of attention over all keys of each query, or over a part of them.
 
     `out` is [batch, queries, heads, head_dim], in float32 for a part of the keys. `log_sum_exp`, of the
@@ -118,25 +64,7 @@ class Seen(NamedTuple):
     log_sum_exp: Array
 
 
-@runtime_checkable
-class Kernel(Protocol):
-    """The interface of an attention kernel."""
-
-    def forward(self, part: Part, causal: bool) -> Seen:
-        """Attend to the part; if `causal`, query i of n attends to the first i of n keys."""
-        ...
-
-    def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """Return this part's contributions to the gradients of query, key and value, in float32.
-
-        Args:
-            seen: the result over all keys of the queries, not over this part only.
-            d_out: the gradient of `seen.out`.
-        """
-        ...
-
-
-def merged(one: Seen, other: Seen) -> Seen:
+def merged(one: PartResult, other: PartResult) -> PartResult:
     """Merge the results of two parts of the keys.
 
     If the log-sum-exp of `other` is -inf or `NEVER`, `other` adds nothing.
@@ -144,45 +72,73 @@ def merged(one: Seen, other: Seen) -> Seen:
     log_sum_exp = jnp.logaddexp(one.log_sum_exp, other.log_sum_exp)
     shares = (rearrange(jnp.exp(x.log_sum_exp - log_sum_exp), "b h s -> b s h 1") for x in (one, other))
     out = sum(x.out * share for x, share in zip((one, other), shares, strict=True))
-    return Seen(jnp.asarray(out), log_sum_exp)
+    return PartResult(jnp.asarray(out), log_sum_exp)
 
 
-class Cudnn:
+class Kernel(ABC):
+    """The interface of an attention kernel."""
+
+    @abstractmethod
+    def forward(self, part: Part, causal: bool) -> PartResult:
+        """Attend to the part; if `causal`, query i of n attends to the first i of n keys."""
+
+    @abstractmethod
+    def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
+        """Return this part's contributions to the gradients of query, key and value, in float32.
+
+        Args:
+            part: as in the forward pass.
+            causal: as in the forward pass.
+            result: over all keys of the queries, not over this part only.
+            d_out: the gradient of `result.out`.
+        """
+
+
+class Cudnn(Kernel):
     """cuDNN's flash kernel: half precision on NVIDIA targets, without documents."""
 
-    def forward(self, part: Part, causal: bool) -> Seen:
-        """Implement `Kernel`."""
+    @staticmethod
+    def _settings(part: Part, causal: bool) -> dict[str, Any]:
         assert part.segments is None, "cuDNN attends to whole windows"
-        out, log_sum_exp = forward(part.query, part.key, part.value, causal)
-        return Seen(out.astype(jnp.float32), log_sum_exp)
+        mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+        return {"scale": part.query.shape[-1] ** -0.5, "mask_type": mask}
 
-    def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """Implement `Kernel`."""
-        assert part.segments is None, "cuDNN attends to whole windows"
-        out = seen.out.astype(d_out.dtype)
-        found = backward(part.query, part.key, part.value, causal, seen.log_sum_exp, out, d_out)
-        d_query, d_key, d_value = (x.astype(jnp.float32) for x in found)
+    def forward(self, part: Part, causal: bool) -> PartResult:
+        """Attend to the part; both results are in float32, the log-sum-exp unrounded."""
+        settings = self._settings(part, causal)
+        both: Any = cudnn.dot_product_attention(*part[:3], **settings, return_residual=True)
+        return PartResult(both[0].astype(jnp.float32), both[1])
+
+    def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
+        """Return the part's gradients: computed in the compute format, converted to float32."""
+        settings = self._settings(part, causal)
+        none = jnp.zeros(0, part.query.dtype)  # for bias, lengths, offsets and pages
+        gradients = cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
+            *part[:3], *(none,) * 7, result.log_sum_exp, result.out.astype(d_out.dtype), d_out,
+            **settings, seed=SEED, dropout_rate=0.0, variadic_args=(False, False),
+            layout=cudnn.AttentionLayout.BTNH.value, sliding_window_length=None, **SCORES_AS_THEY_ARE,
+        )  # fmt: skip
+        d_query, d_key, d_value = (x.astype(jnp.float32) for x in gradients)
         return d_query, d_key, d_value
 
 
-class Blocks:
+class Blocks(Kernel):
     """A kernel in plain JAX that processes one block of queries at a time.
 
-    In a causal part, each block reads only the keys up to its own last position. The scope
-    `needed_..._of_...` states the share that causality needs, as in `attention`. In other parts all blocks
+    In a causal part, each block reads only the keys up to its own last position. In other parts all blocks
     have the same shape and run in a loop.
     """
 
-    def forward(self, part: Part, causal: bool) -> Seen:
-        """Implement `Kernel`."""
+    def forward(self, part: Part, causal: bool) -> PartResult:
+        """Attend to the part, block by block."""
         rows, keys = _heads_first(part)
         length = part.query.shape[1]
         if causal:
-            found = []
-            for start, stop in _causal_blocks(length):
-                with jax.named_scope(f"needed_{start + stop}_of_{2 * stop}"):
-                    found.append(_forward(rows.at(start, stop - start), keys.until(stop), start))
-            out, log_sum_exp = (jnp.concatenate(x, axis=3) for x in zip(*found, strict=True))
+            blocks = []
+            for start, stop, scope in causal_blocks(length):
+                with scope:
+                    blocks.append(_forward(rows.at(start, stop - start), keys.until(stop), start))
+            out, log_sum_exp = (jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True))
         else:
             size = _even_block(length)
             with jax.named_scope(ALL_NEEDED):
@@ -190,25 +146,22 @@ class Blocks:
                     lambda start: _forward(rows.at(start, size), keys, None), jnp.arange(0, length, size)
                 )
             out, log_sum_exp = (_joined(x) for x in looped)
-        return Seen(
-            rearrange(out, "b k g s d -> b s (k g) d"), rearrange(log_sum_exp, "b k g s -> b (k g) s")
-        )
+        out = rearrange(out, "b k g s d -> b s (k g) d")
+        return PartResult(out, rearrange(log_sum_exp, "b k g s -> b (k g) s"))
 
-    def backward(self, part: Part, causal: bool, seen: Seen, d_out: Array) -> Gradients:
-        """Implement `Kernel`."""
-        rows, keys = _heads_first(part, seen, d_out)
+    def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
+        """Return the part's gradients, block by block."""
+        rows, keys = _heads_first(part, result, d_out)
         length = part.query.shape[1]
         d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (keys.key, keys.value))
         if causal:
-            found = []
-            for start, stop in _causal_blocks(length):
-                with jax.named_scope(f"needed_{start + stop}_of_{2 * stop}"):
-                    d_rows, more_key, more_value = _backward(
-                        rows.at(start, stop - start), keys.until(stop), start
-                    )
-                found.append(d_rows)
-                d_key, d_value = d_key.at[:, :, :stop].add(more_key), d_value.at[:, :, :stop].add(more_value)
-            d_query = jnp.concatenate(found, axis=3)
+            blocks = []
+            for start, stop, scope in causal_blocks(length):
+                with scope:
+                    d_rows, *more = _backward(rows.at(start, stop - start), keys.until(stop), start)
+                blocks.append(d_rows)
+                d_key, d_value = d_key.at[:, :, :stop].add(more[0]), d_value.at[:, :, :stop].add(more[1])
+            d_query = jnp.concatenate(blocks, axis=3)
         else:
             size = _even_block(length)
 
@@ -229,9 +182,9 @@ class _Rows(NamedTuple):
 
     query: Float[Array, "batch kv_heads group queries head_dim"]
     segments: Int[Array, "batch 1 1 queries"] | None
-    log_sum_exp: Float[Array, "batch kv_heads group queries"] | None
-    d_out: Float[Array, "batch kv_heads group queries head_dim"] | None
-    product: Float[Array, "batch kv_heads group queries"] | None  # sum over head_dim of output x its gradient
+    log_sum_exp: Float[Array, "batch kv_heads group queries"] | None = None
+    d_out: Float[Array, "batch kv_heads group queries head_dim"] | None = None
+    product: Float[Array, "batch kv_heads group queries"] | None = None  # sum over head_dim of out x d_out
 
     def at(self, start: Array | int, num: int) -> _Rows:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, num, axis=3), self)
@@ -246,38 +199,45 @@ class _Keys(NamedTuple):
         return jax.tree.map(lambda x: x[:, :, :stop], self)
 
 
-def _heads_first(part: Part, seen: Seen | None = None, d_out: Array | None = None) -> tuple[_Rows, _Keys]:
+def _heads_first(
+    part: Part, result: PartResult | None = None, d_out: Array | None = None
+) -> tuple[_Rows, _Keys]:
     kv_heads = part.key.shape[2]
     of_queries, of_keys = (None, None) if part.segments is None else part.segments
-    log_sum_exp = product = None
-    if seen is not None and d_out is not None:
-        log_sum_exp = rearrange(seen.log_sum_exp, "b (k g) s -> b k g s", k=kv_heads)
-        product = jnp.sum(d_out.astype(jnp.float32) * seen.out.astype(jnp.float32), axis=-1)
-        product = rearrange(product, "b s (k g) -> b k g s", k=kv_heads)
-        d_out = rearrange(d_out, "b s (k g) d -> b k g s d", k=kv_heads)
-    rows = _Rows(
-        query=rearrange(part.query, "b s (k g) d -> b k g s d", k=kv_heads) * part.query.shape[-1] ** -0.5,
-        segments=None if of_queries is None else of_queries[:, None, None],
-        log_sum_exp=log_sum_exp,
-        d_out=d_out,
-        product=product,
-    )
+    backward: dict[str, Array] = {}
+    if result is not None and d_out is not None:
+        log_sum_exp = rearrange(result.log_sum_exp, "b (k g) s -> b k g s", k=kv_heads)
+        product = jnp.sum(d_out.astype(jnp.float32) * result.out.astype(jnp.float32), axis=-1)
+        backward = {
+            "log_sum_exp": log_sum_exp,
+            "product": rearrange(product, "b s (k g) -> b k g s", k=kv_heads),
+            "d_out": rearrange(d_out, "b s (k g) d -> b k g s d", k=kv_heads),
+        }
+    query = rearrange(part.query, "b s (k g) d -> b k g s d", k=kv_heads) * part.query.shape[-1] ** -0.5
+    rows = _Rows(query, None if of_queries is None else of_queries[:, None, None], **backward)
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (part.key, part.value))
     return rows, _Keys(key, value, None if of_keys is None else of_keys[:, None])
 
 
-def _limit(length: int) -> int:
+def _largest_block(length: int) -> int:
     return max(MIN_BLOCK, -(-length // MAX_BLOCKS))
 
 
-def _causal_blocks(length: int) -> list[tuple[int, int]]:
-    size = _limit(length)
-    return [(start, min(start + size, length)) for start in range(0, length, size)]
+def causal_blocks(length: int) -> Iterator[tuple[int, int, AbstractContextManager[Any]]]:
+    """Yield the first and last row of each block of queries, and the scope of its work.
+
+    The scope tells the counter of model FLOPs which share of the work causality needs.
+    """
+    size = _largest_block(length)
+    for start in range(0, length, size):
+        stop = min(start + size, length)
+        yield start, stop, jax.named_scope(f"needed_{start + stop}_of_{2 * stop}")
 
 
 def _even_block(length: int) -> int:
     """Return the largest block size within the limit that divides `length`."""
-    return next(size for size in range(min(_limit(length), length), 0, -1) if length % size == 0)
+    most = min(_largest_block(length), length)
+    return next(size for size in range(most, 0, -1) if length % size == 0)
 
 
 def _joined(blocks: Array) -> Array:
@@ -308,15 +268,15 @@ def _forward(rows: _Rows, keys: _Keys, first: int | None) -> tuple[Array, Array]
 
 
 def _backward(rows: _Rows, keys: _Keys, first: int | None) -> Gradients:
-    assert rows.log_sum_exp is not None, "rows of the forward pass"
-    assert rows.d_out is not None, "rows of the forward pass"
-    assert rows.product is not None, "rows of the forward pass"
+    _, _, log_sum_exp, d_out, product = rows
+    if log_sum_exp is None or d_out is None or product is None:
+        raise AssertionError("these are rows of the forward pass")
     with jax.named_scope(AGAIN):
         scores = _scores(rows, keys, first)
-    weights = jnp.exp(scores - rows.log_sum_exp[..., None])
-    d_value = _product("bkgqs,bkgqd->bksd", weights.astype(rows.d_out.dtype), rows.d_out)
-    d_weights = _product("bkgqd,bksd->bkgqs", rows.d_out, keys.value)
-    d_scores = (weights * (d_weights - rows.product[..., None])).astype(keys.key.dtype)
+    weights = jnp.exp(scores - log_sum_exp[..., None])
+    d_value = _product("bkgqs,bkgqd->bksd", weights.astype(d_out.dtype), d_out)
+    d_weights = _product("bkgqd,bksd->bkgqs", d_out, keys.value)
+    d_scores = (weights * (d_weights - product[..., None])).astype(keys.key.dtype)
     d_query = _product("bkgqs,bksd->bkgqd", d_scores, keys.key) * rows.query.shape[-1] ** -0.5
     return d_query, _product("bkgqs,bkgqd->bksd", d_scores, rows.query), d_value
 

@@ -26,10 +26,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..config import ACTIVATION_RULES, TransformerModel
 from ..sharding import activation_spec, axis_size, on_each_device, parameter_spec
-from ._base import Context, Outcome, Parameter
+from ._base import RESIDUAL, Context, Parameter
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
-RESIDUAL = ("batch", "residual_sequence", "embed")
 
 
 class Places(NamedTuple):
@@ -108,17 +107,7 @@ def expert_mlp(
         return on_each_device(local, context.mesh, (rows, weights), (rows, PartitionSpec()))(x, layer)
 
 
-def balanced(
-    loss: Float[Array, ""], balance: Balance, config: TransformerModel, context: Context
-) -> tuple[Float[Array, ""], Outcome]:
-    """Add the balancing loss in training; return loss and metrics. `balance` is stacked over layers."""
-    metrics = figures_of(balance)
-    if context.training:
-        loss = loss + config.balancing_loss * metrics["balancing_loss"]
-    return loss, Outcome({}, metrics)
-
-
-def figures_of(balance: Balance) -> dict[str, Float[Array, ""]]:
+def balance_metrics(balance: Balance) -> dict[str, Float[Array, ""]]:
     """Return the metrics of `balance`, which is stacked over layers.
 
     `balancing_loss` is the mean over layers, without its factor. `expert_load` is the largest of all layers.
@@ -167,24 +156,24 @@ def _rows(x: Array, places: Array) -> Array:
     return jnp.take(x, places, axis=0, mode="fill", fill_value=0)
 
 
-def _spread(x: Array, places: Places) -> Array:
+def _to_slots(x: Array, places: Places) -> Array:
     return _rows(x, places.sources // places.slots.shape[1])
 
 
-def _summed(y: Array, places: Places) -> Array:
+def _to_tokens(y: Array, places: Places) -> Array:
     return _rows(y, places.slots).astype(jnp.float32).sum(axis=1).astype(y.dtype)
 
 
 @jax.custom_vjp
 def send(x: Float[Array, "tokens embed"], places: Places) -> Float[Array, "slots embed"]:
     """Return each slot's token; zeros if the slot is empty."""
-    return _spread(x, places)
+    return _to_slots(x, places)
 
 
 @jax.custom_vjp
 def receive(y: Float[Array, "slots embed"], places: Places) -> Float[Array, "tokens embed"]:
     """Sum each token's slots; dropped choices add nothing."""
-    return _summed(y, places)
+    return _to_tokens(y, places)
 
 
 @jax.custom_vjp
@@ -194,8 +183,8 @@ def _matched(weights: Float[Array, "tokens choices"], places: Places) -> Float[A
 
 
 # `send` and `receive` are each other's transpose; autodiff would use a scatter-add instead.
-send.defvjp(lambda x, p: (_spread(x, p), p), lambda p, g: (_summed(g, p), None))
-receive.defvjp(lambda y, p: (_summed(y, p), p), lambda p, g: (_spread(g, p), None))
+send.defvjp(lambda x, p: (_to_slots(x, p), p), lambda p, g: (_to_tokens(g, p), None))
+receive.defvjp(lambda y, p: (_to_tokens(y, p), p), lambda p, g: (_to_slots(g, p), None))
 _matched.defvjp(lambda w, p: (_matched(w, p), p), lambda p, g: (_rows(g, p.slots), None))
 
 

@@ -12,77 +12,70 @@ every chunk, or gather the vocabulary.
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
+from ..sharding import AnyMesh, activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
 from ._base import Context
 
-Saved = tuple[Array, Array]  # d_hidden, d_head: gradients of the summed loss, not of the mean
 LEFT_OUT = -1  # marks a position that the loss leaves out
 BACKWARD = "transpose(loss)"  # JAX's name for backward work; here it runs in the forward pass
+
+
+class Targets(NamedTuple):
+    """The targets of some positions of a batch, and the divisor of the sum of their losses.
+
+    `divisor`: the number of positions in the whole batch, or, as an array, of those that count. An array says
+    that `ids` may be `LEFT_OUT`: such positions do not count.
+    """
+
+    ids: Int[Array, "batch sequence"]
+    divisor: int | Float[Array, ""]
+
+
+def targets_of(ids: Int[Array, "batch sequence"], mesh: AnyMesh, *, gaps: bool) -> Targets:
+    """Return `ids` of a whole batch as `Targets`; `gaps`: some may be `LEFT_OUT`."""
+    if not gaps:
+        return Targets(ids, ids.size)
+    # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
+    counted = mean_over_manual(jnp.sum(ids != LEFT_OUT).astype(jnp.float32), mesh)
+    return Targets(ids, jnp.where(counted > 0, counted, 1.0))
 
 
 def mean_cross_entropy(
     hidden: Float[Array, "batch sequence embed"],
     head: Float[Array, "vocab embed"],
-    targets: Int[Array, "batch sequence"],
+    targets: Targets,
     context: Context,
     most_positions: int,
-    *,
-    gaps: bool = False,
-    whole: Int[Array, "batch all_of_sequence"] | None = None,
 ) -> Float[Array, ""]:
-    """Return the mean of -log softmax(hidden . head)[target] over the counted positions, in nats, float32.
+    """Return the sum of -log softmax(hidden . head)[target] over the divisor of `targets`, in nats, float32.
 
     Args:
         head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`.
+        targets: of the positions of `hidden`. If no position counts, the loss is 0.
         most_positions: the most positions whose logits may exist at once on a device. It must divide the
             length of the device's part of the sequence, or exceed it.
-        gaps: targets may be `LEFT_OUT`. Such positions do not count; if none counts, the loss is 0.
-        whole: all targets of the batch, if `targets` are only some of them. The sum is then divided by the
-            number of all counted targets.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = min(most_positions, held)
     assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
-    targets = context.pin(targets, "batch", "sequence")
-    total: Array = _summed(context, (chunk, gaps), hidden, head, targets)  # type: ignore[assignment]
-    whole = targets if whole is None else whole
-    if not gaps:
-        return total / whole.size
-    # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
-    counted = mean_over_manual(jnp.sum(whole != LEFT_OUT).astype(jnp.float32), context.mesh)
-    return total / jnp.where(counted > 0, counted, 1.0)
+    how = chunk, not isinstance(targets.divisor, int)
+    total: Array = _summed(context, how, hidden, head, context.pin(targets.ids, "batch", "sequence"))  # type: ignore[assignment]
+    return total / targets.divisor
 
 
-def _axes(context: Context) -> tuple[tuple[str, ...], str | None]:
-    """Return the axes of size above 1 that shard the tokens, and the one of the vocabulary."""
-    return token_axes(context.mesh), "tensor" if axis_size(context.mesh, "tensor") > 1 else None
-
-
-def _at(x: Array, index: Array, chunk: int) -> Array:
-    return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
-
-
-def _logits(x: Array, head: Array) -> Array:
-    return jnp.einsum("bse,ve->bsv", x, head, preferred_element_type=jnp.float32)
-
-
-def _is_target(logits: Array, targets: Array, vocab_axis: str | None) -> Array:
-    first = jax.lax.axis_index(vocab_axis) * logits.shape[-1] if vocab_axis else 0
-    return (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
-
-
-def _chunk(
+def _chunk_loss(
     x: Array, head: Array, targets: Array, vocab: str | None, gaps: bool
 ) -> tuple[Array, Array, Array, Array]:
     """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
-    logits = _logits(x, head)
-    is_target = _is_target(logits, targets, vocab)
+    logits = jnp.einsum("bse,ve->bsv", x, head, preferred_element_type=jnp.float32)
+    first = jax.lax.axis_index(vocab) * logits.shape[-1] if vocab else 0
+    is_target = (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
     chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     peak = logits.max(axis=-1)
     peak = jax.lax.pmax(peak, vocab) if vocab else peak
@@ -95,36 +88,25 @@ def _chunk(
     return jnp.sum(losses), logits, log_sum_exp, is_target
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array) -> Array:
-    (chunk, gaps), (split, vocab) = how, _axes(context)
-
-    def local(hidden: Array, head: Array, targets: Array) -> Array:
-        def one(total: Array, index: Array) -> tuple[Array, None]:
-            x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
-            return total + _chunk(x, head, labels, vocab, gaps)[0], None
-
-        total, _ = jax.lax.scan(one, jnp.float32(0), jnp.arange(hidden.shape[1] // chunk))
-        return jax.lax.psum(total, split) if split else total
-
-    rows = activation_spec(("batch", "sequence"), context.mesh)
-    each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), PartitionSpec())
-    with jax.named_scope("loss"):
-        return each(hidden, head, targets)
-
-
-def _forward(
-    context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
-) -> tuple[Array, Saved]:
-    (chunk, gaps), (split, vocab) = how, _axes(context)
+def _per_device(
+    context: Context, how: tuple[int, bool], differentiates: bool, hidden: Array, head: Array, targets: Array
+) -> tuple[Array, ...]:
+    """Return the summed loss; if `differentiates`, also its gradients of `hidden` and `head`."""
+    (chunk, gaps), split = how, token_axes(context.mesh)
+    vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
     scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
     others = tuple(axis for axis in split if axis not in scattered)
 
-    def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, Array, Array]:
-        def one(carry: tuple[Array, Array, Array], index: Array) -> tuple[tuple[Array, Array, Array], None]:
-            total, d_hidden, d_head = carry
-            x, labels = _at(hidden, index, chunk), _at(targets, index, chunk)
-            loss, logits, log_sum_exp, is_target = _chunk(x, head, labels, vocab, gaps)
+    def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, ...]:
+        def one(carry: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], None]:
+            total, *gradients = carry
+            x, labels = (
+                jax.lax.dynamic_slice_in_dim(a, index * chunk, chunk, axis=1) for a in (hidden, targets)
+            )
+            loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, gaps)
+            if not differentiates:
+                return (total + loss,), None
+            d_hidden, d_head = gradients
             with jax.named_scope(BACKWARD):
                 d_logits = (jnp.exp(logits - log_sum_exp[:, :, None]) - is_target).astype(hidden.dtype)
                 if gaps:
@@ -135,28 +117,48 @@ def _forward(
                 d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
             return (total + loss, d_hidden, d_head), None
 
-        zeros = (jnp.float32(0), jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
-        (total, d_hidden, d_head), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
+        zeros: tuple[Array, ...] = (jnp.float32(0),)
+        if differentiates:
+            zeros = (*zeros, jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
+        (total, *gradients), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
+        if differentiates:
+            gradients = [gradients[0], over_devices(gradients[1], head.dtype)]
+        return jax.lax.psum(total, split) if split else total, *gradients
+
+    def over_devices(d_head: Array, dtype: jax.typing.DTypeLike) -> Array:
+        """Sum the head's gradient over all tokens."""
         with jax.named_scope(BACKWARD):
-            if head.dtype != jnp.float16:  # float16 could overflow: this gradient is a sum over the batch
-                d_head = d_head.astype(head.dtype)
+            if dtype != jnp.float16:  # float16 could overflow: this gradient is a sum over the batch
+                d_head = d_head.astype(dtype)
             for axis in scattered:
                 d_head = jax.lax.psum_scatter(d_head, axis, scatter_dimension=1, tiled=True)
-            d_head = jax.lax.psum(d_head, others) if others else d_head
-        return jax.lax.psum(total, split) if split else total, d_hidden, d_head
+            return jax.lax.psum(d_head, others) if others else d_head
 
     rows = activation_spec(("batch", "sequence"), context.mesh)
-    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))
+    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 3 if differentiates else 1]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
-        total, d_hidden, d_head = each(hidden, head, targets)
-    return total, (d_hidden, d_head)
+        return each(hidden, head, targets)
 
 
-def _backward(_: Context, __: tuple[int, bool], saved: Saved, gradient: Array) -> tuple[Array, Array, None]:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array) -> Array:
+    return _per_device(context, how, False, hidden, head, targets)[0]
+
+
+def _forward(
+    context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
+) -> tuple[Array, list[Array]]:
+    total, *gradients = _per_device(context, how, True, hidden, head, targets)
+    return total, gradients
+
+
+def _backward(
+    _: Context, __: tuple[int, bool], saved: list[Array], d_total: Array
+) -> tuple[Array, Array, None]:
     # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
     dtype = saved[0].dtype
-    d_hidden, d_head = ((x.astype(jnp.float32) * gradient).astype(dtype) for x in saved)
+    d_hidden, d_head = ((x.astype(jnp.float32) * d_total).astype(dtype) for x in saved)
     return d_hidden, d_head, None
 
 

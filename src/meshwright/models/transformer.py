@@ -14,6 +14,8 @@ eight-bit tensors are saved for the backward pass.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +27,12 @@ from jaxtyping import Array, Float, Int
 
 from ..config import TransformerModel
 from ..sharding import axis_size, look_up, num_shards, rows_here
-from ._base import STATELESS, Batch, Context, Outcome, Parameter, Tree
+from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of, in_ring_order, ring_positions
 from .experts import NAME as EXPERT_NAME
-from .experts import RESIDUAL, Balance, balanced, expert_mlp, expert_parameters, figures_of
-from .loss import LEFT_OUT, mean_cross_entropy
+from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
+from .loss import LEFT_OUT, Targets, mean_cross_entropy, targets_of
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 Quantised = tuple[Array, Array]  # values in eight bits, and their scale, a float32 scalar
@@ -123,18 +125,12 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
             offload_dst="pinned_host",
         )
         return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
-    dots = policies.save_from_both_policies(
-        policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(EXPERT_NAME)
-    )
+    both, named = policies.save_from_both_policies, policies.save_only_these_names
+    dots = both(policies.dots_with_no_batch_dims_saveable, named(EXPERT_NAME))
     policy = {
         "none": _saves_all_but_gathered,
         "dots": dots,
-        "dots-attention": policies.save_from_both_policies(
-            dots,
-            policies.save_from_both_policies(
-                policies.save_only_these_names(ATTENTION_NAME), _saves_attention
-            ),
-        ),
+        "dots-attention": both(dots, both(named(ATTENTION_NAME), _saves_attention)),
         "full": policies.nothing_saveable,
     }[context.remat]
     return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
@@ -143,81 +139,68 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
 
 
-class Transformer:
+class Transformer(Model):
     """The decoder-only Transformer that a `TransformerModel` config describes."""
 
     def __init__(self, config: TransformerModel) -> None:
-        self.config = config
+        super().__init__(config)
         self.block = self._block_parameters()
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied)."""
         c = self.config
-        table = partial(Parameter, fan_in=c.embed_dim)
-        declared: dict[str, Any] = {
-            "embedding": table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))
-        }
+
+        def table(num_rows: int, dim: str) -> Parameter:
+            return Parameter(shape=(num_rows, c.embed_dim), dims=(dim, "embed"), fan_in=c.embed_dim)
+
+        def stacked(p: Parameter) -> Parameter:
+            return replace(p, shape=(c.num_layers, *p.shape), dims=("layers", *p.dims))
+
+        declared: Tree = {"embedding": table(c.vocab_size, "vocab"), "final_norm": self._norm_parameters()}
         if c.max_positions is not None:
-            declared["positions"] = table(shape=(c.max_positions, c.embed_dim), dims=("positions", "embed"))
+            declared["positions"] = table(c.max_positions, "positions")
+        declared["layers"] = jax.tree.map(stacked, self.block, is_leaf=is_parameter)
         if c.unroll:
             declared["layers"] = [self.block] * c.num_layers
-        else:
-            declared["layers"] = jax.tree.map(
-                lambda p: Parameter(
-                    shape=(c.num_layers, *p.shape),
-                    dims=("layers", *p.dims),
-                    initial=p.initial,
-                    fan_in=p.fan_in,
-                    wide=p.wide,
-                ),
-                self.block,
-                is_leaf=lambda p: isinstance(p, Parameter),
-            )
-        declared["final_norm"] = self._norm_parameters()
         if not c.tied_embeddings:
-            declared["head"] = table(shape=(c.vocab_size, c.embed_dim), dims=("vocab", "embed"))
+            declared["head"] = table(c.vocab_size, "vocab")
         return declared
 
     def _norm_parameters(self) -> dict[str, Parameter]:
-        shape = (self.config.embed_dim,)
-        declared = {"scale": Parameter(shape=shape, dims=("embed",), initial="ones", wide=True)}
-        if self.config.norm == "layer" and self.config.bias:
-            declared["bias"] = Parameter(shape=shape, dims=("embed",), initial="zeros", wide=True)
-        return declared
+        scale = Parameter(shape=(self.config.embed_dim,), dims=("embed",), initial="ones", wide=True)
+        has_bias = self.config.norm == "layer" and self.config.bias
+        return {"scale": scale, "bias": replace(scale, initial="zeros")} if has_bias else {"scale": scale}
 
     def _block_parameters(self) -> dict[str, dict[str, Parameter]]:
-        c, embed, head_dim = self.config, self.config.embed_dim, self.config.head_dim
-        attention = {
-            "query": (("embed", "heads", "head_dim"), (embed, c.num_heads, head_dim), embed),
-            "key": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
-            "value": (("embed", "kv_heads", "head_dim"), (embed, c.num_kv_heads, head_dim), embed),
-            "output": (
-                ("heads", "head_dim", "embed"),
-                (c.num_heads, head_dim, embed),
-                c.num_heads * head_dim,
-            ),
-        }
+        c = self.config
         width = c.mlp_dim if c.num_experts is None else c.num_shared_experts * c.mlp_dim
-        mlp = {
-            "up": (("embed", "mlp"), (embed, width), embed),
-            "down": (("mlp", "embed"), (width, embed), width),
+        sizes = {
+            "embed": c.embed_dim,
+            "heads": c.num_heads,
+            "kv_heads": c.num_kv_heads,
+            "head_dim": c.head_dim,
+            "mlp": width,
         }
-        if c.mlp == "gated":
-            mlp["gate"] = mlp["up"]
-        declared: dict[str, dict[str, Parameter]] = {
-            "attention_norm": self._norm_parameters(),
-            "mlp_norm": self._norm_parameters(),
+        matrices = {
+            ("attention", "query"): ("embed", "heads", "head_dim"),
+            ("attention", "key"): ("embed", "kv_heads", "head_dim"),
+            ("attention", "value"): ("embed", "kv_heads", "head_dim"),
+            ("attention", "output"): ("heads", "head_dim", "embed"),
         }
+        if width:
+            matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
+            matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
+        norm = self._norm_parameters()
+        declared = {"attention_norm": norm, "mlp_norm": norm}
         if c.num_experts is not None:
             declared["experts"] = expert_parameters(c)
-        for group, matrices in (("attention", attention), ("mlp", mlp if width else {})):
-            for name, (dims, shape, fan_in) in matrices.items():
-                declared.setdefault(group, {})[name] = Parameter(shape=shape, dims=dims, fan_in=fan_in)
-                if c.bias:
-                    keep = 1 if dims[0] in ("embed", "mlp") else 2  # index of the first output dim
-                    declared[group][f"{name}_bias"] = Parameter(
-                        shape=shape[keep:], dims=dims[keep:], initial="zeros"
-                    )
+        for (group, name), dims in matrices.items():
+            shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
+            parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
+            declared.setdefault(group, {})[name] = parameter
+            if c.bias:
+                bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
+                declared[group][f"{name}_bias"] = bias
         return declared
 
     def hidden(
@@ -231,17 +214,18 @@ class Transformer:
             segments: the number of each token's document in its window, same shape. None: one document.
         """
         documents = self._documents(segments, context)
-        x = self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
-        x, balance = self.through_blocks(parameters["layers"], x, context, documents)
+        x = self._embedded(parameters, tokens, context, documents)
+        x, balance = self._through_blocks(parameters["layers"], x, context, documents)
         return self._norm(x, parameters["final_norm"], context), balance
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
         return None if segments is None else documents_of(segments, context, self.config.head_dim)
 
-    def embedded(
+    def _embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
     ) -> Float[Array, "batch sequence embed"]:
-        """Embed `tokens` (in ring order over `context`) for the first block, sharded as residuals."""
+        """Return the first block's input for `tokens`, in ring order over `context`, sharded as residuals."""
+        tokens = in_ring_order(tokens, context.mesh)
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             table = context.gather(parameters["embedding"], "vocab", "embed")
@@ -252,7 +236,7 @@ class Transformer:
                 x = x + (table[: tokens.shape[1]][None] if places is None else table[places])
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
-    def through_blocks(
+    def _through_blocks(
         self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
     ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
         """Apply `layers`, numbered from `first` in the model; return the output and their `Balance`."""
@@ -282,16 +266,12 @@ class Transformer:
             parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed"
         )
 
-    def state(self) -> Tree:
-        """Return an empty tree: the model has no state."""
-        return {}
-
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
     ) -> tuple[Float[Array, ""], Outcome]:
         """Return the mean cross entropy in nats of each token, given the tokens before it.
 
-        With experts, the outcome has the metrics of `balanced`. In training the loss then includes
+        With experts, the outcome has the metrics of `balance_metrics`. In training the loss then includes
         `balancing_loss` times the mean load-balancing loss of the layers.
 
         Args:
@@ -300,62 +280,55 @@ class Transformer:
         """
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
-        targets = self.targets(batch, context)
-        loss = self._loss_of(parameters, hidden, targets, context, gaps="segments" in batch)
-        return (loss, STATELESS) if balance is None else balanced(loss, balance, self.config, context)
+        loss = self._loss_of(parameters, hidden, self.targets(batch, context), context)
+        metrics = {} if balance is None else balance_metrics(balance)
+        if metrics and context.training:
+            loss = loss + self.config.balancing_loss * metrics["balancing_loss"]
+        return loss, Outcome({}, metrics)
 
-    def entered(self, parameters: Tree, batch: Batch, context: Context) -> Array:
-        """Return the first block's input. First of the three parts of `loss`, for a pipeline."""
+    # The parts of `loss` of a pipeline: `step` calls `embed`, then `apply_layers`, then `head_loss`.
+
+    def embed(self, parameters: Tree, batch: Batch, context: Context) -> Array:
+        """Return the first block's input."""
         tokens, segments = _inputs(batch)
-        documents = self._documents(segments, context)
-        return self.embedded(parameters, in_ring_order(tokens, context.mesh), context, documents)
+        return self._embedded(parameters, tokens, context, self._documents(segments, context))
 
-    def passed(
+    def apply_layers(
         self, layers: Tree, x: Array, batch: Batch, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Balance | None]:
-        """Apply some layers, numbered from `first` in the model. Second of the three parts of `loss`.
+        """Apply `layers`, numbered from `first` in the model.
 
         Returns:
             The layers' output and their contribution to the loss; and each layer's `Balance`.
         """
         documents = self._documents(_inputs(batch)[1], context)
-        x, balance = self.through_blocks(layers, x, context, documents, first)
+        x, balance = self._through_blocks(layers, x, context, documents, first)
         added = jnp.float32(0)
         if balance is not None and context.training:
             added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers
         return (x, added), balance
 
-    def targets(self, batch: Batch, context: Context) -> Int[Array, "batch sequence"]:
+    def targets(self, batch: Batch, context: Context) -> Targets:
         """Return the targets, in ring order over `context`; `LEFT_OUT` for a document's first token."""
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if segments is not None:
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
-        return in_ring_order(targets, context.mesh)
+        targets = in_ring_order(targets, context.mesh)
+        return targets_of(targets, context.mesh, gaps=segments is not None)
 
-    def judged(
-        self, parameters: Tree, x: Array, targets: Array, batch: Batch, context: Context
-    ) -> Float[Array, ""]:
-        """Return some positions' loss contribution from the last block's output `x`. Third part of `loss`."""
-        hidden, gaps = self._norm(x, parameters["final_norm"], context), "segments" in batch
-        whole = self.targets(batch, context)
-        return self._loss_of(parameters, hidden, targets, context, gaps=gaps, whole=whole)
+    def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
+        """Return some positions' contribution to the loss, from the last block's output `x`."""
+        return self._loss_of(parameters, self._norm(x, parameters["final_norm"], context), targets, context)
 
-    def shown(self, balance: Balance | None) -> dict[str, Array]:
+    def summarize(self, balance: Balance | None) -> dict[str, Array]:
         """Return a batch's metrics from the `Balance` of microbatches and layers [microbatches, layers]."""
-        return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(figures_of)(balance))
+        return {} if balance is None else jax.tree.map(jnp.mean, jax.vmap(balance_metrics)(balance))
 
     def _loss_of(
-        self,
-        parameters: Tree,
-        hidden: Array,
-        targets: Array,
-        context: Context,
-        *,
-        gaps: bool,
-        whole: Array | None = None,
+        self, parameters: Tree, hidden: Array, targets: Targets, context: Context
     ) -> Float[Array, ""]:
-        head, chunk = self.head(parameters, context), self.config.loss_chunk
-        return mean_cross_entropy(hidden, head, targets, context, chunk, gaps=gaps, whole=whole)
+        head = self.head(parameters, context)
+        return mean_cross_entropy(hidden, head, targets, context, self.config.loss_chunk)
 
     def _block(
         self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None

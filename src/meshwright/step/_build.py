@@ -3,10 +3,17 @@
 The state is a dict: `parameters` (float32), `model_state` (what the model keeps in addition to parameters),
 `optimizer` (moments in float32), `key` (the run's random key), `step`, and under fp16 `loss_scale`. The batch
 has a leading dim of microbatches; gradients are summed over it in float32.
+
+Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
+and back after it, so its bytes cross the host's link twice per step.
+ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
+sharded over `data` too, and each replica updates its part. Gradients are reduce-scattered over the replicas.
+Parameters are all-gathered in the compute format when a step begins; the copy is dropped at its end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,23 +24,15 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import RunConfig
-from ..models import Context, Model, Outcome, initial_parameters, model_of
-from ..sharding import mesh_here
-from ._gradients import (
-    FORMATS,
-    gradients_by_replica,
-    gradients_of,
-    initial_scale,
-    next_scale,
-    scale_metrics,
-    scaled_gradients,
-)
-from ._optimizer import optimizer_of, schedule_of
+from ..config import IdxData, RunConfig, TokenFileData
+from ..models import Context, Model, Outcome, Parameter, initial_parameters, is_parameter, model_of
+from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
+from . import _gradients as grads
+from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
 from ._pipeline import Pipeline, Staged
-from ._state import abstract_batch, abstract_state, to_device, to_host, whole_over_replicas
 
 Tree = Any
+HOST = "pinned_host"  # memory that devices access without the host's help
 _Gradients = Callable[[Tree, Tree], tuple[Array, Outcome, Tree]]  # arguments: state and batch
 
 
@@ -57,75 +56,66 @@ class TrainStep:
     batch: Tree
 
 
-def _platform(mesh: Mesh) -> str:
-    platform: str = mesh.devices.flat[0].platform
-    return "cuda" if platform == "gpu" else platform
-
-
 def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
-    """Build the train step of `config` on `mesh`. The config must be resolved and checked on that layout."""
+    """Build the train step of `config` on `mesh`.
+
+    The config must be resolved and checked on that layout.
+
+    >>> import jax
+    >>> from meshwright.config import load_config
+    >>> from meshwright.sharding import mesh_of
+    >>> built = build_step(load_config("linear"), mesh_of((("data", 1),), jax.devices()[:1]))
+    >>> {name: array.shape for name, array in built.batch.items()}
+    {'inputs': (1, 64, 16), 'targets': (1, 64)}
+    """
     model = model_of(config.model)
     declared = model.parameters()
     optimizer = optimizer_of(config, declared)
-    init, context_of = _init_of(config, model, optimizer), _contexts(config, mesh)
+    context_of, init = _contexts(config, mesh), _init_of(config, model, optimizer)
     state = abstract_state(init, declared, mesh, zero1=config.zero1, on_host=_moments_on_host(config))
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
-
-    laid = state_shardings["parameters"]
-    pipeline: Pipeline | None = None
+    shardings = state_shardings["parameters"]
+    pipeline = None
     if mesh.shape.get("stage", 1) > 1:
         assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-        pipeline = Pipeline(model=model, schedule=config.pipeline, context_of=context_of, shardings=laid)
+        pipeline = Pipeline(model, config.pipeline, context_of, shardings)
 
     def loss(
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
     ) -> tuple[Array, Outcome]:
         return model.loss(parameters, model_state, microbatch, context_of(key))
 
-    def used(parameters: Tree) -> Tree:
-        if not config.zero1:
-            return parameters
-        return whole_over_replicas(parameters, declared, mesh, FORMATS[config.precision])
+    def gathered(parameters: Tree) -> Tree:
+        dtype = grads.FORMATS[config.precision]
+        return whole_over_replicas(parameters, declared, mesh, dtype) if config.zero1 else parameters
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
-        parameters = used(parameters)
+        parameters = gathered(parameters)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
-
-        def one(microbatch: Tree) -> dict[str, Array]:
-            value, outcome = loss(parameters, model_state, microbatch, None)
-            return {"loss": value, **outcome.metrics}
-
-        return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
+        return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
         # A model with state computes statistics over the whole batch, so it must see all replicas at once.
-        sums = gradients_of if jax.tree.leaves(model.state()) else gradients_by_replica
-        held = {**state, "parameters": used(state["parameters"])}
+        sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
+        used = {**state, "parameters": gathered(state["parameters"])}
+        key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
         if pipeline is not None:
-            return pipeline.scaled_gradients(held, batch, _key_of(state))
-        return scaled_gradients(sums, loss, laid, held, batch, _key_of(state))
+            return pipeline.scaled_gradients(used, batch, key)
+        return grads.scaled_gradients(sums, loss, shardings, used, batch, key)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
-    judged = (laid, state_shardings["model_state"], batch_shardings)
+    step = _step(config, optimizer, gradients, shardings)
+    results, evaluated = (state_shardings, replicated), (shardings, state_shardings["model_state"])
     return TrainStep(
-        step=jax.jit(
-            _step(config, optimizer, gradients, laid),
-            donate_argnums=0,
-            in_shardings=arguments,
-            out_shardings=(state_shardings, replicated),
-        ),
+        step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
         init=jax.jit(init, out_shardings=state_shardings),
-        evaluate=jax.jit(evaluate, in_shardings=judged, out_shardings=replicated),
+        evaluate=jax.jit(evaluate, in_shardings=(*evaluated, batch_shardings), out_shardings=replicated),
         inspect=jax.jit(_inspect(gradients), in_shardings=arguments, out_shardings=replicated),
         state=state,
         batch=batch,
     )
-
-
-def _moments_on_host(config: RunConfig) -> bool:
-    return config.offload in ("optimizer", "both")
 
 
 def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
@@ -140,10 +130,24 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
             "optimizer": optimizer.init(parameters),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
             "step": jnp.int32(0),
-            **initial_scale(config.precision),
+            **grads.initial_scale(config.precision),
         }
 
     return init
+
+
+def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:
+    """Return the mean loss and metrics of a batch's microbatches."""
+
+    def one(microbatch: Tree) -> dict[str, Array]:
+        value, outcome = loss(microbatch)
+        return {"loss": value, **outcome.metrics}
+
+    return jax.tree.map(jnp.mean, jax.lax.map(one, batch))
+
+
+def _moments_on_host(config: RunConfig) -> bool:
+    return config.offload in ("optimizer", "both")
 
 
 def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None], Context]:
@@ -151,12 +155,13 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
 
     The context's mesh is the mesh that the calling code sees. A key of None means evaluation.
     """
+    platform: str = mesh.devices.flat[0].platform
 
     def context_of(key: Key[Array, ""] | None) -> Context:
         return Context(
             mesh=mesh_here(mesh),
-            dtype=FORMATS[config.precision],
-            platform=_platform(mesh),
+            dtype=grads.FORMATS[config.precision],
+            platform="cuda" if platform == "gpu" else platform,
             remat=config.remat,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
@@ -173,34 +178,31 @@ def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: T
     rate, on_host = schedule_of(config), _moments_on_host(config)
 
     def step(state: Tree, batch: Tree) -> tuple[Tree, dict[str, Array]]:
-        before = state["parameters"]
-        held = to_device(state["optimizer"]) if on_host else state["optimizer"]
+        old = {name: state[name] for name in ("parameters", "optimizer", "model_state")}
+        if on_host:
+            old["optimizer"] = moved(old["optimizer"], jax.memory.Space.Device)
         value, outcome, gradient = gradients(state, batch)
         with jax.named_scope("optimizer"):
             gradient = jax.lax.with_sharding_constraint(gradient, shardings)
             norm = optax.tree.norm(gradient)
             applied = jnp.isfinite(value) & jnp.isfinite(norm)
             learning_rate = jnp.asarray(rate(state["step"]), jnp.float32)
-            updates, moments = optimizer.update(gradient, held, before)
+            updates, moments = optimizer.update(gradient, old["optimizer"], old["parameters"])
             updates = jax.tree.map(lambda u: learning_rate * u, updates)
-            new = {
-                "parameters": optax.apply_updates(before, updates),
-                "optimizer": moments,
-                "model_state": outcome.state,
-            }
-            old = {"parameters": before, "optimizer": held, "model_state": state["model_state"]}
+            parameters = optax.apply_updates(old["parameters"], updates)
+            new: Tree = {"parameters": parameters, "optimizer": moments, "model_state": outcome.state}
             new = jax.tree.map(lambda new, old: jnp.where(applied, new, old), new, old)
             if on_host:
-                new["optimizer"] = to_host(new["optimizer"])
+                new["optimizer"] = moved(new["optimizer"], jax.memory.Space.Host)
         metrics = {
             "loss": value,
             "gradient_norm": norm,
             "learning_rate": learning_rate,
             "applied": applied.astype(jnp.int32),
-            **scale_metrics(state),
+            **grads.scale_metrics(state),
             **outcome.metrics,
         }
-        new |= next_scale(state, applied)
+        new |= grads.next_scale(state, applied)
         return {**state, **new, "step": state["step"] + 1}, metrics
 
     return step
@@ -209,17 +211,83 @@ def _step(config: RunConfig, optimizer: Any, gradients: _Gradients, shardings: T
 def _inspect(gradients: _Gradients) -> Any:
     """Return the function, not jitted, that counts non-finite numbers: the causes of a step not applied."""
 
-    def count(array: Array) -> Array:
-        return jnp.sum(~jnp.isfinite(array))  # integers are always finite
-
     def inspect(state: Tree, batch: Tree) -> Tree:
         value, _, gradient = gradients(state, batch)
-        found = {"batch": batch, "parameters": state["parameters"], "loss": value, "gradients": gradient}
-        return jax.tree.map(count, found)
+        inspected = {"batch": batch, "parameters": state["parameters"], "loss": value, "gradients": gradient}
+        return jax.tree.map(lambda x: jnp.sum(~jnp.isfinite(x)), inspected)  # integers are always finite
 
     return inspect
 
 
-def _key_of(state: Tree) -> Key[Array, ""]:
-    """Return the random key of the state's step."""
-    return jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
+def moved(optimizer: Tree, space: jax.memory.Space) -> Tree:
+    """Copy moments between host memory and the devices, within a step; counts (scalars) stay."""
+    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
+
+
+def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike) -> Tree:
+    """Gather the parameters over `data`: the copy that a ZeRO-1 step computes with, sharded by other axes.
+
+    Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in float32, and so do
+    matrices with `Parameter.wide`.
+    """
+
+    def one(declared: Parameter, x: Array) -> Array:
+        split, whole = (
+            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
+        )
+        cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
+        # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
+        return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
+
+    with jax.named_scope("gather_over_data"):
+        return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
+
+
+def abstract_state(
+    init: Any, declared: Tree, mesh: Mesh, *, zero1: bool = False, on_host: bool = False
+) -> Tree:
+    """Return the state's shapes with their shardings; moments are sharded as their parameters.
+
+    If `on_host`, moments are in the memory of their device's host. Described devices, which are not present,
+    list no memories and ignore the memory kind. There the placement follows from `moved` within the step and
+    from the donation of the state.
+    """
+    shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda _: replicated, shapes)
+    shardings["parameters"] = jax.tree.map(
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
+    )
+    shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
+    if on_host:
+        shardings["optimizer"] = jax.tree.map(
+            lambda s, x: s.with_memory_kind(HOST) if x.ndim else s,
+            shardings["optimizer"],
+            shapes["optimizer"],
+        )
+    described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    return jax.tree.map(described, shapes, shardings)
+
+
+def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
+    """Return the batch's shapes and shardings: [microbatches, rows, ...], rows sharded over the replicas."""
+    assert config.batch.sequences_per_replica is None, "resolve the batch on its layout first"
+    replicas = math.prod(mesh.shape[axis] for axis in batch_axes(mesh))
+    rows = config.batch.sequences
+    if config.batch.microbatch_sequences is not None:
+        rows = config.batch.microbatch_sequences * replicas
+    num_microbatches = config.batch.sequences // rows
+
+    def array(dtype: Any, *rest: int) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, activation_spec(("microbatch", "batch"), mesh))
+        return jax.ShapeDtypeStruct((num_microbatches, rows, *rest), dtype, sharding=sharding)
+
+    model = config.model
+    if model.takes == "sequences":
+        tokens = array(jnp.int32, config.batch.sequence_length + 1)
+        packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
+        return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
+    if model.takes == "images":
+        images = {"images": array(jnp.float32, *model.sizes.input_shape), "labels": array(jnp.int32)}
+        return {**images, "weights": array(jnp.float32)} if isinstance(config.data, IdxData) else images
+    return {"inputs": array(jnp.float32, *model.sizes.input_shape), "targets": array(jnp.float32)}

@@ -8,7 +8,7 @@ a non-finite step halves it, and `GOOD_STEPS` finite steps in a row double it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -17,14 +17,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Key
 
 from ..models import Outcome
-from ..sharding import AnyMesh, axis_size
+from ..sharding import AnyMesh, axes_of, axis_size
 
 Tree = Any
 Loss = Callable[[Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome]]
-"""Parameters, model state, microbatch and key to the mean loss and what else came of it."""
+"""Maps parameters, model state, microbatch and key to the mean loss and the microbatch's outcome."""
 Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome, Tree]]
-"""What `gradients_of` is: loss, shardings, parameters, model state, batch and key to the whole batch's mean
-loss, outcome (state after the last microbatch, mean metrics) and mean gradient in float32."""
+"""Maps loss, shardings, parameters, model state, batch and key to the whole batch's mean loss, outcome (state
+after the last microbatch, mean metrics) and mean gradient in float32. `gradients_of` is one."""
 REPLICAS = "data"
 
 
@@ -75,7 +75,7 @@ def gradients_by_replica(
 
     def local(parameters: Tree, state: Tree, batch: Tree, key: Array) -> tuple[Array, Outcome, Tree]:
         left = jax.sharding.get_abstract_mesh()
-        here = jax.tree.map(lambda s: NamedSharding(left, _without_replicas(s.spec)), shardings)
+        here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, {REPLICAS})), shardings)
         value, outcome, total = gradients_of(loss, here, parameters, state, batch, key)
         value, metrics = jax.lax.pmean((value, outcome.metrics), REPLICAS)
         return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
@@ -101,41 +101,31 @@ def mean_over_replicas(parts: Tree, shardings: Tree) -> Tree:
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
 
-    def local(parts: Tree) -> Tree:
-        return jax.tree.map(lambda part, s: _mean(part[0], s.spec, mesh), parts, shardings)
+    def mean(part: Array, spec: PartitionSpec) -> Array:
+        split = [place for place, axes in enumerate(spec) if REPLICAS in axes_of(axes)]
+        if split:
+            total = jax.lax.psum_scatter(part, REPLICAS, scatter_dimension=split[0], tiled=True)
+        else:
+            total = jax.lax.psum(part, REPLICAS)
+        return total / mesh.shape[REPLICAS]
 
-    laid = jax.tree.map(lambda s: PartitionSpec(REPLICAS, *_without_replicas(s.spec)), shardings)
+    def local(parts: Tree) -> Tree:
+        return jax.tree.map(lambda part, s: mean(part[0], s.spec), parts, shardings)
+
+    inputs = jax.tree.map(lambda s: PartitionSpec(REPLICAS, *without_axes(s.spec, {REPLICAS})), shardings)
     results = jax.tree.map(lambda s: s.spec, shardings)
     with jax.named_scope("replicas"):
-        return jax.shard_map(local, mesh=mesh, in_specs=(laid,), out_specs=results, check_vma=False)(parts)
+        return jax.shard_map(local, mesh=mesh, in_specs=(inputs,), out_specs=results, check_vma=False)(parts)
 
 
-def _mean(part: Array, spec: PartitionSpec, mesh: AnyMesh) -> Array:
-    split = [place for place, axes in enumerate(spec) if REPLICAS in _axes(axes)]
-    if split:
-        part = jax.lax.psum_scatter(part, REPLICAS, scatter_dimension=split[0], tiled=True)
-    else:
-        part = jax.lax.psum(part, REPLICAS)
-    return part / mesh.shape[REPLICAS]
-
-
-def _axes(part: Any) -> tuple[str, ...]:
-    return part if isinstance(part, tuple) else (part,) if part else ()
-
-
-def without_axes(spec: PartitionSpec, axes: Iterable[str]) -> PartitionSpec:
+def without_axes(spec: PartitionSpec, axes: Container[str]) -> PartitionSpec:
     """Return `spec` without `axes`: the remaining sharding inside code that is manual along `axes`."""
-    gone = frozenset(axes)
-    left = (tuple(axis for axis in _axes(part) if axis not in gone) for part in spec)
+    left = (tuple(axis for axis in axes_of(part) if axis not in axes) for part in spec)
     return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
 
 
-def _without_replicas(spec: PartitionSpec) -> PartitionSpec:
-    return without_axes(spec, (REPLICAS,))
-
-
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "fp8": jnp.bfloat16}
-"""In which a model computes; under fp8 its layers' products are narrower."""
+"""The compute format of each precision; under fp8 the layers' products are narrower."""
 FIRST_SCALE = 2.0**15
 MOST_SCALE = 2.0**24  # a float32 loss times this stays far from overflow
 LEAST_SCALE = 1.0  # a step that is non-finite at this scale is a bad step

@@ -1,61 +1,54 @@
-"""Build the optimizer and its learning-rate schedule from Optax parts."""
+"""Build the optimizer and its learning-rate schedule from Optax parts, and shard the optimizer's moments.
+
+Optimizers that act on matrices act on those of single layers. Layers are stacked along their own dim, and a
+matrix's inputs or outputs may span several dims (attention: embed, and heads x head_dim). Moments have the
+sharding of their parameter, or of those of its dims that they keep.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..config import (
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    ConstantSchedule,
-    CosineSchedule,
-    InverseRootSchedule,
-    LinearSchedule,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
-    RunConfig,
-    SGDOptimizer,
-    StableSchedule,
-)
-from ..models import Parameter
-from ._state import by_matrix, is_hidden_matrix, is_matrix, is_parameter, matrix_dims, muon_dims
+from .. import config as sections
+from ..models import Parameter, is_parameter
+from ..sharding import parameter_spec
 
 Tree = Any
+STACKED = ("layers", "experts")  # dims that stack several parameters of one kind
+OUTER = ("vocab", "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
-def schedule_of(config: RunConfig) -> optax.Schedule:
+def schedule_of(config: sections.RunConfig) -> optax.Schedule:
     """Return the learning rate by step, counted from 0: a linear warmup, then the schedule's own curve."""
     peak, schedule, steps = config.peak_learning_rate, config.schedule, config.horizon_steps
     warmup = schedule.warmup_steps
     left = max(steps - warmup, 1)
     after: optax.Schedule
     match schedule:
-        case ConstantSchedule():
+        case sections.ConstantSchedule():
             after = optax.constant_schedule(peak)
-        case CosineSchedule():
+        case sections.CosineSchedule():
             after = optax.cosine_decay_schedule(peak, left, alpha=schedule.final_fraction)
-        case LinearSchedule():
+        case sections.LinearSchedule():
             after = optax.linear_schedule(peak, peak * schedule.final_fraction, left)
-        case StableSchedule():
-            stable = steps - warmup - schedule.decay_steps
-            end = peak * schedule.final_fraction
+        case sections.StableSchedule():
+            stable, end = steps - warmup - schedule.decay_steps, peak * schedule.final_fraction
             after = optax.linear_schedule(peak, end, schedule.decay_steps, transition_begin=stable)
-        case InverseRootSchedule():  # Vaswani et al. 2017: peak x sqrt(warmup / step)
+        case sections.InverseRootSchedule():  # Vaswani et al. 2017: peak x sqrt(warmup / step)
             after = lambda step: peak * jnp.sqrt(warmup / (jnp.maximum(step, 0) + warmup))  # noqa: E731
 
     rise = optax.linear_schedule(0.0, peak, warmup)
     return optax.join_schedules([rise, after], [warmup]) if warmup else after
 
 
-def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformation:
+def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTransformation:
     """Return the optimizer of `config` for a learning rate of 1; the step multiplies by the actual rate.
 
     `declared` is the model's tree of parameter declarations. By default weight decay applies to matrices and
@@ -65,41 +58,29 @@ def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformat
     on_all = getattr(chosen, "weight_decay_on", "matrices") == "all"
     decayed = jax.tree.map(lambda p: on_all or is_matrix(p), declared, is_leaf=is_parameter)
     match chosen:
-        case SGDOptimizer():
+        case sections.SGDOptimizer():
             update = optax.chain(
                 optax.add_decayed_weights(chosen.weight_decay, decayed) if chosen.weight_decay else _NOTHING,
                 optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov),
             )
-        case AdaGradOptimizer():  # Optax adds epsilon under the root, as the config defines it
+        case sections.AdaGradOptimizer():  # Optax adds epsilon under the root, as the config defines it
             update = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
-        case RMSPropOptimizer():
+        case sections.RMSPropOptimizer():
             update = optax.rmsprop(
-                1.0,
-                decay=chosen.decay,
-                eps=chosen.epsilon,
-                eps_in_sqrt=False,
-                centered=chosen.centered,
-                momentum=chosen.momentum or None,
-                nesterov=chosen.nesterov,
-            )
-        case AdamOptimizer():
+                1.0, decay=chosen.decay, eps=chosen.epsilon, eps_in_sqrt=False, centered=chosen.centered,
+                momentum=chosen.momentum or None, nesterov=chosen.nesterov,
+            )  # fmt: skip
+        case sections.AdamOptimizer():
             update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
-        case AdamWOptimizer():
-            update = optax.adamw(
-                1.0,
-                b1=chosen.beta1,
-                b2=chosen.beta2,
-                eps=chosen.epsilon,
-                weight_decay=chosen.weight_decay,
-                mask=decayed,
-            )
-        case LionOptimizer():
-            update = optax.lion(
-                1.0, b1=chosen.beta1, b2=chosen.beta2, weight_decay=chosen.weight_decay, mask=decayed
-            )
-        case AdafactorOptimizer():
+        case sections.AdamWOptimizer():
+            betas, decay = {"b1": chosen.beta1, "b2": chosen.beta2}, chosen.weight_decay
+            update = optax.adamw(1.0, **betas, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
+        case sections.LionOptimizer():
+            betas, decay = {"b1": chosen.beta1, "b2": chosen.beta2}, chosen.weight_decay
+            update = optax.lion(1.0, **betas, weight_decay=decay, mask=decayed)
+        case sections.AdafactorOptimizer():
             update = _adafactor(chosen, declared, decayed)
-        case MuonOptimizer():
+        case sections.MuonOptimizer():
             update = _muon(chosen, declared, decayed)
     clip = chosen.clip_norm
     return update if clip is None else optax.chain(optax.clip_by_global_norm(clip), update)
@@ -108,17 +89,16 @@ def optimizer_of(config: RunConfig, declared: Tree) -> optax.GradientTransformat
 _NOTHING = optax.identity()
 
 
-def _adafactor(chosen: AdafactorOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
+def _adafactor(
+    chosen: sections.AdafactorOptimizer, declared: Tree, decayed: Tree
+) -> optax.GradientTransformation:
     """Chain the parts of `optax.adafactor`, applying those that use a whole array to each layer separately.
 
     On stacked layers, `optax.adafactor` would factor the two longest dims, whichever those are, and take root
     mean squares over all layers together.
     """
-    parts = [
-        optax.scale_by_factored_rms(
-            decay_rate=chosen.decay_exponent, min_dim_size_to_factor=chosen.least_factored
-        )
-    ]
+    rate, least = chosen.decay_exponent, chosen.least_factored
+    parts = [optax.scale_by_factored_rms(decay_rate=rate, min_dim_size_to_factor=least)]
     if chosen.clip_rms is not None:
         parts.append(optax.clip_by_block_rms(chosen.clip_rms))
     if chosen.scale_by_parameter:
@@ -131,22 +111,21 @@ def _adafactor(chosen: AdafactorOptimizer, declared: Tree, decayed: Tree) -> opt
     )
 
 
-def _muon(chosen: MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
+def _muon(chosen: sections.MuonOptimizer, declared: Tree, decayed: Tree) -> optax.GradientTransformation:
     """Chain the parts of `optax.contrib.muon`, which itself would pass Muon's `nesterov` to its AdamW too."""
-    kinds = jax.tree.map(lambda p: "muon" if is_hidden_matrix(p) else "adamw", declared, is_leaf=is_parameter)
-    numbers = jax.tree.map(
-        lambda p: muon_dims(p) if is_hidden_matrix(p) else optax.MaskedNode(), declared, is_leaf=is_parameter
-    )
 
-    def scale(parameter: Parameter) -> Any:
-        if not is_hidden_matrix(parameter):
-            return optax.MaskedNode()
+    def scale(parameter: Parameter) -> float:
         inputs, outputs = matrix_dims(parameter).inputs_outputs(parameter.shape)
         if chosen.update_rms is None:  # Jordan 2024
             return math.sqrt(max(1.0, outputs / inputs))
         return chosen.update_rms * math.sqrt(max(inputs, outputs))
 
-    scales = jax.tree.map(scale, declared, is_leaf=is_parameter)
+    def by_kind(hidden: Any, other: Any) -> Tree:
+        pick = lambda p: hidden(p) if is_hidden_matrix(p) else other  # noqa: E731
+        return jax.tree.map(pick, declared, is_leaf=is_parameter)
+
+    kinds = by_kind(lambda _: "muon", "adamw")
+    numbers, scales = (by_kind(of_matrix, optax.MaskedNode()) for of_matrix in (muon_dims, scale))
     orthogonal = optax.chain(
         optax.contrib.scale_by_muon(
             ns_steps=chosen.newton_schulz_steps,
@@ -162,3 +141,165 @@ def _muon(chosen: MuonOptimizer, declared: Tree, decayed: Tree) -> optax.Gradien
         optax.add_decayed_weights(chosen.weight_decay, decayed),
         optax.scale(-1.0),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixDims:
+    """The indices of a parameter's dims: those that stack matrices, then those of a matrix's two sides.
+
+    A vector has one side, and `second` is empty. `inputs_first`: a product sums over `first`, not `second`.
+    """
+
+    stack: tuple[int, ...]
+    first: tuple[int, ...]
+    second: tuple[int, ...] = ()
+    inputs_first: bool = True
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of dims, each one dim of the flattened parameter: the stack's, then one or two sides."""
+        return (*((place,) for place in self.stack), *(side for side in (self.first, self.second) if side))
+
+    def flat_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return `shape` with the dims of each side merged into one."""
+        return tuple(math.prod(shape[place] for place in side) for side in self.sides)
+
+    def inputs_outputs(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the numbers of inputs and outputs of each matrix in a parameter of `shape`."""
+        sides = [math.prod(shape[place] for place in side) for side in (self.first, self.second)]
+        return (sides[0], sides[1]) if self.inputs_first else (sides[1], sides[0])
+
+
+def is_matrix(parameter: Parameter) -> bool:
+    """Return whether a parameter is a matrix or a table, not a norm or a bias.
+
+    The test is its random initialisation, since a bias may also have two dims (heads and head_dim).
+    """
+    return parameter.initial == "fan_in"
+
+
+def is_hidden_matrix(parameter: Parameter) -> bool:
+    """Return whether a parameter is a matrix inside the model, not a table or a head."""
+    return is_matrix(parameter) and not set(OUTER) & set(parameter.dims)
+
+
+def matrix_dims(parameter: Parameter) -> MatrixDims:
+    """Return the dims of a parameter's matrices, or of its vectors.
+
+    A matrix's inputs are the leading or trailing dims (after the stack) whose sizes multiply to `fan_in`.
+    """
+    shape, places = parameter.shape, tuple(range(len(parameter.shape)))
+    num_stacked = sum(dim in STACKED for dim in parameter.dims)
+    assert set(parameter.dims[:num_stacked]) <= set(STACKED), f"{parameter.dims}: the stack is not first"
+    stack, rest = places[:num_stacked], places[num_stacked:]
+    if is_matrix(parameter):
+        for inputs_first in (True, False):
+            for cut in range(1, len(rest)):
+                first, second = rest[:cut], rest[cut:]
+                inputs = first if inputs_first else second
+                if math.prod(shape[place] for place in inputs) == parameter.fan_in:
+                    return MatrixDims(stack=stack, first=first, second=second, inputs_first=inputs_first)
+        raise AssertionError(f"no dims of {parameter} have its fan_in")
+    return MatrixDims(stack=stack, first=rest)
+
+
+def muon_dims(parameter: Parameter) -> optax.contrib.MuonDimensionNumbers:
+    """Return the input and output dims of a parameter's matrices, as Optax's Muon takes them."""
+    dims = matrix_dims(parameter)
+    inputs, outputs = (dims.first, dims.second) if dims.inputs_first else (dims.second, dims.first)
+    return optax.contrib.MuonDimensionNumbers(inputs, outputs)
+
+
+def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.GradientTransformation:
+    """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
+
+    Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
+    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts.
+    """
+    dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
+    stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
+    twice = optax.GradientTransformation(jax.vmap(stacked.init), jax.vmap(stacked.update))
+    parts = {"stacked": stacked, "single": update, "experts": twice}
+    num_stacked = {"stacked": 1, "single": 0, "experts": 2}
+
+    def flat(tree: Tree) -> dict[str, Tree]:
+        def part(name: str) -> Tree:
+            def leaf(dims: MatrixDims, x: Any) -> Any:
+                is_in = len(dims.stack) == num_stacked[name]
+                return x.reshape(dims.flat_shape(x.shape)) if is_in else optax.MaskedNode()
+
+            return jax.tree.map(leaf, dims, tree, is_leaf=lambda d: isinstance(d, MatrixDims))
+
+        return {name: of_part for name in parts if jax.tree.leaves(of_part := part(name))}
+
+    def init(params: Tree) -> Tree:
+        return {name: parts[name].init(tree) for name, tree in flat(params).items()}
+
+    def apply(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
+        gradients, values = flat(updates), flat(params)
+        new = {name: parts[name].update(gradients[name], state[name], values[name]) for name in state}
+
+        def whole(x: Any, *changes: Any) -> Any:
+            return next(y for y in changes if not isinstance(y, optax.MaskedNode)).reshape(x.shape)
+
+        changed = jax.tree.map(whole, updates, *(changes for changes, _ in new.values()))
+        return changed, {name: moments for name, (_, moments) in new.items()}
+
+    return optax.GradientTransformation(init, apply)
+
+
+def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
+    """Return the shardings of an optimizer's state, given the state's shapes.
+
+    An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
+    shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
+    belong to no parameter (step counts) or keep none of its dims are replicated.
+    """
+    parameters = {
+        jax.tree_util.keystr(path): parameter
+        for path, parameter in jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
+    }
+
+    def sharding(path: tuple[Any, ...], moment: jax.ShapeDtypeStruct) -> NamedSharding:
+        tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
+        owner = next((tail for tail in tails if tail in parameters), None)
+        if owner is None:
+            return NamedSharding(mesh, PartitionSpec())
+        name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
+        parameter = parameters[owner]
+        spec = parameter_spec(parameter.dims, mesh, zero1)
+        if moment.shape != parameter.shape:
+            spec = _spec_of_sides(name, moment.shape, parameter, spec)
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(sharding, state)
+
+
+def _spec_of_sides(
+    name: str, shape: tuple[int, ...], parameter: Parameter, spec: PartitionSpec
+) -> PartitionSpec:
+    """Return the PartitionSpec of a moment of a matrix's rows or columns; `spec` is that of the parameter.
+
+    Of a matrix's sides, Optax's Adafactor keeps the shorter in `v_row` and the longer in `v_col`. If they are
+    equal, the second side counts as the longer.
+    """
+    dims = matrix_dims(parameter)
+    kept = dims.sides
+    if name in ("v_row", "v_col") and dims.second:
+        first, second = (
+            math.prod(parameter.shape[dim] for dim in side) for side in (dims.first, dims.second)
+        )
+        longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
+        kept = (*kept[: len(dims.stack)], shorter if name == "v_row" else longer)
+    if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
+        return PartitionSpec()
+    return PartitionSpec(*(_of_merged(side, spec) for side in kept))
+
+
+def _of_merged(side: tuple[int, ...], spec: PartitionSpec) -> Any:
+    """Return the axes that shard several merged dims, or None if a dim other than the first is sharded.
+
+    Only the first dim's shards are contiguous in the merged dim.
+    """
+    axes, *others = (spec[dim] for dim in side)
+    return axes if all(other is None for other in others) else None

@@ -25,18 +25,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from ..config import PipelineSchedule, Ticks
-from ..models import Context, Outcome
+from ..models import RESIDUAL, Context, Outcome
 from ..sharding import AnyMesh, activation_spec, on_each_device, pin
 from ._gradients import REPLICAS, mean_over_replicas, without_axes
 
+Tree = Any
 AXIS = "stage"
-RESIDUAL = ("batch", "residual_sequence", "embed")
+_WHOLE = PartitionSpec()
 
 
-def spread(y: Array, mesh: AnyMesh) -> Array:
+def scatter_positions(y: Array, mesh: AnyMesh) -> Array:
     """Scatter the last stage's `y` over the stages by position; return [batch, sequence / stages, embed].
 
     The result is sharded as residuals.
@@ -51,42 +52,37 @@ def spread(y: Array, mesh: AnyMesh) -> Array:
         y = jnp.where(lax.axis_index(AXIS) == num_stages - 1, y, 0)
         return lax.psum_scatter(y, AXIS, scatter_dimension=1, tiled=True)
 
-    laid = activation_spec(RESIDUAL, mesh)
-    return on_each_device(local, mesh, (laid,), laid)(y)
+    spec = activation_spec(RESIDUAL, mesh)
+    return on_each_device(local, mesh, (spec,), spec)(y)
 
 
-def collected(x: Array, mesh: AnyMesh) -> Array:
-    """Gather all positions [batch, sequence, embed] on every stage; the inverse of `spread`."""
-    laid = activation_spec(RESIDUAL, mesh)
-    return on_each_device(lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True), mesh, (laid,), laid)(x)
+def gather_positions(x: Array, mesh: AnyMesh) -> Array:
+    """Gather all positions [batch, sequence, embed] on every stage; the inverse of `scatter_positions`."""
+    spec = activation_spec(RESIDUAL, mesh)
+    return on_each_device(lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True), mesh, (spec,), spec)(x)
 
 
-def own(targets: Array, mesh: AnyMesh) -> Array:
-    """Select this stage's share of `targets` [batch, sequence]: the positions that `spread` sends to it."""
+def own_positions(targets: Array, mesh: AnyMesh) -> Array:
+    """Select the positions of `targets` [batch, sequence] that `scatter_positions` sends to this stage."""
 
     def local(targets: Array) -> Array:
         share = targets.shape[1] // mesh.shape[AXIS]
         return lax.dynamic_slice_in_dim(targets, lax.axis_index(AXIS) * share, share, axis=1)
 
-    laid = activation_spec(RESIDUAL[:2], mesh)
+    spec = activation_spec(RESIDUAL[:2], mesh)
     # Pin first: otherwise the source tokens get this sharding too, and shifting them by one communicates.
     targets = pin(targets, mesh, "batch", "sequence")
-    return on_each_device(local, mesh, (laid,), laid)(targets)
-
-
-Tree = Any
-_WHOLE = PartitionSpec()
+    return on_each_device(local, mesh, (spec,), spec)(targets)
 
 
 @runtime_checkable
 class Staged(Protocol):
     """A model whose loss splits into three parts: before the layers, some of the layers, after the layers."""
 
-    def entered(self, parameters: Tree, batch: Tree, context: Context) -> Array:
+    def embed(self, parameters: Tree, batch: Tree, context: Context) -> Array:
         """Return the first layer's input."""
-        ...
 
-    def passed(
+    def apply_layers(
         self, layers: Tree, x: Array, batch: Tree, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Tree]:
         """Apply `layers`, numbered from `first` in the model.
@@ -94,24 +90,28 @@ class Staged(Protocol):
         Returns:
             Their output and their contribution to the loss; and their figures, a tree of arrays [layers].
         """
-        ...
 
-    def targets(self, batch: Tree, context: Context) -> Int[Array, "rows positions"]:
-        """Return the targets with which `judged` compares the last layer's output."""
-        ...
+    def targets(self, batch: Tree, context: Context) -> Any:
+        """Return the batch's targets, a named tuple whose `ids` are [rows, positions]."""
 
-    def judged(
-        self, parameters: Tree, x: Array, targets: Array, batch: Tree, context: Context
-    ) -> Float[Array, ""]:
+    def head_loss(self, parameters: Tree, x: Array, targets: Any, context: Context) -> Float[Array, ""]:
         """Return the contribution to the batch's loss of some positions: their `x` and `targets`."""
-        ...
 
-    def shown(self, figures: Any) -> dict[str, Array]:
+    def summarize(self, figures: Any) -> dict[str, Array]:
         """Return the metrics of all layers' figures [microbatches, layers]."""
-        ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals(NamedTuple):
+    """The loss and the layers' figures of a batch."""
+
+    loss: Any  # the sum over microbatches; their mean at the end
+    figures: Any  # the layers', a tree of arrays [microbatches, layers]
+
+
+_TOTALS = _Totals(_WHOLE, PartitionSpec(None, AXIS))  # the stages' layers are concatenated
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A model whose layers are sharded over stages.
 
@@ -131,103 +131,89 @@ class Pipeline:
         """
         scale = state["loss_scale"]["scale"] if "loss_scale" in state else jnp.float32(1)
 
-        def local(parameters: Tree, batch: Tree, key: Array, scale: Array) -> tuple[_Seen, Tree]:
-            stage = self._stage(parameters, batch, jax.random.wrap_key_data(key))
-            seen, total = stage.gradients(scale)
-            return self._mean(seen), jax.tree.map(lambda g: g[None], total) if self._replicas else total
+        def local(parameters: Tree, batch: Tree, key: Array, scale: Array) -> tuple[_Totals, Tree]:
+            stage = _Stage(self, parameters, batch, jax.random.wrap_key_data(key))
+            totals, gradient = stage.gradients(scale)
+            if self.replicas:
+                totals, gradient = lax.pmean(totals, REPLICAS), jax.tree.map(lambda g: g[None], gradient)
+            return totals, gradient
 
-        parts = jax.tree.map(lambda spec: PartitionSpec(*self._replicas, *spec), self._split)
-        inputs = (self._split, self._rows, _WHOLE, _WHOLE)
-        each = self._on_each_stage(local, inputs, (_SEEN, parts))
-        seen, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
-        if self._replicas:
+        parts = jax.tree.map(lambda spec: PartitionSpec(*self.replicas, *spec), self._stage_specs)
+        each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
+        totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
+        if self.replicas:
             gradient = mean_over_replicas(gradient, self.shardings)
         if "loss_scale" in state:
             gradient = jax.tree.map(lambda g: g / scale, gradient)
-        return seen.value, Outcome({}, self.model.shown(seen.figures)), gradient
+        return totals.loss, Outcome({}, self.model.summarize(totals.figures)), gradient
 
     def metrics(self, parameters: Tree, batch: Tree) -> dict[str, Array]:
         """Return mean loss and metrics of a held-out batch [microbatches, rows, ...]."""
 
-        def local(parameters: Tree, batch: Tree) -> _Seen:
-            return self._mean(self._stage(parameters, batch, None).seen())
+        def local(parameters: Tree, batch: Tree) -> _Totals:
+            totals = _Stage(self, parameters, batch, None).evaluate()
+            return lax.pmean(totals, REPLICAS) if self.replicas else totals
 
-        seen = self._on_each_stage(local, (self._split, self._rows), _SEEN)(parameters, batch)
-        return {"loss": seen.value, **self.model.shown(seen.figures)}
-
-    def _stage(self, parameters: Tree, batch: Tree, key: Key[Array, ""] | None) -> _Stage:
-        num_microbatches = jax.tree.leaves(batch)[0].shape[0]
-        ticks = Ticks(
-            schedule=self.schedule, num_stages=self._mesh.shape[AXIS], num_microbatches=num_microbatches
-        )
-        return _Stage(self, ticks, parameters, batch, key)
+        totals = self._on_each_stage(local, (), _TOTALS)(parameters, batch)
+        return {"loss": totals.loss, **self.model.summarize(totals.figures)}
 
     @property
-    def _split(self) -> Tree:
-        """PartitionSpecs of the parameters over the stages."""
-        return jax.tree.map(lambda s: PartitionSpec(AXIS) if _is_split(s) else _WHOLE, self.shardings)
-
-    @property
-    def _mesh(self) -> Mesh:
+    def mesh(self) -> Mesh:
+        """The mesh of the shardings."""
         return jax.tree.leaves(self.shardings)[0].mesh
 
     @property
-    def _replicas(self) -> tuple[str, ...]:
+    def replicas(self) -> tuple[str, ...]:
         """The axis of the data replicas, if there is more than one."""
-        return (REPLICAS,) if self._mesh.shape.get(REPLICAS, 1) > 1 else ()
+        return (REPLICAS,) if self.mesh.shape.get(REPLICAS, 1) > 1 else ()
 
     @property
-    def _rows(self) -> PartitionSpec:
-        """PartitionSpec of a batch [microbatches, rows, ...] over the replicas."""
-        return PartitionSpec(None, *self._replicas)
+    def _stage_specs(self) -> Tree:
+        """PartitionSpecs of the parameters over the stages."""
 
-    def _mean(self, seen: _Seen) -> _Seen:
-        """Average `seen` over the replicas."""
-        return lax.pmean(seen, self._replicas) if self._replicas else seen
+        def spec(sharding: NamedSharding) -> PartitionSpec:
+            return PartitionSpec(AXIS) if sharding.spec and sharding.spec[0] == AXIS else _WHOLE
 
-    def _on_each_stage(self, local: Any, inputs: Any, outputs: Any) -> Any:
-        manual = {AXIS, *self._replicas}
+        return jax.tree.map(spec, self.shardings)
+
+    def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
+        """Wrap `local` of parameters, batch and more to run on each stage of each replica."""
         return jax.shard_map(
-            local, mesh=self._mesh, in_specs=inputs, out_specs=outputs, axis_names=manual, check_vma=False
+            local,
+            mesh=self.mesh,
+            in_specs=(self._stage_specs, PartitionSpec(None, *self.replicas), *more_inputs),
+            out_specs=outputs,
+            axis_names={AXIS, *self.replicas},
+            check_vma=False,
         )
-
-
-class _Seen(NamedTuple):
-    """The loss and the layers' figures of a batch."""
-
-    value: Any  # sum of the losses; their mean at the end
-    figures: Any  # the layers', a tree of arrays [microbatches, layers]
-
-
-_SEEN = _Seen(_WHOLE, PartitionSpec(None, AXIS))  # the stages' layers are concatenated
 
 
 class _Carry(NamedTuple):
     """The values carried from tick to tick."""
 
     x: Array  # input from the previous stage
-    gradient: Array  # of the stage's output, from the next stage
-    kept: list[Array]  # [slots, ...]: saved by forward passes for backward passes
-    seen: _Seen
-    total: Tree  # sum of the gradients
+    d_y: Array  # gradient of the stage's output, from the next stage
+    saved: list[Array]  # [slots, ...]: saved by forward passes for backward passes
+    totals: _Totals
+    gradient: Tree  # sum of the gradients
 
 
 class _Stage:
     """The work of one stage in a step, traced once for all stages."""
 
-    def __init__(
-        self, pipeline: Pipeline, ticks: Ticks, parameters: Tree, batch: Tree, key: Key[Array, ""] | None
-    ) -> None:
-        self.model, self.ticks, self.batch, self.key = pipeline.model, ticks, batch, key
-        self.context_of, self.shardings = pipeline.context_of, pipeline.shardings
+    def __init__(self, pipeline: Pipeline, parameters: Tree, batch: Tree, key: Key[Array, ""] | None) -> None:
+        self.pipeline, self.parameters, self.batch, self.key = pipeline, parameters, batch, key
+        self.model, self.layers = pipeline.model, parameters["layers"]
+        num_stages, num_microbatches = pipeline.mesh.shape[AXIS], jax.tree.leaves(batch)[0].shape[0]
+        self.ticks = Ticks(
+            schedule=pipeline.schedule, num_stages=num_stages, num_microbatches=num_microbatches
+        )
+        self.behind = num_stages - 1  # ticks from a microbatch's first stage to its last
+        self.is_gpipe = pipeline.schedule == "gpipe"
         self.mesh: AbstractMesh = jax.sharding.get_abstract_mesh()
         self.number = lax.axis_index(AXIS)
-        self.is_first, self.is_last = self.number == 0, self.number == self.ticks.num_stages - 1
-        self.is_gpipe = self.ticks.schedule == "gpipe"
-        self.parameters = parameters
-        self.layers = parameters["layers"]
-        num_layers = jax.tree.leaves(self.layers)[0].shape[0]
-        self.first_layer = self.number * num_layers
+        self.is_first, self.is_last = self.number == 0, self.number == self.behind
+        self.first_layer = self.number * jax.tree.leaves(self.layers)[0].shape[0]
         # The pullback's structure; and for each of its leaves its index in the layers, or None if saved.
         self.rebuild: Any = None
 
@@ -236,9 +222,9 @@ class _Stage:
         number = jnp.clip(number, 0, self.ticks.num_microbatches - 1)
         part = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), self.batch)
         key = None if self.key is None else jax.random.fold_in(self.key, number)
-        return part, self.context_of(key)
+        return part, self.pipeline.context_of(key)
 
-    def is_there(self, number: Array) -> Bool[Array, ""]:
+    def exists(self, number: Array) -> Bool[Array, ""]:
         """Return whether a microbatch of this number exists."""
         return (number >= 0) & (number < self.ticks.num_microbatches)
 
@@ -246,205 +232,193 @@ class _Stage:
         """Return the scope of work that belongs to a microbatch in `num_microbatches` of `runs` runs."""
         return jax.named_scope(f"{kind}_{self.ticks.num_microbatches}_of_{runs}")
 
-    def enter(self, x: Array, tick: Array) -> tuple[Array, Tree, Context]:
+    def layers_input(self, x: Array, tick: Array) -> tuple[Array, Tree, Context]:
         """Return the input of the stage's layers in a forward tick, with the microbatch and its context."""
         part, context = self.microbatch(tick - self.number)
         with self.scope("taken", self.ticks.num_stages * self.ticks.num_passes):
-            entered = lambda: self.model.entered(self.parameters, part, context)  # noqa: E731
-            begins = self.is_first & self.is_there(tick)
-            return lax.cond(begins, entered, lambda: x), part, context
+            embed = lambda: self.model.embed(self.parameters, part, context)  # noqa: E731
+            return lax.cond(self.is_first & self.exists(tick), embed, lambda: x), part, context
 
-    def forward(self, x: Array, tick: Array, seen: _Seen) -> tuple[Array, list[Array], _Seen]:
-        """Run a forward pass; return the output, the values saved for the backward pass, and `seen`."""
-        x, part, context = self.enter(x, tick)
-        passed = lambda layers, x: self.model.passed(layers, x, part, context, self.first_layer)  # noqa: E731
+    def forward(self, x: Array, tick: Array, totals: _Totals) -> tuple[Array, list[Array], _Totals]:
+        """Run a forward pass; return the output, the values saved for the backward pass, and the totals."""
+        x, part, context = self.layers_input(x, tick)
+
+        def apply_layers(layers: Tree, x: Array) -> Any:
+            return self.model.apply_layers(layers, x, part, context, self.first_layer)
+
         with self.scope("busy", self.ticks.num_passes):
-            (y, more), pullback, figures = jax.vjp(passed, self.layers, x, has_aux=True)
+            (y, more), pullback, figures = jax.vjp(apply_layers, self.layers, x, has_aux=True)
         leaves, structure = jax.tree.flatten(pullback)
         known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(self.layers))}
         self.rebuild = structure, [known.get(id(leaf)) for leaf in leaves]
-        kept = [leaf for leaf in leaves if id(leaf) not in known]
-        return y, kept, self.with_figures(seen, tick - self.number, more, figures)
+        saved = [leaf for leaf in leaves if id(leaf) not in known]
+        return y, saved, self.with_figures(totals, tick - self.number, more, figures)
 
-    def with_figures(self, seen: _Seen, number: Array, more: Array, figures: Tree) -> _Seen:
-        """Add a microbatch's loss contribution and figures to `seen`; add nothing if `number` is invalid."""
-        is_there, place = self.is_there(number), jnp.clip(number, 0, self.ticks.num_microbatches - 1)
-        value = seen.value + jnp.where(is_there, more, 0)
-        put = lambda all, one: all.at[place].set(jnp.where(is_there, one, all[place]))  # noqa: E731
-        return _Seen(value, jax.tree.map(put, seen.figures, figures))
+    def with_figures(self, totals: _Totals, number: Array, more: Array, figures: Tree) -> _Totals:
+        """Add a microbatch's loss contribution and figures; add nothing if `number` is invalid."""
+        exists, place = self.exists(number), jnp.clip(number, 0, self.ticks.num_microbatches - 1)
+        loss = totals.loss + jnp.where(exists, more, 0)
+        store = lambda all, one: all.at[place].set(jnp.where(exists, one, all[place]))  # noqa: E731
+        return _Totals(loss, jax.tree.map(store, totals.figures, figures))
 
-    def judge(self, y: Array, tick: Array, carry: _Carry, scale: Array) -> tuple[_Carry, Array]:
+    def head_pass(self, y: Array, tick: Array, carry: _Carry, scale: Array) -> tuple[_Carry, Array]:
         """Add the loss and its gradients to the carry; return it and the last stage's gradient of `y`."""
-        number = tick - (self.ticks.num_stages - 1)
+        number = tick - self.behind
 
-        def there(value: Array, shared: Tree) -> tuple[Array, Tree, Array]:
-            judged, x = self.judged(y, number)
-            more, pullback = jax.vjp(judged, _shared(self.parameters), x)
+        def run(loss: Array, shared: Tree) -> tuple[Array, Tree, Array]:
+            head_loss, x = self.head_loss(y, number)
+            more, pullback = jax.vjp(head_loss, _shared(self.parameters), x)
             gradient, d_x = pullback(scale.astype(more.dtype))
-            return value + more, self.added(shared, gradient), collected(d_x, self.mesh)
+            return loss + more, self.added(shared, gradient), gather_positions(d_x, self.mesh)
 
-        arguments = carry.seen.value, _shared(carry.total)
+        arguments = carry.totals.loss, _shared(carry.gradient)
         if self.is_gpipe:
-            nothing = lambda value, shared: (value, shared, jnp.zeros_like(y))  # noqa: E731
+            skip = lambda loss, shared: (loss, shared, jnp.zeros_like(y))  # noqa: E731
             with self.scope("taken", self.ticks.num_passes):
-                value, shared, d_y = lax.cond(self.is_there(number), there, nothing, *arguments)
+                loss, shared, d_y = lax.cond(self.exists(number), run, skip, *arguments)
         else:
-            value, shared, d_y = there(*arguments)
-        return carry._replace(seen=carry.seen._replace(value=value), total={**carry.total, **shared}), d_y
+            loss, shared, d_y = run(*arguments)
+        totals, gradient = carry.totals._replace(loss=loss), {**carry.gradient, **shared}
+        return carry._replace(totals=totals, gradient=gradient), d_y
 
-    def judged(self, y: Array, number: Array) -> tuple[Callable[[Tree, Array], Array], Array]:
-        """Return the loss contribution of this stage's positions as a function, and its share of `y`.
-
-        The function's arguments are the parameters and the share.
-        """
+    def head_loss(self, y: Array, number: Array) -> tuple[Callable[[Tree, Array], Array], Array]:
+        """Return the loss of this stage's positions as a function of parameters and `x`, and its `x`."""
         part, context = self.microbatch(number)
-        targets = own(self.model.targets(part, context), self.mesh)
-        judged = lambda parameters, x: self.model.judged(parameters, x, targets, part, context)  # noqa: E731
-        return judged, spread(y, self.mesh)
+        targets = self.model.targets(part, context)
+        targets = targets._replace(ids=own_positions(targets.ids, self.mesh))
+        head_loss = lambda parameters, x: self.model.head_loss(parameters, x, targets, context)  # noqa: E731
+        return head_loss, scatter_positions(y, self.mesh)
 
     def backward(
-        self, kept: list[Array], d_y: Array, scale: Array, tick: Array, total: Tree
+        self, saved: list[Array], d_y: Array, scale: Array, tick: Array, gradient: Tree
     ) -> tuple[Array, Tree]:
-        """Run a backward pass; return the gradient of the stage's input, and `total` plus new gradients."""
-        number = tick - (self.ticks.num_stages - 1 - self.number)
-        is_there = self.is_there(number)
+        """Run a backward pass; return the gradient of the stage's input, and `gradient` plus the new ones."""
+        number = tick - (self.behind - self.number)
+        exists = self.exists(number)
         structure, places = self.rebuild
-        layers, left = jax.tree.leaves(self.layers), iter(kept)
+        layers, left = jax.tree.leaves(self.layers), iter(saved)
         leaves = [next(left) if place is None else layers[place] for place in places]
         with self.scope("busy", self.ticks.num_passes):
             d_layers, d_x = jax.tree.unflatten(structure, leaves)((d_y, scale))
-        d_layers, d_x = jax.tree.map(lambda g: jnp.where(is_there, g, 0), (d_layers, d_x))
+        d_layers, d_x = jax.tree.map(lambda g: jnp.where(exists, g, 0), (d_layers, d_x))
         part, context = self.microbatch(number)
 
-        def first(shared: Tree) -> Tree:
-            entered = lambda parameters: self.model.entered(parameters, part, context)  # noqa: E731
-            return self.added(shared, jax.vjp(entered, _shared(self.parameters))[1](d_x)[0])
+        def embedding(shared: Tree) -> Tree:
+            embed = lambda parameters: self.model.embed(parameters, part, context)  # noqa: E731
+            return self.added(shared, jax.vjp(embed, _shared(self.parameters))[1](d_x)[0])
 
         with self.scope("taken", self.ticks.num_stages * self.ticks.num_passes):
-            shared = lax.cond(self.is_first & is_there, first, lambda shared: shared, _shared(total))
-        return d_x, {**self.added({"layers": total["layers"]}, {"layers": d_layers}), **shared}
+            skip = lambda shared: shared  # noqa: E731
+            shared = lax.cond(self.is_first & exists, embedding, skip, _shared(gradient))
+        return d_x, {**self.added({"layers": gradient["layers"]}, {"layers": d_layers}), **shared}
 
     def added(self, total: Tree, more: Tree) -> Tree:
         """Add `more` to `total`, sharded as the parameters are."""
-        laid = {name: self.shardings[name] for name in total}
-        return jax.tree.map(
-            lambda a, b, s: lax.with_sharding_constraint(a + b.astype(a.dtype), self.inside(s)),
-            total,
-            more,
-            laid,
-        )
+        shardings = {name: self.pipeline.shardings[name] for name in total}
+        add = lambda a, b, s: self.pinned(a + b.astype(a.dtype), s)  # noqa: E731
+        return jax.tree.map(add, total, more, shardings)
 
-    def inside(self, sharding: NamedSharding) -> NamedSharding:
-        """Return a parameter's sharding inside the `shard_map` over the stages."""
+    def pinned(self, x: Array, sharding: NamedSharding) -> Array:
+        """Constrain `x` to a parameter's sharding, inside the `shard_map` over the stages."""
         spec = without_axes(sharding.spec, self.mesh.manual_axes)
-        return NamedSharding(self.mesh, spec)
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
-    def gradients(self, scale: Array) -> tuple[_Seen, Tree]:
+    def gradients(self, scale: Array) -> tuple[_Totals, Tree]:
         """Run all ticks; return the batch's loss and figures, and `scale` times its mean gradient."""
-        ticks, is_gpipe = self.ticks, self.is_gpipe
-        behind = ticks.num_stages - 1
+        ticks, behind = self.ticks, self.behind
 
-        def filling(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
-            y, kept, seen = self.forward(carry.x, tick, carry.seen)
-            carry = carry._replace(seen=seen)
-            if is_gpipe:
-                carry, d_y = self.judge(y, tick, carry, scale)
-                kept = [*kept, d_y]
-            return carry._replace(x=self.up(y), kept=self.put(carry.kept, kept, tick)), None
+        def warmup(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
+            y, saved, totals = self.forward(carry.x, tick, carry.totals)
+            carry = carry._replace(totals=totals)
+            if self.is_gpipe:
+                carry, d_y = self.head_pass(y, tick, carry, scale)
+                saved = [*saved, d_y]
+            return carry._replace(x=self.send_forward(y), saved=self.store(carry.saved, saved, tick)), None
 
-        def both(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
-            y, kept, seen = self.forward(carry.x, tick + behind, carry.seen)
-            carry = carry._replace(kept=self.put(carry.kept, kept, tick + behind), seen=seen)
-            carry, d_y = self.judge(y, tick + behind, carry, scale)
-            d_y = jnp.where(self.is_last, d_y, carry.gradient)
-            d_x, total = self.backward(self.got(carry.kept, tick), d_y, scale, tick, carry.total)
-            return carry._replace(x=self.up(y), gradient=self.down(d_x), total=total), None
+        def steady(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
+            y, saved, totals = self.forward(carry.x, tick + behind, carry.totals)
+            carry = carry._replace(saved=self.store(carry.saved, saved, tick + behind), totals=totals)
+            carry, d_y = self.head_pass(y, tick + behind, carry, scale)
+            d_y = jnp.where(self.is_last, d_y, carry.d_y)
+            d_x, gradient = self.backward(self.load(carry.saved, tick), d_y, scale, tick, carry.gradient)
+            x, d_y = self.send_forward(y), self.send_backward(d_x)
+            return carry._replace(x=x, d_y=d_y, gradient=gradient), None
 
-        def draining(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
-            kept, d_y = self.got(carry.kept, tick), carry.gradient
-            if is_gpipe:
-                *kept, judged = kept
-                d_y = jnp.where(self.is_last, judged, d_y)
-            d_x, total = self.backward(kept, d_y, scale, tick, carry.total)
-            return carry._replace(gradient=self.down(d_x), total=total), None
+        def cooldown(carry: _Carry, tick: Array) -> tuple[_Carry, None]:
+            saved, d_y = self.load(carry.saved, tick), carry.d_y
+            if self.is_gpipe:
+                *saved, of_head = saved
+                d_y = jnp.where(self.is_last, of_head, d_y)
+            d_x, gradient = self.backward(saved, d_y, scale, tick, carry.gradient)
+            return carry._replace(d_y=self.send_backward(d_x), gradient=gradient), None
 
-        carry = self.start()
-        carry, _ = lax.scan(filling, carry, jnp.arange(ticks.num_alone))
-        if not is_gpipe:
-            carry, _ = lax.scan(both, carry, jnp.arange(ticks.num_microbatches))
-        carry, _ = lax.scan(draining, carry, jnp.arange(ticks.num_passes - ticks.num_alone, ticks.num_passes))
+        carry, _ = lax.scan(warmup, self.start(), jnp.arange(ticks.num_alone))
+        if not self.is_gpipe:
+            carry, _ = lax.scan(steady, carry, jnp.arange(ticks.num_microbatches))
+        carry, _ = lax.scan(cooldown, carry, jnp.arange(ticks.num_passes - ticks.num_alone, ticks.num_passes))
         mean = lambda x: x / ticks.num_microbatches  # noqa: E731
-        shared = lax.psum(_shared(carry.total), AXIS)
-        return self.mean(carry.seen), jax.tree.map(mean, {**carry.total, **shared})
+        shared = lax.psum(_shared(carry.gradient), AXIS)
+        return self.mean(carry.totals), jax.tree.map(mean, {**carry.gradient, **shared})
 
     def start(self) -> _Carry:
         """Return the initial carry: zeros."""
-        x, seen = self.nothing()
-        kept = jax.eval_shape(lambda x: self.forward(x, jnp.int32(0), seen)[1], x)
-        kept = [*kept, x] if self.is_gpipe else kept
-        slots = [jnp.zeros((self.ticks.num_kept, *leaf.shape), leaf.dtype) for leaf in kept]
-        total = jax.tree.map(
-            lambda p, s: lax.with_sharding_constraint(jnp.zeros(p.shape, jnp.float32), self.inside(s)),
-            self.parameters,
-            self.shardings,
-        )
-        return _Carry(x, x, slots, seen, total)
+        x, totals = self.zeros()
+        saved = jax.eval_shape(lambda x: self.forward(x, jnp.int32(0), totals)[1], x)
+        saved = [*saved, x] if self.is_gpipe else saved
+        slots = [jnp.zeros((self.ticks.num_kept, *leaf.shape), leaf.dtype) for leaf in saved]
+        zeros = lambda p, s: self.pinned(jnp.zeros(p.shape, jnp.float32), s)  # noqa: E731
+        return _Carry(x, x, slots, totals, jax.tree.map(zeros, self.parameters, self.pipeline.shardings))
 
-    def nothing(self) -> tuple[Array, _Seen]:
-        """Return zeros in the shapes of a message between stages and of `_Seen`."""
+    def zeros(self) -> tuple[Array, _Totals]:
+        """Return zeros in the shapes of a message between stages and of the totals."""
         part, context = self.microbatch(jnp.int32(0))
 
         def once() -> tuple[Array, Tree]:
-            x = self.model.entered(self.parameters, part, context)
-            return x, self.model.passed(self.layers, x, part, context, self.first_layer)[1]
+            x = self.model.embed(self.parameters, part, context)
+            return x, self.model.apply_layers(self.layers, x, part, context, self.first_layer)[1]
 
         x, figures = jax.eval_shape(once)
         number = self.ticks.num_microbatches
         figures = jax.tree.map(lambda one: jnp.zeros((number, *one.shape), one.dtype), figures)
-        return jnp.zeros(x.shape, x.dtype), _Seen(jnp.float32(0), figures)
+        return jnp.zeros(x.shape, x.dtype), _Totals(jnp.float32(0), figures)
 
-    def put(self, slots: list[Array], kept: list[Array], tick: Array) -> list[Array]:
+    def store(self, slots: list[Array], saved: list[Array], tick: Array) -> list[Array]:
         """Write the values saved by a forward tick into `slots`."""
         place = tick % self.ticks.num_kept
-        return [lax.dynamic_update_index_in_dim(s, k, place, 0) for s, k in zip(slots, kept, strict=True)]
+        return [lax.dynamic_update_index_in_dim(s, k, place, 0) for s, k in zip(slots, saved, strict=True)]
 
-    def got(self, slots: list[Array], tick: Array) -> list[Array]:
+    def load(self, slots: list[Array], tick: Array) -> list[Array]:
         """Read the values for a backward tick, which the same microbatch's forward tick saved."""
-        place = (tick - (self.ticks.num_stages - 1) + 2 * self.number) % self.ticks.num_kept
+        place = (tick - self.behind + 2 * self.number) % self.ticks.num_kept
         return [lax.dynamic_index_in_dim(s, place, keepdims=False) for s in slots]
 
-    def up(self, x: Array) -> Array:
+    def send_forward(self, x: Array) -> Array:
         """Send `x` to the next stage; return the previous stage's."""
-        return lax.ppermute(x, AXIS, [(s, s + 1) for s in range(self.ticks.num_stages - 1)])
+        return lax.ppermute(x, AXIS, [(s, s + 1) for s in range(self.behind)])
 
-    def down(self, x: Array) -> Array:
+    def send_backward(self, x: Array) -> Array:
         """Send `x` to the previous stage; return the next stage's."""
-        return lax.ppermute(x, AXIS, [(s + 1, s) for s in range(self.ticks.num_stages - 1)])
+        return lax.ppermute(x, AXIS, [(s + 1, s) for s in range(self.behind)])
 
-    def mean(self, seen: _Seen) -> _Seen:
-        """Return `seen` with the loss summed over stages and averaged over microbatches."""
-        return seen._replace(value=lax.psum(seen.value, AXIS) / self.ticks.num_microbatches)
+    def mean(self, totals: _Totals) -> _Totals:
+        """Return `totals` with the loss summed over stages and averaged over microbatches."""
+        return totals._replace(loss=lax.psum(totals.loss, AXIS) / self.ticks.num_microbatches)
 
-    def seen(self) -> _Seen:
+    def evaluate(self) -> _Totals:
         """Run forward ticks only; return the batch's loss and figures."""
-        ticks = self.ticks
 
-        def one(carry: tuple[Array, _Seen], tick: Array) -> tuple[tuple[Array, _Seen], None]:
-            x, part, context = self.enter(carry[0], tick)
-            (y, more), figures = self.model.passed(self.layers, x, part, context, self.first_layer)
-            seen = self.with_figures(carry[1], tick - self.number, more, figures)
-            number = tick - (ticks.num_stages - 1)
-            judged, x = self.judged(y, number)
-            there = lambda: judged(self.parameters, x)  # noqa: E731
-            value = lax.cond(self.is_there(number), there, lambda: jnp.float32(0))
-            return (self.up(y), seen._replace(value=seen.value + value)), None
+        def one(carry: tuple[Array, _Totals], tick: Array) -> tuple[tuple[Array, _Totals], None]:
+            x, part, context = self.layers_input(carry[0], tick)
+            (y, more), figures = self.model.apply_layers(self.layers, x, part, context, self.first_layer)
+            totals = self.with_figures(carry[1], tick - self.number, more, figures)
+            number = tick - self.behind
+            head_loss, x = self.head_loss(y, number)
+            run = lambda: head_loss(self.parameters, x)  # noqa: E731
+            more = lax.cond(self.exists(number), run, lambda: jnp.float32(0))
+            return (self.send_forward(y), totals._replace(loss=totals.loss + more)), None
 
-        (_, seen), _ = lax.scan(one, self.nothing(), jnp.arange(ticks.num_passes))
-        return self.mean(seen)
-
-
-def _is_split(sharding: NamedSharding) -> bool:
-    return bool(sharding.spec) and sharding.spec[0] == AXIS
+        (_, totals), _ = lax.scan(one, self.zeros(), jnp.arange(self.ticks.num_passes))
+        return self.mean(totals)
 
 
 def _shared(tree: Tree) -> Tree:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
 from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
-from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_facts
+from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_metadata
 from ..errors import InputError
 from ..hardware import Fleet
 from ..models import Context, model_of
@@ -190,22 +190,22 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
     path = Path(data.path) if isinstance(data, TokenFileData) else None
-    facts = None if path is None else read_facts(path)
+    metadata = None if path is None else read_metadata(path)
     if name is not None:
         tokenizer = open_tokenizer(name)
-        if path is not None and facts is not None and facts.tokenizer_sha256 != tokenizer.sha256:
+        if path is not None and metadata is not None and metadata.tokenizer_sha256 != tokenizer.sha256:
             raise InputError(
-                f"the run's tokens were made with {facts.tokenizer}, and {tokenizer.name} is another one",
-                hint=f"name the {facts.tokenizer} that made {path.name}",
+                f"the run's tokens were made with {metadata.tokenizer}, and {tokenizer.name} is another one",
+                hint=f"name the {metadata.tokenizer} that made {path.name}",
             )
         return tokenizer
-    if isinstance(data, StdlibData) or (facts is not None and facts.tokenizer == "bytes"):
+    if isinstance(data, StdlibData) or (metadata is not None and metadata.tokenizer == "bytes"):
         return open_tokenizer("bytes")
     if path is None:
         what = f"the run was trained on {data.source} tokens, which encode no text"
         raise InputError(what, hint="name a tokenizer nevertheless, with --tokenizer bytes")
     made = "no file beside it says how its tokens were made"
     raise InputError(
-        f"the run was trained on {path}: {made if facts is None else f'made with {facts.tokenizer}'}",
+        f"the run was trained on {path}: {made if metadata is None else f'made with {metadata.tokenizer}'}",
         hint="name the tokenizer: --tokenizer bytes, or the path of a tokenizer.json",
     )

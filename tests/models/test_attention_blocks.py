@@ -1,4 +1,4 @@
-"""Attention in parts, against JAX's own attention to all keys at once."""
+"""Attention in parts, against JAX's own attention to all keys at once, and what is asked of cuDNN."""
 
 import os
 import subprocess
@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from meshwright.models import attention_blocks as parts
-from meshwright.models.attention_blocks import Blocks, Cudnn, Part, merged
+from meshwright.models.attention_blocks import Blocks, Cudnn, Part, PartResult, merged
+
+# Attention in parts, against JAX's own attention to all keys at once.
+
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 # Queries and keys of one part: one block; blocks of 8; of 4, for 20 has no larger divisor up to 8 but 5.
@@ -114,7 +117,7 @@ def test_documents_are_not_for_cudnn():
     with pytest.raises(AssertionError, match="cuDNN attends to whole windows"):
         Cudnn().forward(part, True)
     with pytest.raises(AssertionError, match="cuDNN attends to whole windows"):
-        Cudnn().backward(part, True, parts.Seen(query, query), d_out)
+        Cudnn().backward(part, True, parts.PartResult(query, query), d_out)
 
 
 PROGRAM = """
@@ -147,3 +150,53 @@ def test_cudnn_in_bf16_gives_what_blocks_give_in_fp32():
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# What is asked of cuDNN, as it stands in a program for a GPU that is not there.
+
+
+BATCH, QUERIES, KEYS, NUM_NUMBERS = 2, 32, 64, 16
+
+
+def shaped(length, heads, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct((BATCH, length, heads, NUM_NUMBERS), dtype)
+
+
+QUERY, KEY = shaped(QUERIES, HEADS), shaped(KEYS, KV_HEADS)
+LOG_SUM_EXP = jax.ShapeDtypeStruct((BATCH, HEADS, QUERIES), jnp.float32)
+
+
+def call_in(function, *arguments):
+    """The one custom call of the program."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    (line,) = [line for line in text.splitlines() if "custom_call" in line]
+    return line
+
+
+@pytest.mark.parametrize(("causal", "mask"), [(True, "CAUSAL"), (False, "NO_MASK")])
+def test_forward_gives_the_log_sum_exp_unrounded(causal, mask):
+    def forward(*arrays):
+        return Cudnn().forward(Part(*arrays, None), causal)
+
+    out, log_sum_exp = jax.eval_shape(forward, QUERY, KEY, KEY)
+    assert (out.shape, out.dtype) == (QUERY.shape, jnp.float32)
+    assert (log_sum_exp.shape, log_sum_exp.dtype) == (LOG_SUM_EXP.shape, jnp.float32)
+    line = call_in(forward, QUERY, KEY, KEY)
+    assert "__cudnn$fmhaSoftmax(%arg0, %arg1, %arg2)" in line
+    assert f"\\22{mask}\\22" in line
+    assert "\\22fmha_scale\\22: 0.25" in line  # of 16 numbers
+
+
+@pytest.mark.parametrize(("causal", "mask"), [(True, "CAUSAL"), (False, "NO_MASK")])
+def test_backward_takes_output_and_log_sum_exp_from_outside(causal, mask):
+    def gradients(query, key, value, log_sum_exp, out, d_out):
+        part = Part(query, key, value, None)
+        return Cudnn().backward(part, causal, PartResult(out, log_sum_exp), d_out)
+
+    arguments = (QUERY, KEY, KEY, LOG_SUM_EXP, QUERY, QUERY)
+    assert [x.shape for x in jax.eval_shape(gradients, *arguments)] == [QUERY.shape, KEY.shape, KEY.shape]
+    line = call_in(gradients, *arguments)
+    # cuDNN wants the output's gradient before the output.
+    assert "__cudnn$fmhaSoftmaxBackward(%arg0, %arg1, %arg2, %arg3, %arg5, %arg4)" in line
+    assert f"\\22{mask}\\22" in line
+    assert "\\22fmha_scale\\22: 0.25" in line
