@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from meshwright.models.loss import LEFT_OUT, mean_cross_entropy, targets_of
+from meshwright.models.loss import LEFT_OUT, Targets, mean_cross_entropy
 
 BATCH, LENGTH, EMBED, VOCAB = 8, 12, 6, 16
 CASES = [({}, 3), ({}, 12), ({}, 512), ({"data": 8}, 6), ({"fsdp": 2}, 6), ({"tensor": 4}, 6)]
@@ -12,7 +12,7 @@ CASES += [({"data": 2, "fsdp": 2, "tensor": 2}, 4)]
 
 
 def loss_of(hidden, head, ids, run, most_positions, *, gaps=False):
-    return mean_cross_entropy(hidden, head, targets_of(ids, run.mesh, gaps=gaps), run, most_positions)
+    return mean_cross_entropy(hidden, head, Targets(ids, gaps=gaps), run, most_positions)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import AnyMesh, activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
+from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_device, token_axes
 from ._base import Context
 
 LEFT_OUT = -1  # marks a position that the loss leaves out
@@ -27,23 +27,15 @@ BACKWARD = "transpose(loss)"  # JAX's name for backward work; here it runs in th
 
 
 class Targets(NamedTuple):
-    """The targets of some positions of a batch, and the divisor of the sum of their losses.
+    """The targets of a batch, or of some of its positions.
 
-    `divisor`: the number of positions in the whole batch, or, as an array, of those that count. An array says
-    that `ids` may be `LEFT_OUT`: such positions do not count.
+    `gaps`: some may be `LEFT_OUT`; such positions do not count. `whole`: all targets of the batch, over which
+    the loss is a mean, if `ids` are only some of them.
     """
 
     ids: Int[Array, "batch sequence"]
-    divisor: int | Float[Array, ""]
-
-
-def targets_of(ids: Int[Array, "batch sequence"], mesh: AnyMesh, *, gaps: bool) -> Targets:
-    """Return `ids` of a whole batch as `Targets`; `gaps`: some may be `LEFT_OUT`."""
-    if not gaps:
-        return Targets(ids, ids.size)
-    # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
-    counted = mean_over_manual(jnp.sum(ids != LEFT_OUT).astype(jnp.float32), mesh)
-    return Targets(ids, jnp.where(counted > 0, counted, 1.0))
+    gaps: bool
+    whole: Int[Array, "batch all_of_sequence"] | None = None
 
 
 def mean_cross_entropy(
@@ -53,20 +45,26 @@ def mean_cross_entropy(
     context: Context,
     most_positions: int,
 ) -> Float[Array, ""]:
-    """Return the sum of -log softmax(hidden . head)[target] over the divisor of `targets`, in nats, float32.
+    """Return the sum of -log softmax(hidden . head)[target] over the batch's count, in nats, float32.
 
     Args:
         head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`.
-        targets: of the positions of `hidden`. If no position counts, the loss is 0.
+        targets: of the positions of `hidden`. The sum is divided by the number of the whole batch's positions
+            that count. If none counts, the loss is 0.
         most_positions: the most positions whose logits may exist at once on a device. It must divide the
             length of the device's part of the sequence, or exceed it.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = min(most_positions, held)
     assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
-    how = chunk, not isinstance(targets.divisor, int)
-    total: Array = _summed(context, how, hidden, head, context.pin(targets.ids, "batch", "sequence"))  # type: ignore[assignment]
-    return total / targets.divisor
+    ids = context.pin(targets.ids, "batch", "sequence")
+    whole = ids if targets.whole is None else targets.whole
+    total: Array = _summed(context, (chunk, targets.gaps), hidden, head, ids)  # type: ignore[assignment]
+    if not targets.gaps:
+        return total / whole.size
+    # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
+    counted = mean_over_manual(jnp.sum(whole != LEFT_OUT).astype(jnp.float32), context.mesh)
+    return total / jnp.where(counted > 0, counted, 1.0)
 
 
 def _chunk_loss(

@@ -32,7 +32,7 @@ from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of, in_ring_order, ring_positions
 from .experts import NAME as EXPERT_NAME
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
-from .loss import LEFT_OUT, Targets, mean_cross_entropy, targets_of
+from .loss import LEFT_OUT, Targets, mean_cross_entropy
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 Quantised = tuple[Array, Array]  # values in eight bits, and their scale, a float32 scalar
@@ -313,8 +313,7 @@ class Transformer(Model):
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if segments is not None:
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
-        targets = in_ring_order(targets, context.mesh)
-        return targets_of(targets, context.mesh, gaps=segments is not None)
+        return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None)
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
         """Return some positions' contribution to the loss, from the last block's output `x`."""

@@ -92,7 +92,7 @@ class Staged(Protocol):
         """
 
     def targets(self, batch: Tree, context: Context) -> Any:
-        """Return the batch's targets, a named tuple whose `ids` are [rows, positions]."""
+        """Return the batch's targets: a named tuple with `ids` [rows, positions], and `whole` = None."""
 
     def head_loss(self, parameters: Tree, x: Array, targets: Any, context: Context) -> Float[Array, ""]:
         """Return the contribution to the batch's loss of some positions: their `x` and `targets`."""
@@ -285,7 +285,7 @@ class _Stage:
         """Return the loss of this stage's positions as a function of parameters and `x`, and its `x`."""
         part, context = self.microbatch(number)
         targets = self.model.targets(part, context)
-        targets = targets._replace(ids=own_positions(targets.ids, self.mesh))
+        targets = targets._replace(ids=own_positions(targets.ids, self.mesh), whole=targets.ids)
         head_loss = lambda parameters, x: self.model.head_loss(parameters, x, targets, context)  # noqa: E731
         return head_loss, scatter_positions(y, self.mesh)
 
