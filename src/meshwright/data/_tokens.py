@@ -313,7 +313,7 @@ def stdlib_parts(held_out_fraction: float) -> dict[Split, np.ndarray]:
     files = [(folder / path).read_bytes() for path in paths]
     held_out = files[every - 1 :: every]
     del files[every - 1 :: every]
-    whole = {"train": files, "held-out": held_out}
+    whole: dict[Split, list[bytes]] = {"train": files, "held-out": held_out}
     # Arrays of bytes are read-only, as cached arrays must be.
     return {split: np.frombuffer(b"".join(texts), np.uint8) for split, texts in whole.items()}
 

@@ -133,7 +133,8 @@ class _Keys(NamedTuple):
     def part(self, query: Array, segments: Array | None) -> Part:
         """Return the part in which `query` attends to these keys."""
         both = None if segments is None or self.segments is None else (segments, self.segments)
-        return Part(query, *jnp.split(self.both, 2), both)
+        key, value = jnp.split(self.both, 2)
+        return Part(query, key, value, both)
 
 
 def _halves(tree: Tree) -> tuple[Tree, Tree]:

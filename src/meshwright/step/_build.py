@@ -219,7 +219,7 @@ def _inspect(gradients: _Gradients) -> Any:
     return inspect
 
 
-def moved(optimizer: Tree, space: jax.memory.Space) -> Tree:
+def moved(optimizer: Tree, space: Any) -> Tree:
     """Copy moments between host memory and the devices, within a step; counts (scalars) stay."""
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
 

@@ -73,11 +73,11 @@ def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTr
         case sections.AdamOptimizer():
             update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
         case sections.AdamWOptimizer():
-            betas, decay = {"b1": chosen.beta1, "b2": chosen.beta2}, chosen.weight_decay
-            update = optax.adamw(1.0, **betas, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
+            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
+            update = optax.adamw(1.0, b1=b1, b2=b2, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
         case sections.LionOptimizer():
-            betas, decay = {"b1": chosen.beta1, "b2": chosen.beta2}, chosen.weight_decay
-            update = optax.lion(1.0, **betas, weight_decay=decay, mask=decayed)
+            b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
+            update = optax.lion(1.0, b1=b1, b2=b2, weight_decay=decay, mask=decayed)
         case sections.AdafactorOptimizer():
             update = _adafactor(chosen, declared, decayed)
         case sections.MuonOptimizer():

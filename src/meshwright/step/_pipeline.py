@@ -81,6 +81,7 @@ class Staged(Protocol):
 
     def embed(self, parameters: Tree, batch: Tree, context: Context) -> Array:
         """Return the first layer's input."""
+        ...
 
     def apply_layers(
         self, layers: Tree, x: Array, batch: Tree, context: Context, first: Array
@@ -90,15 +91,19 @@ class Staged(Protocol):
         Returns:
             Their output and their contribution to the loss; and their figures, a tree of arrays [layers].
         """
+        ...
 
     def targets(self, batch: Tree, context: Context) -> Any:
         """Return the batch's targets: a named tuple with `ids` [rows, positions], and `whole` = None."""
+        ...
 
     def head_loss(self, parameters: Tree, x: Array, targets: Any, context: Context) -> Float[Array, ""]:
         """Return the contribution to the batch's loss of some positions: their `x` and `targets`."""
+        ...
 
     def summarize(self, figures: Any) -> dict[str, Array]:
         """Return the metrics of all layers' figures [microbatches, layers]."""
+        ...
 
 
 class _Totals(NamedTuple):
