@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+import meshwright.checkpoint
 from meshwright.api import _weigh as api
 from meshwright.config import TransformerModel, load_config
 
@@ -200,6 +201,11 @@ def test_train_is_the_verb_also_when_its_package_was_imported():
 def test_the_package_tells_an_unknown_name_as_python_does():
     with pytest.raises(AttributeError, match="no attribute 'weight'"):
         _ = mw.weight
+
+
+def test_names_that_are_imported_late_can_be_completed():
+    assert {"weigh", "train", "tools"} <= set(dir(mw))
+    assert "restore" in dir(meshwright.checkpoint)
 
 
 def test_every_public_name_is_there():

@@ -44,4 +44,4 @@ if TYPE_CHECKING:
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
-__getattr__ = names_on_first_use(__name__)
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -11,20 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 
-def names_on_first_use(package: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports each of its names when it is first used.
+def names_on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package that imports each of its names on first use.
 
     The names are those that the package's `__init__` imports below `if TYPE_CHECKING:`. So they are listed
-    once, for type checkers and at run time, where `__all__` holds them. The returned function raises
+    once, for type checkers and at run time, where `__all__` and `dir` hold them. `__getattr__` raises
     `AttributeError` for other names.
     """
-    homes: dict[str, tuple[str | None, str]] = {}
 
-    def named(name: str) -> Any:
+    def import_name(name: str) -> Any:
         from importlib import import_module
 
-        if not homes:
-            homes.update(_homes(package))
+        homes = _homes(package)
         if name == "__all__":
             return sorted(homes)
         if name not in homes:
@@ -34,19 +32,25 @@ def names_on_first_use(package: str) -> Callable[[str], Any]:
             return import_module(f"{package}.{own_name}")
         return getattr(import_module(f"{package}.{home}"), own_name)
 
-    return named
+    return import_name, lambda: sorted({*vars(sys.modules[package]), *_homes(package)})
 
 
 def _homes(package: str) -> dict[str, tuple[str | None, str]]:
     """Return, for each name that the package imports for type checkers, its module and its name there."""
+    if package in _known:
+        return _known[package]
     import ast
 
     loader: Any = sys.modules[package].__loader__
     blocks = (node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body)
-    return {
+    _known[package] = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in imports
         if isinstance(node, ast.ImportFrom) and node.level
         for alias in node.names
     }
+    return _known[package]
+
+
+_known: dict[str, dict[str, tuple[str | None, str]]] = {}

@@ -5,8 +5,9 @@ and `cli`. Imports `errors`, `launch`, `units`, TensorStore and jax. Names are i
 the checkpoints of a folder can be listed without loading jax.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
 
 if TYPE_CHECKING:
     from ._arrays import check_match as check_match
@@ -25,18 +26,4 @@ if TYPE_CHECKING:
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe
 
-_NAMES = {
-    "_arrays": ("check_match", "export_parameters", "restore"),
-    "_checkpoints": ("Checkpoints", "SaveFailed", "Saved"),
-    "_folder": (
-        *("Found", "Rejected", "checkpoint_of", "lock_folder", "newest_checkpoint", "open_own"),
-        *("steps_in", "unread_newest", "write_probe"),
-    ),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -35,4 +35,4 @@ if TYPE_CHECKING:
     from ._sample import SampleOfRun as SampleOfRun
     from ._sample import sample_run as sample_run
 
-__getattr__ = names_on_first_use(__name__)
+__getattr__, __dir__ = names_on_first_use(__name__)
