@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.cli import _sweep
 from meshwright.results import Phase, SweepRunStarted
 from meshwright.training import StepDone
 

@@ -50,7 +50,7 @@ def test_a_counted_loop_runs_as_often_as_pythons_range(module, start, limit, ste
     ],
 )
 def test_any_other_loop_has_no_known_count(module, change, monkeypatch):
-    monkeypatch.setattr("meshwright.hlo._executions.MOST_ROUNDS", 1000)
+    monkeypatch.setattr("meshwright.hlo._walks.MOST_ROUNDS", 1000)
     assert loop(module, **change) is None
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.hlo import ProgramPhases
-from meshwright.hlo._scopes import PHASES
+from meshwright.hlo._annotations import PHASES
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from ._catalog import fleets, formats, init, presets
 from ._console import Command, quiet_jax_plugins, standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
-from ._sweep import sweep
-from ._train import EXIT_INTERRUPTED, train
+from ._train import EXIT_INTERRUPTED, sweep, train
 from ._weigh import account, weigh
 
 REFUSALS = {

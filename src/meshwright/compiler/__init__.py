@@ -27,8 +27,8 @@ from ._record import TracedFlops as TracedFlops
 from ._record import fingerprint_of as fingerprint_of
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
+from ._run import PID_FILE as PID_FILE
+from ._run import STATUS_FILE as STATUS_FILE
+from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
-from ._workers import PID_FILE as PID_FILE
-from ._workers import STATUS_FILE as STATUS_FILE
-from ._workers import STDERR_FILE as STDERR_FILE
-from ._workers import warm_workers as warm_workers
+from ._run import warm_workers as warm_workers

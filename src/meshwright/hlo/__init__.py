@@ -4,23 +4,18 @@ Imports nothing of Meshwright, and no jax. Used by: `ledger`, `predict`, `api`, 
 traced program).
 """
 
-from ._dataflow import Dataflow as Dataflow
-from ._dataflow import Place as Place
-from ._executions import Execution as Execution
-from ._executions import Executions as Executions
-from ._executions import trips_of as trips_of
-from ._groups import Axes as Axes
-from ._groups import Coordinates as Coordinates
-from ._groups import axes_of as axes_of
-from ._groups import axes_of_pairs as axes_of_pairs
-from ._groups import dimensions_of as dimensions_of
-from ._groups import iota_of as iota_of
-from ._groups import leaves_the_domain as leaves_the_domain
-from ._groups import parse_groups as parse_groups
-from ._scopes import ProgramPhases as ProgramPhases
-from ._scopes import module_of as module_of
-from ._scopes import phase_of as phase_of
-from ._scopes import shares_of as shares_of
+from ._annotations import Axes as Axes
+from ._annotations import Coordinates as Coordinates
+from ._annotations import ProgramPhases as ProgramPhases
+from ._annotations import axes_of as axes_of
+from ._annotations import axes_of_pairs as axes_of_pairs
+from ._annotations import dimensions_of as dimensions_of
+from ._annotations import iota_of as iota_of
+from ._annotations import leaves_the_domain as leaves_the_domain
+from ._annotations import module_of as module_of
+from ._annotations import parse_groups as parse_groups
+from ._annotations import phase_of as phase_of
+from ._annotations import shares_of as shares_of
 from ._text import COLLECTIVES as COLLECTIVES
 from ._text import FREE as FREE
 from ._text import OTHER_EXCHANGES as OTHER_EXCHANGES
@@ -34,3 +29,8 @@ from ._text import Shape as Shape
 from ._text import leaves_of as leaves_of
 from ._text import parse_program as parse_program
 from ._text import parse_shape as parse_shape
+from ._walks import Dataflow as Dataflow
+from ._walks import Execution as Execution
+from ._walks import Executions as Executions
+from ._walks import Place as Place
+from ._walks import trips_of as trips_of

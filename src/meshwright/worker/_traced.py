@@ -11,8 +11,8 @@ Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, 
 and a real number. A convolution counts every tap of its window at every output, including taps on padding,
 but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` once, `cond`
 by its most expensive branch, `platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or
-`busy_...`, `taken_...`, see `hlo/_scopes.py`) the arithmetic counts A/B: causal attention written in blocks
-uses such a scope.
+`busy_...`, `taken_...`, see `hlo/_annotations.py`) the arithmetic counts A/B: causal attention written in
+blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
 Listed as unpriced, with shapes: every primitive in none of the groups, among them custom calls, Pallas
 kernels, decompositions and solves, Fourier transforms, and primitives of the user or of a later release of

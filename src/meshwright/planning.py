@@ -7,6 +7,9 @@ The rule, or hand sum, is 4 x (parameters + activations + gradients + optimizer 
 CS336, lecture 2. Counted: everything in float32, one activation for each output of a layer (batch x width x
 layers), and as many gradients as parameters. Not counted: the batch, logits and loss, gathered copies, what
 layers keep in addition to their outputs, communication buffers.
+
+Imports: `compiler`, `config`, `errors`, `hardware`, `ledger`, `units`. No jax. Used by: `results`,
+`report` and `api`.
 """
 
 from __future__ import annotations
