@@ -155,7 +155,6 @@ def test_the_tools_keep_their_old_names():
         "meshwright.errors",
         "meshwright.units",
         "meshwright.formats",
-        "meshwright.compiler._options",
         "meshwright.compiler._record",
         "meshwright.config._base",
         "meshwright.config._layout",

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.compiler import _options, accepted_options, requested_options
-from meshwright.compiler._options import OPTIONS, CompilerOption
+from meshwright.compiler import accepted_options, requested_options
+from meshwright.compiler._record import OPTIONS, CompilerOption
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_the_installed_compiler_takes_every_option_that_it_is_said_to_accept(ide
 def test_an_option_that_the_compiler_lacks_is_left_out_and_its_consequence_said(identity, monkeypatch):
     unknown, badly_valued = ("xla_gpu_of_another_century", True), ("xla_gpu_deterministic_ops", "certainly")
     monkeypatch.setitem(
-        _options.OPTIONS,
+        OPTIONS,
         "invented",
         CompilerOption(spellings=(unknown, badly_valued), without="steps are slower"),
     )
-    monkeypatch.setitem(_options.OPTIONS, "harmless", CompilerOption(spellings=(unknown,), without=""))
+    monkeypatch.setitem(OPTIONS, "harmless", CompilerOption(spellings=(unknown,), without=""))
     accepted = accepted_options(("invented", "harmless"), identity)
     assert accepted.options == {}
     assert accepted.without == (

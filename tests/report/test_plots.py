@@ -12,22 +12,23 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from meshwright.ledger import Timeline
-from meshwright.report._charts import (
+from meshwright.report._model import (
     COLOURS,
     CURVES,
     FAINT,
     MOST_LAYERS,
     MOST_POINTS,
     SPARE,
+    Plot,
     _number,
     colours_of,
     curves_plot,
+    section,
     sweep_curves_plot,
     thinned,
     timeline_plot,
     values_plot,
 )
-from meshwright.report._model import Plot, section
 from meshwright.report._render import _page_section
 from meshwright.results import Sweep, SweepRun
 

@@ -12,9 +12,6 @@ from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._functions import place_of as place_of
 from ._functions import where as where
-from ._options import OptionValue as OptionValue
-from ._options import accepted_options as accepted_options
-from ._options import requested_options as requested_options
 from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED
 from ._record import TARGET_COMPILER as TARGET_COMPILER
@@ -22,11 +19,14 @@ from ._record import TEXTS as TEXTS
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder
+from ._record import OptionValue as OptionValue
 from ._record import Request as Request
 from ._record import TracedFlops as TracedFlops
+from ._record import accepted_options as accepted_options
 from ._record import fingerprint_of as fingerprint_of
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
+from ._record import requested_options as requested_options
 from ._run import PID_FILE as PID_FILE
 from ._run import STATUS_FILE as STATUS_FILE
 from ._run import STDERR_FILE as STDERR_FILE

@@ -14,9 +14,11 @@ from meshwright.ledger import MemoryLedger
 from meshwright.planning import HandSum
 from meshwright.units import format_bytes, format_count, format_rate
 
-from ._charts import BESIDE, FREE, INK, colours_of, memory_colours, parts_of
 from ._facts import WeighingFacts
 from ._model import (
+    BESIDE,
+    FREE,
+    INK,
     Bars,
     Part,
     Row,
@@ -24,7 +26,10 @@ from ._model import (
     Table,
     Tone,
     Words,
+    colours_of,
     flop_words,
+    memory_colours,
+    parts_of,
     percent,
     plain_rows,
     section,

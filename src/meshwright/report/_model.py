@@ -1,15 +1,25 @@
 """Describe a report as sections of paragraphs, tables and pictures, independent of where it is shown.
 
-`_weighing` and `_results` make the `Document` of a result; `_terminal` and `_page` show it. Strings are plain
+`_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` shows it. Strings are plain
 text, which the renderers escape. A terminal leaves out `Cards` and `Plot`.
+
+The pictures of a page are bars by category, curves by step, memory through a step, and the runs of a sweep.
+A name has the same colour in every picture and on every page: colours.toml. matplotlib is imported by
+`_render`, when it draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
+from meshwright.ledger import MemoryLedger
+from meshwright.results import Sweep, SweepRun
 from meshwright.units import format_rate
 
 Tone = Literal["", "strong", "faint", "good", "bad", "open", "warning"]
@@ -152,3 +162,220 @@ def spaced(name: str) -> str:
 def percent(part: float, whole: float) -> str:
     """Return "31.8 %", the share of `part` in `whole`; "" if `whole` is 0."""
     return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+Series = tuple[Sequence[int], Sequence[float]]  # steps and values
+
+INK, FAINT, FREE, GRID = "#1f2933", "#9aa5b1", "#f0f3f6", "#e4e7eb"
+SMALLER, BESIDE = "smaller ones", "beside the program"
+COLOURS: dict[str, str] = {
+    name: colour
+    for group in tomllib.loads(
+        files("meshwright.report").joinpath("colours.toml").read_text("utf-8")
+    ).values()
+    for name, colour in group.items()
+}
+# For names that only a foreign program has: the arguments of its step.
+SPARE = ("#00695c", "#ef6c00", "#5d4037", "#ad1457", "#283593", "#9e9d24", "#0097a7", "#f48fb1")
+CURVES = ("#2f6f8f", "#e08e45", "#6a994e", "#8e5ea2", "#c8553d", "#4a5a6a", "#d4a72c")  # the best run first
+SHAPES = {"o": "\u25cf", "s": "\u25a0", "^": "\u25b2", "D": "\u25c6", "v": "\u25bc", "*": "\u2605"}
+REST = "."  # the marker of all further lines
+DASHED = (0, (4, 3))
+WIDE_RANGE = 10  # least ratio of the largest to the smallest value for a logarithmic axis
+MOST_POINTS = 2000
+MOST_LAYERS = 10  # of the timeline: smaller ones are summed
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Return `COLOURS` extended by a spare colour for each unknown name.
+
+    No two names share a colour. Unknown names beyond the number of spare colours get none.
+    """
+    unknown = dict.fromkeys(name for name in names if name not in COLOURS)
+    return {**COLOURS, **dict(zip(unknown, SPARE, strict=False))}
+
+
+def memory_colours(memory: MemoryLedger) -> dict[str, str]:
+    """Return the colours that the bar and the timeline of a memory share."""
+    return colours_of([*memory.by_category, *memory.timeline.by_category])
+
+
+def parts_of(
+    sizes: Mapping[str, float],
+    colours: Mapping[str, str],
+    format_size: Callable[[float], str],
+    *,
+    least: float = 0,
+    most: int | None = None,
+) -> tuple[Part, ...]:
+    """Return a part for each of the first `most` sizes of at least `least`, then the sum of the others."""
+    shown = [name for name, size in sizes.items() if name in colours and size >= least][:most]
+    entries = [(spaced(name), sizes[name], colours[name]) for name in shown]
+    if rest := [size for name, size in sizes.items() if name not in shown]:
+        entries.append((f"{len(rest)} {SMALLER}", sum(rest), COLOURS[SMALLER]))
+    return tuple(
+        Part(name=name, size=size, amount=format_size(size), colour=colour) for name, size, colour in entries
+    )
+
+
+def curves_plot(
+    name: str,
+    training: Series,
+    held_out: Series,
+    *,
+    unit: str = "",
+    height: float = 2.6,
+    level: tuple[float, str] | None = None,
+) -> Plot:
+    """Return a plot of a metric by step, in training and on the held-out data.
+
+    `level`: a horizontal line, with its words.
+    """
+
+    def draw(axes: Any) -> None:
+        axes.plot(*thinned(*training), color=COLOURS["training"], linewidth=1.1)
+        if held_out[0]:
+            axes.plot(*held_out, color=COLOURS["held out"], linewidth=1.6, marker="o", markersize=4)
+        if level is not None:
+            axes.axhline(level[0], color=INK, linewidth=1, linestyle=DASHED)
+        _label_steps(axes, name + unit)
+
+    names = ("training", "held out") if held_out[0] else ("training",)
+    return Plot(
+        label=f"{name} by step",
+        height=height,
+        draw=draw,
+        colours=tuple((COLOURS[curve], curve) for curve in names),
+        lines=() if level is None else ((INK, level[1]),),
+    )
+
+
+def _label_steps(axes: Any, label: str) -> None:
+    axes.set_xlabel("step")
+    axes.set_ylabel(label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+
+def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Return every n-th point and the last one, so that the page of a long run stays small."""
+    stride = max(1, math.ceil(len(steps) / MOST_POINTS))
+    places = list(range(0, len(steps), stride))
+    if places and places[-1] != len(steps) - 1:
+        places.append(len(steps) - 1)
+    return [steps[place] for place in places], [values[place] for place in places]
+
+
+def timeline_plot(memory: MemoryLedger) -> Plot:
+    """Return a plot of the bytes alive through a step, stacked by category.
+
+    An instant is the position of an instruction in the schedule.
+    """
+    timeline, colours = memory.timeline, memory_colours(memory)
+    sizes = timeline.by_category
+    largest = sorted((name for name in sizes if name in colours), key=lambda n: -max(sizes[n]))[:MOST_LAYERS]
+    layers = {name: sizes[name] for name in sizes if name in largest}
+    if rest := [name for name in sizes if name not in largest]:
+        layers[SMALLER] = tuple(sum(column) for column in zip(*(sizes[name] for name in rest), strict=True))
+
+    def draw(axes: Any) -> None:
+        used = [colours[name] for name in layers]
+        axes.stackplot(timeline.instants, *layers.values(), colors=used, step="post")
+        axes.axvline(timeline.peak_instant, color=INK, linewidth=1, linestyle=DASHED)
+        axes.set_xlim(timeline.instants[0], timeline.instants[-1])
+        axes.set_xlabel("instruction of the schedule; loops once")
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+        _label_bytes(axes)
+
+    names = tuple((colours[name], spaced(name)) for name in layers)
+    label = "memory of one device through a step"
+    return Plot(label=label, height=2.8, draw=draw, colours=names, lines=((INK, "peak"),))
+
+
+def _label_bytes(axes: Any) -> None:
+    """Set ticks at multiples of 1, 2 or 5 times a power of ten of a binary unit, at most six above zero."""
+    _, most = axes.get_ylim()
+    power = max(0, math.floor(math.log(max(most / 3, 1), 1024)))
+    unit, name = 1024**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+    step = next(s * 10**n for n in range(4) for s in (1, 2, 5) if s * 10**n * 6 >= most / unit)
+    counts = range(0, int(most / unit) + 1, step)
+    axes.set_yticks([n * unit for n in counts], [f"{n} {name}" if n else "0" for n in counts])
+
+
+def values_plot(sweep: Sweep, key: str) -> Plot:
+    """Return a plot of held-out loss by the value of `key`.
+
+    A line joins runs that differ only in `key`. A point has its run's colour and its line's marker.
+    Unfinished runs are crosses at the top. Values that are not numbers are placed at equal distances.
+    """
+    texts = list(dict.fromkeys(run.values[key] for run in sweep.runs))
+    known = [number for text in texts if (number := _number(text)) is not None]
+    is_numeric = len(known) == len(texts)
+    places = dict(zip(texts, known if is_numeric else range(len(texts)), strict=True))
+    lines: dict[str, list[SweepRun]] = {}
+    for run in sweep.runs:
+        others = SweepRun.label_of({name: value for name, value in run.values.items() if name != key})
+        lines.setdefault(others, []).append(run)
+    markers = dict(zip(lines, SHAPES, strict=False))
+    crosses = [places[run.values[key]] for run in sweep.runs if run.held_out_loss is None]
+    colours = colours_of_runs(sweep)
+
+    def draw(axes: Any) -> None:
+        for others, runs in lines.items():
+            finished = [run for run in runs if run.held_out_loss is not None]
+            finished.sort(key=lambda run: places[run.values[key]])
+            points = [(places[run.values[key]], run.held_out_loss) for run in finished]
+            if not points:
+                continue
+            axes.plot(*zip(*points, strict=True), color="#cbd2d9", linewidth=1, label=others, zorder=1)
+            dots = [colours[run.folder] for run in finished]
+            axes.scatter(*zip(*points, strict=True), c=dots, marker=markers.get(others, REST), s=36, zorder=2)
+        if crosses:
+            top = axes.get_xaxis_transform()
+            axes.plot(crosses, [0.97] * len(crosses), "x", color=COLOURS["not finished"], transform=top)
+        if is_numeric and min(known) > 0 and max(known) >= WIDE_RANGE * min(known):
+            axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(list(places.values()), list(places))
+        axes.margins(x=0.06)
+        axes.set_xlabel(key)
+        axes.set_ylabel("held-out loss, nats")
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+
+    shapes = [(SHAPES[marker], others) for others, marker in markers.items() if others]
+    if len(lines) > len(markers):
+        shapes.append(("\u2022", f"{len(lines) - len(markers)} more"))
+    if crosses:
+        shapes.append(("\u00d7", "not finished"))
+    return Plot(label=f"held-out loss by {key}", height=3.0, draw=draw, shapes=tuple(shapes))
+
+
+def sweep_curves_plot(sweep: Sweep, curves: Sequence[tuple[SweepRun, Series]]) -> Plot:
+    """Return a plot of each run's training loss in nats by step, the best runs in colour."""
+    colours = colours_of_runs(sweep)
+
+    def draw(axes: Any) -> None:
+        for run, series in reversed(curves):  # the best on top
+            colour = colours[run.folder]
+            axes.plot(*thinned(*series), color=colour, linewidth=0.8 if colour == FAINT else 1.2)
+        _label_steps(axes, "loss, nats")
+
+    named = [(colours[run.folder], run.label) for run, _ in curves if colours[run.folder] != FAINT]
+    if others := len(curves) - len(named):
+        named.append((FAINT, f"{others} other{'s' if others > 1 else ''}"))
+    return Plot(label="training loss by step", height=3.2, draw=draw, colours=tuple(named))
+
+
+def colours_of_runs(sweep: Sweep) -> dict[Path, str]:
+    """Return each run's colour in every plot of the sweep; all but the best few are grey."""
+    places = enumerate(sweep.ranked)
+    return {run.folder: CURVES[place] if place < len(CURVES) else FAINT for place, run in places}
+
+
+def _number(text: str) -> float | None:
+    """Return a value as a number; None if it is not a finite number."""
+    try:
+        number = float(text.replace("_", ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -24,8 +24,7 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ._charts import FAINT, INK
-from ._model import Bars, Block, Cards, Document, Plot, Row, Section, Table, Words
+from ._model import FAINT, INK, Bars, Block, Cards, Document, Plot, Row, Section, Table, Words
 
 BAR_WIDTH = 32  # columns of a terminal
 STYLES = {

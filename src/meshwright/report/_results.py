@@ -21,7 +21,6 @@ from meshwright.torch_account import Account, flop_table, memory_table, module_t
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._charts import Series, curves_plot, sweep_curves_plot, values_plot
 from ._costs import cost_sections, fault_sections
 from ._facts import RunFiles, facts_of, read_run
 from ._model import (
@@ -30,12 +29,16 @@ from ._model import (
     Document,
     Row,
     Section,
+    Series,
     Table,
     Words,
+    curves_plot,
     flop_words,
     percent,
     plain_rows,
     section,
+    sweep_curves_plot,
+    values_plot,
 )
 from ._render import page, terminal
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict

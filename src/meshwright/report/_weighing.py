@@ -13,7 +13,6 @@ from meshwright.compiler import SIMULATED
 from meshwright.predict import Interval, Prediction, RunTotal
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._charts import colours_of, parts_of, timeline_plot
 from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, unpriced
 from ._facts import WeighingFacts
 from ._model import (
@@ -23,11 +22,14 @@ from ._model import (
     Section,
     Table,
     Words,
+    colours_of,
     flop_words,
+    parts_of,
     percent,
     plain_rows,
     section,
     spaced,
+    timeline_plot,
 )
 
 SIMULATED_NOTE = (
