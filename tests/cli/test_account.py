@@ -21,7 +21,7 @@ def test_an_account_is_tables_for_a_person(meshwright):
     done = meshwright("account", "examples.torch_modules:cruncher")
     assert (done.status, done.talk) == (0, "")
     for words in (
-        "Cruncher, 8.26K parameters",
+        "Cruncher with 8.26K parameters",
         "hand sum",
         "saved activations",
         "layers.0",
