@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meshwright.cli import _train
 from meshwright.results import Phase, SweepRunStarted
 from meshwright.training import StepDone
 
@@ -38,7 +39,7 @@ def test_nothing_to_sweep_exits_with_2(meshwright):
 
 
 def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
-    monkeypatch.setattr(_sweep.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(_train.sys.stderr, "isatty", lambda: True, raising=False)
     shown = []
 
     class Progress:
@@ -57,7 +58,7 @@ def test_on_a_terminal_the_run_and_its_steps_are_shown(monkeypatch, capsys):
             shown.append(told)
 
     monkeypatch.setattr("rich.progress.Progress", Progress)
-    with _sweep._progress("linear") as on_event:
+    with _train._progress("linear") as on_event:
         on_event(SweepRunStarted(number=2, total=6, values={"seed": "3"}))
         on_event(Phase(name="compile"))
         on_event(

@@ -257,13 +257,13 @@ def test_the_search_starts_from_the_largest_and_says_of_which_it_did_not(monkeyp
     gc.disable()
     try:
         for n in range(1, 5):
-            held = [jnp.ones((1000, n)) + 1]
+            held = [jnp.ones((2_000_000, n)) + 1]  # larger than all that other tests still hold
             held.append(held)  # each in a container of its own, which no name leads to
         del held
         found = {group.shape: group.owner for group in mw.live().arrays}
     finally:
         gc.enable()
-    assert [found[1000, n] for n in (4, 3, 2, 1)] == ["unknown", "unknown", "not sought", "not sought"]
+    assert [found[2_000_000, n] for n in (4, 3, 2, 1)] == ["unknown", "unknown", "not sought", "not sought"]
 
 
 def test_another_threads_locals_own():
