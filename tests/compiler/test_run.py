@@ -219,6 +219,7 @@ def test_forks_are_not_used_where_the_environment_has_changed(compiled, monkeypa
 
 def test_forks_have_the_working_directory_and_the_cache_of_their_caller(compiled, monkeypatch, tmp_path):
     text = "import os\nprint(os.getcwd(), os.environ['MESHWRIGHT_CACHE_DIR'], flush=True)\nos._exit(7)"
+    monkeypatch.setenv("COLUMNS", "80")
     with warm_workers():
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
@@ -227,6 +228,9 @@ def test_forks_have_the_working_directory_and_the_cache_of_their_caller(compiled
             with pytest.raises(CompileError, match=rf"/{name} /.*/cache-{name}\n"):
                 compiled(text)
             assert len(templates()) <= 2
+        monkeypatch.delenv("COLUMNS")
+        with pytest.raises(CompileError, match="COLUMNS is None"):
+            compiled("import os\nprint('COLUMNS is', os.environ.get('COLUMNS'), flush=True)\nos._exit(7)")
 
 
 def test_forks_run_side_by_side(compiled, tmp_path):

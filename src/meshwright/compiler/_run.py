@@ -247,12 +247,13 @@ class _Template:
 
     def fork(self, work: Path, made: Path) -> Worker:
         """Ask for a fork that serves the request in `work`; start the template first if it does not run."""
-        late = {name: os.environ[name] for name in LATE if name in os.environ}
+        late = {name: os.environ.get(name) for name in LATE}  # None: the caller has no such variable
         request = {"work": str(work), "made": str(made), "directory": os.getcwd(), "environment": late}
         with self._starting:
             if self._process is None or self._process.poll() is not None:
                 self._end_process()
-                self._stderr.truncate(0)
+                self._stderr.seek(0)
+                self._stderr.truncate()
                 self._process = subprocess.Popen(
                     own_python("-m", MODULE, str(os.getpid())),
                     bufsize=0,

@@ -367,7 +367,7 @@ _EXPECTED = {
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
 }
-"""What was expected where pydantic reports an error of a type; in braces are values of its context."""
+"""Name what pydantic expected, by the type of its error; braces hold values of the error's context."""
 
 
 def _problems_of(detail: ErrorDetails) -> list[Problem]:

@@ -38,8 +38,8 @@ class ModelSizes:
     `split_dims`: sizes by the named dimension that the axes of its rule split (`PARAMETER_RULES`), each with
     the key that sets it, or words where no key does. `layer_outputs`: numbers in the outputs of all layers
     but the last, per row, image or token; `layer_outputs_rule` says how they are counted.
-    `widest_activation`: the most numbers in one activation per row, image or token, but for attention's
-    scores, of which there are `scores` for each position of the sequence.
+    `widest_activation`: the most numbers in one activation per row, image or token, without attention's
+    scores. `scores`: the number of attention scores per position of the sequence.
     """
 
     input_shape: tuple[int, ...]

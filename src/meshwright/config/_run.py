@@ -54,7 +54,7 @@ class DataSource(Section):
 
     gives: ClassVar[str] = ""
     suits: ClassVar[str] = ""
-    """What a model must take ("images"), or the only kind of model ("linear"); empty for any model."""
+    """Name the input that a model must take ("images"), or the one kind of model ("linear"); "" for any."""
 
 
 class SyntheticData(DataSource):

@@ -320,7 +320,11 @@ def fork_for_each_request() -> tuple[str, str, int]:
         if not pid:
             _detach(Path(request["work"]))
             os.chdir(request["directory"])
-            os.environ.update(request["environment"])
+            for name, value in request["environment"].items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             return request["work"], request["made"], template
         folders[pid] = Path(request["work"])
         if not _write(folders[pid] / PID_FILE, pid):
