@@ -15,6 +15,7 @@ from .lazy import names_on_first_use
 if TYPE_CHECKING:
     from . import tools as tools
     from .api._explain import explain as explain
+    from .api._plan import plan as plan
     from .api._sweep import sweep as sweep
     from .api._train import reconcile as reconcile
     from .api._train import train as train
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .measure import memory as memory
     from .measure import probe as probe
     from .results import Change as Change
+    from .results import Plan as Plan
+    from .results import Planned as Planned
     from .results import Run as Run
     from .results import Sweep as Sweep
     from .results import SweepRun as SweepRun

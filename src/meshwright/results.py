@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import TARGET_COMPILER, Compiled
-from .config import Layout, RunConfig, Ticks, ticks_of
+from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
 from .errors import InputError
 from .hardware import Calibration, Fleet, Link
 from .ledger import Ledger, executions_in
 from .measure import calibration_of_chip, calibration_of_this_machine
 from .planning import HandSum, hand_sum
-from .predict import Prediction, RunTotal, predicted_trace, run_total
+from .predict import Interval, Prediction, RunTotal, predicted_trace, run_total
 from .reconciliation import Measurement, Reconciliation, Row
 
 WEIGHING_SCHEMA = 4
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
+PLAN_SCHEMA = 1
+STOPPED = "stopped by Ctrl-C"  # why a search ended
 
 _renderers: dict[str, Callable[[Any], str]] = {}
 
@@ -339,6 +341,156 @@ class Changes(tuple[Change, ...], Shown):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One candidate of a plan that was compiled, or that failed to be.
+
+    `overrides`: the changes to the run that make it this candidate. `room_bytes`: what its program may
+    reserve; None where the chip's memory is not known. `step_seconds` and `reserved_bytes` are those of its
+    compiled program, None if it failed for the reason in `failed`. `estimated_...`: the closed form's, before
+    any correction. `prediction`: of the compiled program.
+    """
+
+    layout: str
+    overrides: dict[str, Any]
+    estimated_seconds: float
+    estimated_bytes: float
+    reserved_bytes: int | None
+    room_bytes: int | None
+    prediction: Prediction | None
+    cached: bool
+    failed: str
+
+    @property
+    def step_seconds(self) -> Interval | None:
+        """Predicted seconds of a step; None if none is predicted."""
+        return None if self.prediction is None else self.prediction.step_seconds
+
+    @property
+    def fits(self) -> bool | None:
+        """True if the program reserves no more than its room; None if it failed or the room is not known."""
+        if self.reserved_bytes is None or self.room_bytes is None:
+            return None
+        return self.reserved_bytes <= self.room_bytes
+
+    @property
+    def settings(self) -> str:
+        """Everything but the layout in words: "microbatch 1, remat full, zero1"."""
+        given = self.overrides
+        words = [f"microbatch {given['batch.microbatch_sequences']}", f"remat {given['remat']}"]
+        words += ["zero1"] if given["zero1"] else []
+        words += [f"offload {given['offload']}"] if given["offload"] != "none" else []
+        words += [given["pipeline"]] if "stage=" in self.layout else []
+        return ", ".join(words)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the candidate in JSON's types."""
+        return {**dataclasses.asdict(self), "fits": self.fits}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Shown):
+    """The layouts and settings of one run on one fleet that were compiled, and the best of them.
+
+    `num_layouts`: ways to divide the devices over the axes. `num_considered`: legal candidates, all with an
+    estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
+    anyone compiled. `candidates`: compiled or failed, in that order of time. `best`: the weighing of the
+    fastest that fits. `ended`: why the search ended.
+    """
+
+    config: RunConfig
+    fleet: Fleet
+    num_layouts: int
+    num_considered: int
+    removed: dict[str, int]
+    num_open: int
+    candidates: tuple[Planned, ...]
+    best: Weighing | None
+    ended: str
+    seconds: float
+    suggestions: tuple[Change, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return self.ended == STOPPED
+
+    @property
+    def ranked(self) -> tuple[Planned, ...]:
+        """Candidates by predicted seconds: those that fit, then those that do not, then the failed ones."""
+
+        def place(candidate: Planned) -> tuple[int, float]:
+            seconds = candidate.step_seconds
+            if candidate.failed or seconds is None:
+                return 2, 0.0
+            return int(candidate.fits is False), seconds.expected
+
+        return tuple(sorted(self.candidates, key=place))
+
+    @property
+    def fitting(self) -> tuple[Planned, ...]:
+        """Compiled candidates that fit, or whose chip's memory is not known, the fastest first."""
+        return tuple(c for c in self.ranked if c.step_seconds is not None and c.fits is not False)
+
+    @property
+    def winner(self) -> Planned | None:
+        """The fastest candidate that fits; None if none does."""
+        return next(iter(self.fitting), None)
+
+    @property
+    def front(self) -> tuple[Planned, ...]:
+        """Candidates than which no other is both faster and smaller, the fastest first; they need not fit."""
+        front: list[Planned] = []
+        timed = [c for c in self.candidates if c.step_seconds is not None and c.reserved_bytes is not None]
+        for each in sorted(timed, key=lambda c: (c.step_seconds.expected, c.reserved_bytes)):  # type: ignore[union-attr]
+            if not front or (each.reserved_bytes or 0) < (front[-1].reserved_bytes or 0):
+                front.append(each)
+        return tuple(front)
+
+    def is_tie(self, candidate: Planned) -> bool:
+        """Return whether a candidate's interval overlaps that of the winner."""
+        winner = self.winner
+        if winner is None or winner.step_seconds is None or candidate.step_seconds is None:
+            return False
+        low, high = candidate.step_seconds.low, winner.step_seconds.high
+        return candidate is not winner and (low is None or high is None or low <= high)
+
+    def to_toml(self) -> str:
+        """Return the run with the winner's layout and settings, as a file that `train` runs.
+
+        Raises:
+            InputError: nothing fits.
+        """
+        if self.best is None or self.best.config is None:
+            raise InputError(
+                f"no candidate of {self.config.name} fits {self.fleet.name}", hint="plan for more devices"
+            )
+        about = f"Planned by meshwright for {self.fleet.name}: {self.ended}."
+        return commented_toml(self.best.config, about=about)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `plan --json` prints; docs/json.md explains its fields."""
+        winner = self.winner
+        return {
+            "schema": PLAN_SCHEMA,
+            "config": self.config.name,
+            "fleet": self.fleet.name,
+            "num_layouts": self.num_layouts,
+            "num_considered": self.num_considered,
+            "removed": self.removed,
+            "num_open": self.num_open,
+            "num_compiled": sum(not candidate.failed for candidate in self.candidates),
+            "num_failed": sum(bool(candidate.failed) for candidate in self.candidates),
+            "ended": self.ended,
+            "seconds": self.seconds,
+            "best": None if winner is None else winner.to_dict(),
+            "weighing": None if self.best is None else self.best.to_dict(),
+            "candidates": [candidate.to_dict() for candidate in self.ranked],
+            "front": [str(candidate.layout) for candidate in self.front],
+            "suggestions": [change.to_dict() for change in self.suggestions],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """The event that a weighing, or the preparation of a run, began a phase: "tracing", "compiling"."""
 
@@ -359,6 +511,22 @@ class SweepRunStarted:
     number: int
     total: int
     values: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProgress:
+    """The event that a planner's search moved on.
+
+    `best`: the fastest candidate that fits so far. `running`: what is being compiled now, in words.
+    """
+
+    num_considered: int
+    num_compiled: int
+    num_failed: int
+    best: Planned | None
+    running: tuple[str, ...]
+    seconds: float
+    budget_seconds: float
 
 
 def ignore(event: object) -> None:

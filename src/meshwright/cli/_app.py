@@ -25,6 +25,7 @@ from ._catalog import fleets, formats, init, presets
 from ._console import Command, quiet_jax_plugins, standard_streams
 from ._data import data, export, sample
 from ._doctor import doctor, probe
+from ._plan import plan
 from ._train import EXIT_INTERRUPTED, sweep, train
 from ._weigh import account, weigh
 
@@ -45,6 +46,7 @@ app = typer.Typer(
 )
 EXAMPLES = {
     weigh: "weigh llama3-8b --on 8xH100 --layout fsdp=8",
+    plan: "plan llama3-8b --on 64xH100 --tokens 15T",
     train: "train bytes-nano --on 8xCPU --layout data=4,tensor=2 --steps 10",
     sample: "sample runs/bytes-10m --prompt 'def ' --tokens 80",
     export: "export runs/bytes-10m --to bytes-10m.safetensors",

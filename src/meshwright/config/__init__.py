@@ -11,6 +11,7 @@ from ._base import near_multiples as near_multiples
 from ._base import or_list as or_list
 from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
 from ._layout import AXES as AXES
+from ._layout import AXIS_ALIASES as AXIS_ALIASES
 from ._layout import PARAMETER_RULES as PARAMETER_RULES
 from ._layout import ZERO1_RULES as ZERO1_RULES
 from ._layout import Layout as Layout
@@ -59,6 +60,7 @@ from ._run import FaultConfig as FaultConfig
 from ._run import IdxData as IdxData
 from ._run import LineData as LineData
 from ._run import Order as Order
+from ._run import Remat as Remat
 from ._run import RunConfig as RunConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData

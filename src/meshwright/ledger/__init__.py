@@ -18,6 +18,7 @@ from ._flops import executions_of as executions_of
 from ._flops import instruction_work as instruction_work
 from ._memory import allowance as allowance
 from ._memory import memory_of
+from ._memory import usable_bytes as usable_bytes
 from ._records import UNUSED as UNUSED
 from ._records import Buffer as Buffer
 from ._records import Collective as Collective

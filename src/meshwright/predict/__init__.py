@@ -7,6 +7,11 @@ benchmarks/fit_rates.py, and runs.toml.
 
 from ._predict import predict as predict
 from ._predict import predicted_trace as predicted_trace
+from ._rates import Machine as Machine
+from ._rates import attention_seconds as attention_seconds
+from ._rates import collective_seconds as collective_seconds
+from ._rates import gemm_seconds as gemm_seconds
+from ._rates import machine_of as machine_of
 from ._records import Help as Help
 from ._records import Interval as Interval
 from ._records import Prediction as Prediction

@@ -5,6 +5,7 @@ jax. Used by: `api`, which writes the pages and passes the renderers to `results
 """
 
 from ._results import page_of as page_of
+from ._results import plan_renderable as plan_renderable
 from ._results import renderable as renderable
 from ._results import row_cells as row_cells
 from ._results import text_of as text_of

@@ -1,7 +1,7 @@
 """Describe a report as sections of paragraphs, tables and pictures, independent of where it is shown.
 
 `_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` shows it. Strings are plain
-text, which the renderers escape. A terminal leaves out `Cards` and `Plot`.
+text, which the renderers escape. A terminal leaves out `Cards`, `Plot` and `Scatter`.
 
 The pictures of a page are bars by category, curves by step, memory through a step, and the runs of a sweep.
 A name has the same colour in every picture and on every page: colours.toml. matplotlib is imported by
@@ -39,14 +39,16 @@ class Words:
 class Row:
     """A row of a table.
 
-    `is_part`: whether the row is a part of one above it. `bar`: a share of the whole that a terminal draws in
-    place of the last cell, red if it is more than 1.
+    `is_part`: whether the row is a part of one above it. `values`: for each cell the number by which a page
+    sorts it, None for its text; empty if all are sorted by their text. `bar`: a share of the whole that a
+    terminal draws in place of the last cell, red if it is more than 1.
     """
 
     cells: tuple[str, ...]
     tone: Tone = ""
     is_part: bool = False
     bar: float | None = None
+    values: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Table:
     """A table whose columns in `numbers` are right-aligned.
 
     `unbroken`: how many of the first columns a terminal keeps on one line. `head`: whether a terminal shows
-    the names of the columns.
+    the names of the columns. `sorts`: whether a click on the name of a column sorts the rows on a page.
     """
 
     columns: tuple[str, ...]
@@ -62,6 +64,7 @@ class Table:
     numbers: tuple[str, ...] = ()
     unbroken: int = 0
     head: bool = True
+    sorts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,32 @@ class Cards:
     items: tuple[tuple[str, str], ...]
 
 
-Block = Words | Table | Bars | Plot | Cards
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dot:
+    """A point of a `Scatter`, and the words that appear when the pointer rests on it.
+
+    `kind`: best | fits | does not fit. `joined`: whether the line of the front goes through it.
+    """
+
+    x: float
+    y: float
+    words: str
+    kind: str
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Points in a plane, for a page only; `limit`: a height above which nothing fits, with its words."""
+
+    label: str
+    dots: tuple[Dot, ...]
+    x_words: Callable[[float], str]
+    y_words: Callable[[float], str]
+    limit: tuple[float, str] | None = None
+
+
+Block = Words | Table | Bars | Plot | Cards | Scatter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Show a document: `terminal` for rich's consoles of 80 columns or more, `page` as one HTML file.
 
-A page has no script, no link and no external font, and all its text is escaped. It draws each plot twice, for
-wide and for narrow screens, and the style sheet shows one of the two: text in a scaled-down plot would be
-unreadable. matplotlib is imported when a plot is drawn.
+A page has no link and no external font, and all its text is escaped. It has a script only where a table can
+be sorted, and shows everything without it. It draws each plot twice, for wide and for narrow screens, and the
+style sheet shows one of the two: text in a scaled-down plot would be unreadable. matplotlib is
+imported when a plot is drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ._model import FAINT, INK, Bars, Block, Cards, Document, Plot, Row, Section, Table, Words
+from ._model import FAINT, GRID, INK, Bars, Block, Cards, Document, Plot, Row, Scatter, Section, Table, Words
 
 BAR_WIDTH = 32  # columns of a terminal
 STYLES = {
@@ -154,8 +155,16 @@ def page(document: Document) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}: Meshwright</title>\n<style>\n{style}</style>\n</head>\n"
         f"<body>\n<main>\n<header>\n<h1>{title}</h1>\n{facts}</header>\n"
-        f"{''.join(map(_page_section, document.sections))}</main>\n</body>\n</html>\n"
+        f"{''.join(map(_page_section, document.sections))}</main>\n{_script(document)}</body>\n</html>\n"
     )
+
+
+def _script(document: Document) -> str:
+    """Return the script that sorts tables, if the document has one to sort."""
+    blocks = (block for part in document.sections for block in part.blocks)
+    if not any(isinstance(block, Table) and block.sorts for block in blocks):
+        return ""
+    return f"<script>\n{files('meshwright.report').joinpath('sort.js').read_text('utf-8')}</script>\n"
 
 
 def _page_section(part: Section) -> str:
@@ -175,6 +184,8 @@ def _page_block(block: Block) -> str:
         case Plot():
             legend = _legend(block.colours, block.lines, block.shapes)
             return f"<figure>\n{svg_of(block)}{legend}</figure>\n"
+        case Scatter():
+            return f"<figure>\n{_scatter_svg(block)}{_scatter_legend(block)}</figure>\n"
         case Cards():
             cards = "".join(
                 f"<div><b>{escape(value)}</b><span>{escape(words)}</span></div>\n"
@@ -203,19 +214,22 @@ def _text(words: str) -> str:
 
 def _page_table(table: Table) -> str:
     many = len(table.columns) >= MANY_COLUMNS
+    kinds = " ".join(filter(None, ("many" if many else "", "sorts" if table.sorts else "")))
     numbers = [_class("number" if name in table.numbers else "") for name in table.columns]
     names = [f' data-head="{escape(name)}"' if many else "" for name in table.columns]
 
     def line(row: Row) -> str:
-        cells = zip(row.cells, numbers, names, strict=True)
+        values = ("" if value is None else f' data-value="{value:.6g}"' for value in row.values)
+        keys = list(values) or [""] * len(row.cells)
+        cells = zip(row.cells, numbers, names, keys, strict=True)
         kind = _class(" ".join(filter(None, (row.tone, "part" if row.is_part else ""))))
-        inside = "".join(f"<td{number}{name}>{_text(words)}</td>" for words, number, name in cells)
+        inside = "".join(f"<td{number}{name}{key}>{_text(words)}</td>" for words, number, name, key in cells)
         return f"<tr{kind}>{inside}</tr>\n"
 
     pairs = zip(table.columns, numbers, strict=True)
     head = "".join(f"<th{number}>{_text(name)}</th>" for name, number in pairs)
     return (
-        f"<div class=scroll><table{_class('many' if many else '')}>\n<thead><tr>{head}</tr></thead>\n"
+        f"<div class=scroll><table{_class(kinds)}>\n<thead><tr>{head}</tr></thead>\n"
         f"<tbody>\n{''.join(map(line, table.rows))}</tbody>\n</table></div>\n"
     )
 
@@ -290,3 +304,60 @@ def _svg(plot: Plot, width: float, kind: str) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the ids would repeat among the plots of one page
     label = f'<svg class="{kind}" viewBox="\\1" role="img" aria-label="{escape(plot.label)}">'
     return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', label, svg)
+
+
+DOT_COLOURS = {"best": "#3f8f4f", "fits": "#2f6f8f", "does not fit": "#c8372d"}
+SCATTER_WIDTH, SCATTER_HEIGHT = 620, 300  # units of the drawing
+MARGINS = (70, 16, 12, 36)  # left, right, top, bottom
+MOST_TICKS = 5
+
+
+def _scatter_svg(scatter: Scatter) -> str:
+    """Return the dots on axes that begin at zero for y; each dot's words are its SVG title."""
+    left, right, top, bottom = MARGINS
+    xs, ys = [dot.x for dot in scatter.dots], [dot.y for dot in scatter.dots]
+    low, high = min(xs) * 0.97, max(xs) * 1.03
+    most = max([*ys, *((scatter.limit[0],) if scatter.limit else ())]) * 1.05
+
+    def across(x: float) -> float:
+        return left + (SCATTER_WIDTH - left - right) * (x - low) / (high - low)
+
+    def down(y: float) -> float:
+        return SCATTER_HEIGHT - bottom - (SCATTER_HEIGHT - top - bottom) * y / most
+
+    lines: list[str] = []
+    for place in range(MOST_TICKS):
+        share = place / (MOST_TICKS - 1)
+        x, y = low + (high - low) * share, most * share
+        lines.append(_svg_level(down(y), f'stroke="{GRID}"'))
+        lines.append(_svg_text(left - 8, down(y) + 4, scatter.y_words(y), "end"))
+        lines.append(_svg_text(across(x), SCATTER_HEIGHT - bottom + 18, scatter.x_words(x), "middle"))
+    if scatter.limit is not None:
+        lines.append(_svg_level(down(scatter.limit[0]), f'stroke="{INK}" stroke-dasharray="5 4"'))
+    front = sorted((dot.x, dot.y) for dot in scatter.dots if dot.joined)
+    points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in front)
+    lines.append(f'<polyline points="{points}" fill="none" stroke="{FAINT}"/>')
+    for dot in reversed(scatter.dots):
+        size = 7 if dot.kind == "best" else 5
+        place = f'cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" r="{size}"'
+        title = f"<title>{escape(dot.words)}</title>"
+        lines.append(f'<circle {place} fill="{DOT_COLOURS[dot.kind]}" stroke="white">{title}</circle>')
+    box, label = f"0 0 {SCATTER_WIDTH} {SCATTER_HEIGHT}", escape(scatter.label)
+    inside = "\n".join(lines)
+    return f'<svg viewBox="{box}" role="img" aria-label="{label}" font-size="12">\n{inside}\n</svg>\n'
+
+
+def _svg_level(height: float, style: str) -> str:
+    ends = f'x1="{MARGINS[0]}" x2="{SCATTER_WIDTH - MARGINS[1]}"'
+    return f'<line {ends} y1="{height:.1f}" y2="{height:.1f}" {style}/>'
+
+
+def _svg_text(x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'
+
+
+def _scatter_legend(scatter: Scatter) -> str:
+    kinds = dict.fromkeys(dot.kind for dot in scatter.dots)
+    lines = [(FAINT, "the front: no other is both faster and smaller")]
+    lines += [(INK, scatter.limit[1])] if scatter.limit else []
+    return _legend([(DOT_COLOURS[kind], kind) for kind in kinds], lines)

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from meshwright.hardware import Calibration
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, Run, Sweep, SweepRun, Weighing
+from meshwright.results import Changes, Plan, Run, Sweep, SweepRun, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
@@ -40,6 +40,7 @@ from ._model import (
     sweep_curves_plot,
     values_plot,
 )
+from ._plan import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
 
@@ -68,6 +69,16 @@ def renderable(result: object, *, verbose: bool = False, more: str = MORE) -> Re
     return terminal(_document_of(result, verbose=verbose, more=more))
 
 
+def plan_renderable(plan: Plan, most_rows: int | None, more: str) -> RenderableType:
+    """Return what a terminal shows of a plan.
+
+    Args:
+        most_rows: of the ranked table; `MOST_ROWS` if None.
+        more: the last line, which says how to use the plan.
+    """
+    return terminal(plan_document(plan, most_rows=most_rows or MOST_ROWS, more=more))
+
+
 def text_of(result: object) -> str:
     """Return the terminal text of a result, without colours, in lines of at most 100 columns."""
     written = io.StringIO()
@@ -86,6 +97,8 @@ def page_of(result: object) -> str:
             return run_page(result.folder)
         case Sweep():
             return page(_sweep_page(result))
+        case Plan():
+            return page(plan_page(result))
         case _:
             return page(_document_of(result))
 
@@ -125,6 +138,8 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
             return Document(title=f"Sweep of {result.name}", sections=(*runs, *failures))
         case Changes():
             return _changes_document(result)
+        case Plan():
+            return plan_document(result)
         case Account():
             return _account_document(result)
         case Calibration():

@@ -1,0 +1,565 @@
+"""Estimate the memory and the time of many candidates at once, in closed form.
+
+Two kinds of figures. A *bound* is never above what the compiler finds: state and block inputs for memory,
+arithmetic at the rate that the chip sustains for time. An *estimate* is near it on average, and orders the
+compiling: the search corrects it by what compiled candidates reveal. Neither is ever reported as the figure
+of a step.
+
+The form, for one device. A transformer's block has, for T tokens of a microbatch, products of m = T rows
+(each once forward and twice backward), fused attention, and passes over memory. `tensor` adds two gathers and
+two scatters of the block's input forward and as many backward, which nothing hides. `fsdp` gathers each
+layer's weights forward and backward and scatters their gradients, hidden behind the block's computation as
+far as that lasts. `context` sends keys and values around a ring beside attention. A pipeline of S stages and
+M microbatches takes M + S - 1 times a stage's pass. Then come the head, the reduction over `data`, and the
+update. Rates are those with which `predict` prices a compiled schedule.
+
+Not counted: what the compiler fuses or repeats, which is why only compiling decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.config import (
+    AdafactorOptimizer,
+    AdaGradOptimizer,
+    AdamOptimizer,
+    AdamWOptimizer,
+    LionOptimizer,
+    MuonOptimizer,
+    RMSPropOptimizer,
+    RunConfig,
+    SGDOptimizer,
+    TransformerModel,
+)
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
+
+from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates
+
+Numbers = NDArray[np.float64]
+
+FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
+NONE, DOTS, DOTS_ATTENTION, FULL = range(4)
+"""Places of the rematerialisation policies in `SETTINGS`."""
+ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
+
+# Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
+# of the MLP's hidden width, and of the heads' width. Read off the memory-bound seconds of compiled programs
+# (benchmarks/records: plan_bounds).
+FORWARD_BYTES = (16.0, 8.0, 8.0)
+BACKWARD_BYTES = (32.0, 20.0, 12.0)
+# Bytes that a block keeps for each token until its backward pass, by policy: multiples of the same widths,
+# with the keys' and values' width last. `none` keeps what XLA does not fuse away.
+KEPT_BYTES = {
+    NONE: (14.0, 8.0, 6.0, 6.0),
+    DOTS: (4.0, 4.0, 2.0, 2.0),
+    DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
+    FULL: (0.0, 0.0, 0.0, 0.0),
+}
+MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
+KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
+PIECES_OF_A_RING = 1.7  # between one piece for each device and two
+HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
+OVERLAP = 0.3  # of attention, what hides the ring
+HEAD_BYTES = 10.0  # read and written for each logit: cast, maximum, exponential, gradient
+STATE_PASSES = 7  # arrays of 4 bytes that the update reads or writes for each parameter: Adam's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Columns, a row for each candidate: bytes of one device and seconds of a step.
+
+    `memory_bound` and `seconds_bound` are never above the compiled program's reserved bytes and predicted
+    seconds; `memory` and `seconds` are near them.
+    """
+
+    memory_bound: Numbers
+    memory: Numbers
+    seconds_bound: Numbers
+    seconds: Numbers
+
+
+def estimate(config: RunConfig, fleet: Fleet, machine: Machine, candidates: Candidates) -> Estimates:
+    """Return bounds and estimates of all candidates; about 100,000 a second.
+
+    Args:
+        config: the resolved run.
+        machine: the rates of the fleet's devices, from `predict.machine_of`.
+
+    Raises:
+        InputError: the devices span a link for which the catalog has no rate.
+    """
+    form = _Form(config, fleet, machine, candidates)
+    return Estimates(
+        memory_bound=form.memory_bound(),
+        memory=form.memory(),
+        seconds_bound=form.seconds_bound(),
+        seconds=form.seconds(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Numbers of parameters, by the axes that divide them."""
+
+    blocks: float  # matrices of all blocks: stage, fsdp, tensor
+    experts: float  # of all blocks: stage, expert, fsdp, tensor
+    norms: float  # and routers, of all blocks: stage, fsdp
+    tables: float  # embedding and head: fsdp, tensor
+
+
+def _weights_of(config: RunConfig) -> _Weights:
+    model = config.model
+    if not isinstance(model, TransformerModel):
+        # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
+        return _Weights(blocks=0, experts=0, norms=0, tables=model.num_parameters)
+    layers, width = model.num_layers, model.embed_dim
+    tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
+        model.max_positions or 0
+    )
+    mlp = (3 if model.mlp == "gated" else 2) * width * model.mlp_dim
+    experts = layers * (model.num_experts or 0) * mlp
+    attention = 2 * width * (model.num_heads + model.num_kv_heads) * model.head_dim
+    dense = mlp if model.num_experts is None else model.num_shared_experts * mlp
+    blocks = layers * (attention + dense)
+    return _Weights(
+        blocks=blocks, experts=experts, norms=model.num_parameters - blocks - experts - tables, tables=tables
+    )
+
+
+def _moments(config: RunConfig) -> tuple[float, float]:
+    """Return the fewest and the usual numbers of moments for each parameter."""
+    match config.optimizer:
+        case AdamOptimizer() | AdamWOptimizer():
+            return 2, 2
+        case AdaGradOptimizer() | LionOptimizer():
+            return 1, 1
+        case MuonOptimizer():
+            return 1, 1.1
+        case AdafactorOptimizer():
+            return 0, 0.1
+        case SGDOptimizer(momentum=momentum):
+            return int(momentum > 0), int(momentum > 0)
+        case RMSPropOptimizer(momentum=momentum, centered=centered):
+            return (1 + int(momentum > 0) + int(centered),) * 2
+
+
+class _Form:
+    """The closed form over all candidates of one run."""
+
+    def __init__(self, config: RunConfig, fleet: Fleet, machine: Machine, candidates: Candidates) -> None:
+        self.config, self.machine, self.candidates = config, machine, candidates
+        model = config.model
+        sizes = candidates.sizes.astype(float)
+        self.stage, self.data, self.fsdp = sizes[:, STAGE], sizes[:, DATA], sizes[:, FSDP]
+        self.context, self.expert, self.tensor = sizes[:, CONTEXT], sizes[:, EXPERT], sizes[:, TENSOR]
+        self.replicas = candidates.num_replicas.astype(float)
+        self.micro = candidates.microbatch.astype(float)
+        self.remat, self.offload = candidates.settings["remat"], candidates.settings["offload"]
+        self.zero1 = (candidates.settings["zero1"] == 1) & (self.data > 1)
+        self.length = float(config.batch.sequence_length)
+        self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
+        self.passes = config.batch.sequences / (self.replicas * self.micro)
+        self.ticks = self.passes + self.stage - 1
+        self.weights = _weights_of(config)
+        names = SETTINGS["offload"]
+        self.moments_wait = np.isin(self.offload, [names.index("optimizer"), names.index("both")])
+        self.inputs_wait = np.isin(self.offload, [names.index("activations"), names.index("both")])
+        self.is_transformer = isinstance(model, TransformerModel)
+        self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
+        self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
+        self.heads_width = self.keys_width = self.hidden = self.vocab = 0.0
+        if isinstance(model, TransformerModel):
+            self.heads_width = float(model.num_heads * model.head_dim)
+            self.keys_width = float(model.num_kv_heads * model.head_dim)
+            self.hidden, self.vocab = float(model.mlp_dim), float(model.vocab_size)
+        narrow = config.precision != "fp32"
+        self.activation_bytes = NARROW if narrow else FP32
+        self.format = "bf16" if config.precision in ("bf16", "fp8") else config.precision
+        if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
+            self.format = machine.matmul_of_fp32
+        if machine.peak_flops_per_second.get(self.format) is None:
+            self.format = next(iter(machine.peak_flops_per_second))
+        strides = candidates.strides().astype(float)
+        domain = float(machine.devices_per_domain)
+        self.members = np.clip(np.floor(domain / strides), 1, sizes)
+        self.domains = np.ceil(sizes / self.members)
+
+    # Memory
+
+    def _held(self, weights: _Weights, *, over_data: bool) -> Numbers:
+        """Return the parameters that one device holds of each number; with ZeRO-1 divided over data too."""
+        ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
+        blocks = (weights.blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
+        return (blocks + weights.norms / self.stage + weights.tables / self.tensor) / ways
+
+    def _block_inputs(self) -> Numbers:
+        """Return the bytes of the blocks' inputs that wait for the backward pass of one microbatch."""
+        each = self.tokens * self.width * self.activation_bytes / self.tensor
+        return np.where(self.inputs_wait, 0.0, each * self.layers / self.stage)
+
+    def memory_bound(self) -> Numbers:
+        """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
+        least, _ = _moments(self.config)
+        moments = np.where(self.moments_wait, 0.0, least)
+        return self._held(self.weights, over_data=True) * FP32 * (1 + moments) + self._block_inputs()
+
+    def memory(self) -> Numbers:
+        """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
+        _, usual = _moments(self.config)
+        moments = np.where(self.moments_wait, 0.0, usual)
+        state = self._held(self.weights, over_data=True) * FP32 * (1 + moments)
+        held = self._held(self.weights, over_data=False)
+        gradients = held * np.where(self.passes > 1, FP32 + NARROW, NARROW)
+        per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
+        tables = self.weights.tables / self.tensor
+        copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
+        copies = copies + np.where(self.zero1 | (self.fsdp == 1), held * NARROW, 0.0)
+        slots = np.where(
+            self.stage > 1,
+            np.where(
+                self.candidates.settings["pipeline"] == 0,
+                np.minimum(2 * self.stage - 1, self.ticks),
+                self.ticks,
+            ),
+            0.0,
+        )
+        waiting = slots * self.tokens * self.width * self.activation_bytes / self.tensor
+        kept = self._by_policy(KEPT_BYTES) * self.tokens * self.layers / self.stage
+        kept = kept * np.where(self.stage > 1, slots, 1.0)
+        working = self.tokens * (
+            12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
+        )
+        return state + gradients + copies + waiting + self._block_inputs() + kept + working + self._logits()
+
+    def _mlp_share(self) -> Any:
+        """Return the rows of the MLP's products for each token: 1, or with experts those of their buffers."""
+        model = self.config.model
+        if not isinstance(model, TransformerModel) or model.num_experts is None:
+            return 1.0
+        factor, experts, chosen = model.capacity_factor, model.num_experts, model.experts_per_token or 1
+        routed = float(experts) if factor is None else min(factor * chosen, experts)
+        return routed + model.num_shared_experts
+
+    def _by_policy(self, table: dict[int, tuple[float, ...]]) -> Numbers:
+        """Return the bytes of each token by the policy; what `tensor` does not divide comes first."""
+        found = np.zeros_like(self.tokens)
+        scale = self.activation_bytes / NARROW
+        for policy, (whole, hidden, heads, keys) in table.items():
+            inside = (
+                hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
+            )
+            found = np.where(
+                self.remat == policy, whole * self.width / self.tensor + inside / self.tensor, found
+            )
+        return found * scale
+
+    def _logits(self) -> Numbers:
+        model = self.config.model
+        if not isinstance(model, TransformerModel):
+            return self.tokens * model.sizes.layer_outputs * 2 * FP32
+        chunk = np.minimum(model.loss_chunk, self.length / self.context)
+        return 2 * FP32 * self.micro * chunk * self.vocab / self.tensor
+
+    # Time
+
+    def seconds_bound(self) -> Numbers:
+        """Return the seconds of the products and attention alone, at the rate that the chip sustains.
+
+        In a pipeline every stage runs M + S - 1 passes for M microbatches.
+        """
+        model, machine = self.config.model, self.machine
+        peak = machine.peak_flops_per_second[self.format]
+        rate = min(peak, machine.sustained_flops_per_second(self.format) or peak)
+        devices = self.candidates.sizes.prod(axis=1).astype(float)
+        tokens = float(self.config.batch.tokens_per_step)
+        block_parameters = float(model.num_matmul_parameters)
+        head = self.vocab * self.width if self.is_transformer else 0.0
+        attention = 0.5 * 4 * self.length * self.heads_width * 3 * self.layers
+        blocks = (6 * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
+        return (blocks + 6 * head * tokens / devices) / rate
+
+    def seconds(self) -> Numbers:
+        """Return the seconds of all passes, of the reduction over `data`, and of the update."""
+        return sum(self.parts().values(), np.zeros_like(self.tokens))
+
+    def parts(self) -> dict[str, Numbers]:
+        """Return the seconds that a step waits for each kind of work, in the words of `Prediction.slices`."""
+        if not self.is_transformer:
+            return {"all": self._seconds_of_others()}
+        blocks = self.ticks * self.layers / self.stage  # passes through one block
+        light, heavy = self._elementwise(FORWARD_BYTES), self._elementwise(BACKWARD_BYTES)
+        forward, backward = self._block_products
+        repeats = self._repeats()
+        attention, attention_back = self._attention(backward=False), self._attention(backward=True)
+        kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * np.where(self.stage > 1, 12.0, 2.0)
+        merged = self._passes((self.context - 1) * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
+        compute = {
+            "matmul": forward * (1 + repeats["matmul"]) + backward,
+            "attention": attention * (1 + repeats["attention"]) + attention_back,
+            "memory-bound": light * (1 + repeats["light"]) + heavy + kept + merged,
+            "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
+        }
+        in_pipeline = (self.stage > 1) & (self.remat != FULL)
+        messages = self._tensor_messages() * np.where(in_pipeline, 3.0, 0.5 * (2.5 + repeats["matmul"]))
+        messages = messages + self._expert_messages() * (2 + repeats["matmul"])
+        busy = sum(compute.values(), np.zeros_like(self.tokens))
+        ring = np.maximum(0.0, self._ring() - OVERLAP * (attention + attention_back))
+        gathers = self._gather(self._layer_bytes(), FSDP) * 3  # twice the weights, once their gradients
+        fsdp = (1 - HIDDEN) * gathers + np.maximum(0.0, HIDDEN * gathers - busy)
+        summed = self._collective("all-reduce", self._layer_bytes() / self.fsdp, CONTEXT, times=2.0)
+        waits = np.where(self.inputs_wait, 2 * self._host(self._block_inputs_of_one()), 0.0)
+        hop = self._permute(self._block_inputs_of_one(), STAGE)
+        parts = {name: blocks * seconds for name, seconds in compute.items()}
+        parts["tensor"] = blocks * messages
+        parts["context"] = blocks * (ring + np.where(self.context > 1, summed, 0.0))
+        parts["fsdp"] = blocks * fsdp
+        parts["host"] = blocks * waits
+        parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * hop, 0.0)
+        in_blocks = blocks * busy
+        head, head_memory, head_gathers = self._head()
+        parts["matmul"] = parts["matmul"] + self.passes * head
+        parts["memory-bound"] = parts["memory-bound"] + self.passes * head_memory
+        parts["fsdp"] = parts["fsdp"] + self.passes * head_gathers
+        parts["data"] = self._reduction(in_blocks)
+        parts["update"] = self._update()
+        return parts
+
+    def _seconds_of_others(self) -> Numbers:
+        """Return the seconds of a model without blocks: one product, the reduction, the update."""
+        model = self.config.model
+        rows = self.micro * self.length
+        parameters = float(model.num_matmul_parameters)
+        work = self.products(rows, parameters / self.tensor, np.ones_like(rows)) * 3
+        outputs = self._passes(rows * model.sizes.layer_outputs * FP32 * 4)
+        gathered = self._gather(parameters * NARROW / self.tensor, FSDP) * 3
+        in_passes = self.passes * (np.maximum(work + outputs, gathered))
+        return in_passes + self._reduction(in_passes) + self._update()
+
+    def products(self, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Return the seconds of a product of [m, k] by [k, n] in the run's format."""
+        machine, rate = self.machine, self.machine.rates.gemm_for(self.format)
+        peak = machine.gemm_flops_per_second(self.format) or machine.peak_flops_per_second[self.format]
+        flops, num_bytes = 2 * m * n * k, NARROW * (m * k + k * n + m * n)
+        if machine.num_sms is None:
+            arithmetic = flops / (peak * rate.efficiency)
+            memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
+            return np.maximum(arithmetic, memory) + rate.start_seconds
+        seconds = gemm_seconds(
+            rate,
+            m=m,
+            n=n,
+            k=k,
+            num_bytes=num_bytes,
+            flops_per_second=peak,
+            memory_bytes_per_second=machine.memory_bytes_per_second,
+            num_sms=machine.num_sms,
+        )
+        sustained = machine.sustained_flops_per_second(self.format)
+        return np.asarray(seconds if sustained is None else np.maximum(seconds, flops / sustained))
+
+    def _unique(self, price: Callable[[Numbers, Numbers, Numbers], Numbers], *columns: Numbers) -> Numbers:
+        """Return `price` of the columns, computed once for each combination of values."""
+        values, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
+        return price(*values)[places.ravel()]
+
+    @cached_property
+    def _block_products(self) -> tuple[Numbers, Numbers]:
+        """Return the seconds of a block's products, forward and backward."""
+        width, tensor = self.width, self.tensor
+        matrices = [(width, self.heads_width), (width, self.keys_width), (width, self.keys_width)]
+        matrices += [(self.heads_width, width)]
+        rows = self.tokens
+        mlp = [(width, self.hidden)] * (2 if self._gated else 1) + [(self.hidden, width)]
+        share = self._mlp_share()
+        forward = backward = np.zeros_like(rows)
+        for count, group in ((1.0, matrices), (share, mlp)):
+            for inputs, outputs in group:
+                split_in = inputs != width  # the output matrices have their rows divided over tensor
+                k = inputs / tensor if split_in else np.full_like(tensor, inputs)
+                n = np.full_like(tensor, outputs) if split_in else outputs / tensor
+                m = rows * count
+                forward = forward + self._unique(self.products, m, n, k)
+                backward = (
+                    backward + self._unique(self.products, m, k, n) + self._unique(self.products, k, n, m)
+                )
+        return forward, backward
+
+    @property
+    def _gated(self) -> bool:
+        model = self.config.model
+        return isinstance(model, TransformerModel) and model.mlp == "gated"
+
+    def _repeats(self) -> dict[str, Numbers]:
+        """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
+        down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
+        full = np.where(self.remat == FULL, np.where(self.stage > 1, 0.9, 1 - down), 0.0)
+        full = np.where((self.stage > 1) & (self.remat != FULL), 0.6, full)
+        not_kept = np.isin(self.remat, (DOTS, FULL)).astype(float)
+        return {"matmul": full, "attention": not_kept, "light": (self.remat != NONE).astype(float)}
+
+    def _kernels(self) -> Numbers:
+        """Return how many kernels a block launches, forward and backward."""
+        return KERNELS + KERNELS_OF_A_HOP * (self.context - 1)
+
+    def _attention(self, *, backward: bool) -> Numbers:
+        """Return the seconds of a block's attention kernels on one device, all hops of its ring together.
+
+        A ring calls kernels on halves of its pieces of a sequence, which run at the rate of short sequences.
+        """
+        model = self.config.model
+        assert isinstance(model, TransformerModel), "other models have no attention"
+        name = self.format if self.format in ("bf16", "fp16") else "bf16"
+        peak = self.machine.peak_flops_per_second.get(name) or self.machine.peak_flops_per_second[self.format]
+        pieces = np.where(self.context > 1, PIECES_OF_A_RING * self.context, 1.0)
+        flops = 2 * self.tokens * self.length * self.heads_width / self.tensor
+        flops = flops * (ATTENTION_BACKWARD if backward else 1)
+        if self.machine.basis == "calibration":
+            return flops / peak * 2
+        rate = self.machine.attention_rate(model.head_dim, int(self.length), name, backward)
+        length = self.length / pieces
+        return np.asarray(attention_seconds(rate, flops=flops, length=length, flops_per_second=peak))
+
+    def _ring(self) -> Numbers:
+        """Return the seconds in which keys, values and their gradients go around the ring, both ways."""
+        each = self.tokens * self.keys_width / self.tensor * (4 * NARROW + 2 * FP32)
+        return (self.context - 1) * self._permute(each, CONTEXT)
+
+    def _layer_bytes(self) -> Numbers:
+        """Return the bytes of one block's weights in 16 bits, gathered over `fsdp`."""
+        per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
+        return per_layer * NARROW
+
+    def _block_inputs_of_one(self) -> Numbers:
+        return self.tokens * self.width * self.activation_bytes / self.tensor
+
+    def _elementwise(self, widths: tuple[float, float, float]) -> Numbers:
+        of_width, of_hidden, of_heads = widths
+        per_token = (
+            of_width * self.width + of_hidden * self._mlp_share() * self.hidden + of_heads * self.heads_width
+        )
+        return self._passes(self.tokens * per_token / self.tensor * self.activation_bytes / NARROW)
+
+    def _passes(self, num_bytes: Numbers) -> Numbers:
+        """Return the seconds in which a device reads or writes that many bytes of its memory."""
+        return num_bytes / (self.machine.memory_bytes_per_second * self.machine.memory_efficiency)
+
+    def _host(self, num_bytes: Numbers) -> Numbers:
+        rate = self.machine.host_bytes_per_second
+        return num_bytes / rate if rate else np.zeros_like(num_bytes)
+
+    def _tensor_messages(self) -> Numbers:
+        """Return the seconds of a forward pass's two gathers and two scatters over `tensor`."""
+        whole = self.tokens * self.width * self.activation_bytes
+        return 4 * self._gather(whole, TENSOR)
+
+    def _expert_messages(self) -> Numbers:
+        """Return the seconds of a forward pass's two exchanges over `expert`."""
+        rows = self.tokens * self._mlp_share() * self.width * self.activation_bytes / self.tensor
+        return 2 * self._collective("all-to-all", rows, EXPERT, times=1.0)
+
+    def _head(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the seconds of embedding and head for one microbatch: products, memory, gathers in excess.
+
+        Stages share the head's positions.
+        """
+        rows = self.tokens / self.stage
+        vocab = self.vocab / self.tensor
+        width = np.full_like(rows, self.width)
+        work = (
+            self._unique(self.products, rows, vocab, width)
+            + self._unique(self.products, rows, width, vocab)
+            + self._unique(self.products, vocab, width, rows)
+        )
+        gathers = 3 * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
+        exposed = (1 - HIDDEN) * gathers + np.maximum(0.0, HIDDEN * gathers - work)
+        chunks = self.length / self.context / np.minimum(self.config.model.loss_chunk, self.length / self.context)
+        summed = chunks * (FP32 * 2 + NARROW) * self.width * vocab
+        return work, self._passes(rows * vocab * HEAD_BYTES + summed / self.stage), exposed
+
+    def _reduction(self, in_blocks: Numbers) -> Numbers:
+        """Return the exposed seconds of the gradients' sum over `data`, and of ZeRO-1's gather.
+
+        With several microbatches float32 sums are reduced once, after the last. With one, gradients in 16
+        bits are reduced during the backward pass, which hides them for half of the time of all passes.
+        """
+        held = self._held(self.weights, over_data=False)
+        after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * FP32, DATA)
+        during = np.maximum(0.0, 2 * self._gather(held * NARROW, DATA) - 0.5 * in_blocks)
+        gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
+        return np.where(self.passes > 1, after, during) + gathered
+
+    def _update(self) -> Numbers:
+        """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
+        held = self._held(self.weights, over_data=True)
+        _, moments = _moments(self.config)
+        waits = np.where(self.moments_wait, self._host(held * FP32 * moments * 2), 0.0)
+        return self._passes(held * FP32 * STATE_PASSES) + waits
+
+    # Messages
+
+    def _gather(self, whole_bytes: Any, axis: int) -> Numbers:
+        """Return the seconds of an all-gather, or a reduce-scatter, of an array over one axis."""
+        return self._collective("all-gather", np.broadcast_to(whole_bytes, self.tokens.shape), axis)
+
+    def _permute(self, num_bytes: Numbers, axis: int) -> Numbers:
+        return self._collective("collective-permute", num_bytes, axis, times=1.0)
+
+    def _collective(self, kind: str, whole_bytes: Numbers, axis: int, times: float | None = None) -> Numbers:
+        """Return the seconds of a collective over one axis, 0 where its size is 1; as `predict` prices it.
+
+        `times`: the share of the array that one device sends; (n - 1) / n if None.
+        """
+        machine, size = self.machine, self.candidates.sizes[:, axis].astype(float)
+        members, domains = self.members[:, axis], self.domains[:, axis]
+        seconds = np.zeros_like(size)
+        for n, m, d in {*zip(size.tolist(), members.tolist(), domains.tolist(), strict=True)}:
+            if n == 1:
+                continue
+            rows = (size == n) & (members == m) & (domains == d)
+            share = (n - 1) / n if times is None else times
+            seconds[rows] = self._one_kind(machine, kind, whole_bytes[rows], share, int(n), int(m), int(d))
+        return seconds
+
+    def _one_kind(
+        self, machine: Machine, kind: str, whole: Numbers, share: float, size: int, members: int, domains: int
+    ) -> Numbers:
+        permute = kind == "collective-permute"
+        inside = np.zeros_like(whole)
+        if domains == 1 or (members > 1 and not permute):
+            link = machine.inside_bytes_per_second
+            if link is None:
+                raise _no_rate(machine, "inside a domain")
+            sent = whole * share
+            if domains > 1 and kind == "all-to-all":
+                sent = whole * (members - 1) / size
+            rate = machine.rates.collective_for(kind, size if domains == 1 else members)
+            inside = np.asarray(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
+        if domains == 1:
+            return inside
+        network = machine.between_bytes_per_second
+        if network is None:
+            raise _no_rate(machine, "between domains")
+        network *= machine.shared.network_efficiency
+        if permute:
+            between = whole / network
+        elif kind == "all-to-all":
+            between = whole * (size - members) / size / network
+        else:
+            between = whole * (domains - 1) / domains / members / network
+        return np.maximum(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
+
+
+def _no_rate(machine: Machine, where: str) -> InputError:
+    return InputError(
+        f"the catalog has no figure for the link {where} of {machine.name}",
+        hint="choose a fleet that is one fast domain, or a chip whose links are known",
+    )

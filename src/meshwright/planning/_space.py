@@ -1,0 +1,372 @@
+"""Enumerate the layouts and settings that a run could have on a fleet, as columns of numbers.
+
+A *candidate* is a layout (the size of each axis, and which axis lies innermost), the sequences of a
+microbatch, and the settings of `RunConfig` that change the step's memory and time but not its result:
+rematerialisation, ZeRO-1, offload, the pipeline's schedule, and the precision if asked for. The global batch
+stays that of the run.
+
+The rules of `check_layout` and of `RunConfig` are applied to whole columns here, because checking tens of
+thousands of configurations one by one would take minutes. A test holds both to the same answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.config import (
+    ACTIVATION_RULES,
+    AXES,
+    AXIS_ALIASES,
+    PARAMETER_RULES,
+    Layout,
+    Remat,
+    RunConfig,
+    SGDOptimizer,
+    TransformerModel,
+)
+from meshwright.errors import InputError, nearest_name
+from meshwright.hardware import Fleet
+
+Column = NDArray[np.int64]
+
+STAGE, DATA, FSDP, CONTEXT, EXPERT, TENSOR = range(len(AXES))
+SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "remat": get_args(Remat),
+    "zero1": ("false", "true"),
+    "offload": ("none", "optimizer", "activations", "both"),
+    "pipeline": ("1f1b", "gpipe"),
+    "precision": ("fp32", "bf16", "fp16", "fp8"),
+}
+"""The settings that a candidate has, and their values in the order of the columns' numbers."""
+MICROBATCH, INNER = "microbatch", "inner"
+KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
+"""Everything that `fix` and `vary` may name."""
+_OTHER_NAMES = {"batch.microbatch_sequences": MICROBATCH, "microbatch_sequences": MICROBATCH, **AXIS_ALIASES}
+MOST_CANDIDATES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Candidates as columns of equal length.
+
+    `sizes` [candidates, 6]: the sizes of `AXES`. `inner`: the place in `AXES` of the axis that lies
+    innermost; the others keep their order. `microbatch`: sequences of one replica in one pass. `settings`:
+    for each of `SETTINGS`, the place of its value.
+    """
+
+    sizes: Column
+    inner: Column
+    microbatch: Column
+    settings: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, rows: Any) -> Candidates:
+        """Return some of the candidates, chosen by a mask or by their numbers."""
+        settings = {name: column[rows] for name, column in self.settings.items()}
+        return Candidates(
+            sizes=self.sizes[rows],
+            inner=self.inner[rows],
+            microbatch=self.microbatch[rows],
+            settings=settings,
+        )
+
+    def size(self, axis: int) -> Column:
+        """Return the sizes of one axis."""
+        return self.sizes[:, axis]
+
+    @property
+    def num_replicas(self) -> Column:
+        """Return data x fsdp x expert, over which the rows of the batch are split."""
+        return self.sizes[:, DATA] * self.sizes[:, FSDP] * self.sizes[:, EXPERT]
+
+    def strides(self) -> Column:
+        """Return the devices between neighbours along each axis, [candidates, 6]."""
+        strides = np.ones_like(self.sizes)
+        for axis in range(len(AXES) - 2, -1, -1):
+            strides[:, axis] = strides[:, axis + 1] * self.sizes[:, axis + 1]
+        inner_size = np.take_along_axis(self.sizes, self.inner[:, None], axis=1)
+        further_in = np.arange(len(AXES))[None, :] > self.inner[:, None]
+        strides = np.where(further_in, strides * inner_size, strides)
+        np.put_along_axis(strides, self.inner[:, None], 1, axis=1)
+        return strides
+
+    def layout(self, row: int) -> Layout:
+        """Return the layout of one candidate, without axes of size 1."""
+        order = [axis for axis in range(len(AXES)) if axis != self.inner[row]] + [int(self.inner[row])]
+        axes = tuple((AXES[axis], int(self.sizes[row, axis])) for axis in order if self.sizes[row, axis] > 1)
+        return Layout(axes=axes or (("data", 1),))
+
+    def overrides(self, row: int) -> dict[str, Any]:
+        """Return the changes to a run that make it this candidate, as `load_config` takes them."""
+        chosen: dict[str, Any] = {"layout": str(self.layout(row))}
+        for name, column in self.settings.items():
+            value = SETTINGS[name][int(column[row])]
+            chosen[name] = value == "true" if name == "zero1" else value
+        chosen["batch.microbatch_sequences"] = int(self.microbatch[row])
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The legal candidates of a run on a fleet, and what was left out.
+
+    `num_layouts`: ways to divide the devices over the axes. `illegal`: by rule, the layouts and settings that
+    it removed; a layout counts once. `num_considered`: legal layouts with each of their settings, before any
+    of them is compared.
+    """
+
+    candidates: Candidates
+    num_layouts: int
+    illegal: Mapping[str, int]
+
+    @property
+    def num_considered(self) -> int:
+        """Number of legal candidates."""
+        return len(self.candidates)
+
+
+def space_of(config: RunConfig, fleet: Fleet, fix: Mapping[str, Sequence[str]] | None = None) -> Space:
+    """Return the legal candidates of a resolved run on a fleet.
+
+    Args:
+        config: with `batch.sequences` set; what is not a knob stays as it is here.
+        fix: values that a knob may have, from `parsed_knobs`; a knob that is not named has all its values,
+            but for `precision`, which is the run's own.
+
+    Raises:
+        InputError: there are more than two million candidates.
+
+    >>> from meshwright.config import load_config
+    >>> space = space_of(load_config("llama3-8b"), Fleet.parse("8xH100"))
+    >>> space.num_layouts, space.num_considered > 100
+    (56, True)
+    """
+    allowed = dict(fix or {})
+    layouts = _layouts(fleet.num_devices, allowed)
+    illegal: dict[str, int] = {}
+    legal = np.ones(len(layouts), bool)
+    for rule, mask in _layout_rules(config, layouts).items():
+        if removed := int((legal & ~mask).sum()):
+            illegal[rule] = removed
+        legal &= mask
+    candidates = _with_settings(config, fleet, layouts[legal], allowed)
+    keep = np.ones(len(candidates), bool)
+    for rule, mask in _setting_rules(config, candidates).items():
+        if removed := int((keep & ~mask).sum()):
+            illegal[rule] = removed
+        keep &= mask
+    return Space(candidates=candidates[keep], num_layouts=len(layouts), illegal=illegal)
+
+
+def parsed_knobs(given: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the values by knob of `fix` and `vary`: "tensor=1,2,4", or {"tensor": [1, 2, 4]}.
+
+    Raises:
+        InputError: an unknown knob or value, or a size that is no positive number.
+
+    >>> parsed_knobs(["tp=1,2", "remat=full"])
+    {'tensor': ('1', '2'), 'remat': ('full',)}
+    """
+    if isinstance(given, Mapping):
+        pairs = [
+            (name, value if isinstance(value, list | tuple) else [value]) for name, value in given.items()
+        ]
+    else:
+        pairs = [_split(text) for text in given]
+    knobs: dict[str, tuple[str, ...]] = {}
+    for name, values in pairs:
+        knob = name if name in KNOBS else _OTHER_NAMES.get(name, name)
+        if knob not in KNOBS:
+            raise InputError(
+                f"{name!r} is nothing that the planner chooses",
+                hint=f"{nearest_name(name, KNOBS)}; other keys of the run: --set {name}=...",
+            )
+        words = tuple(
+            str(value).strip().lower() if knob == "zero1" else str(value).strip() for value in values
+        )
+        if knob in knobs:
+            raise InputError(f"{knob} is given twice", hint=f"write all its values once: {knob}=1,2")
+        knobs[knob] = _checked_values(knob, words)
+    return knobs
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise InputError(f"cannot read {text!r}", hint="write it as tensor=8, or with commas: tensor=1,2,4,8")
+    return name.strip(), values.split(",")
+
+
+def _checked_values(knob: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    known = SETTINGS.get(knob, AXES if knob == INNER else ())
+    for value in values:
+        if known and value not in known:
+            raise InputError(f"{knob} = {value!r} is not known", hint=nearest_name(value, known))
+        if not known and not (value.isascii() and value.isdigit() and 0 < int(value[:15]) < 10**12):
+            raise InputError(f"{knob} = {value!r} is not a positive number", hint=f"use {knob}=1 or more")
+    return tuple(dict.fromkeys(values))
+
+
+def _layouts(num_devices: int, allowed: Mapping[str, Sequence[str]]) -> Column:
+    """Return all ways to write `num_devices` as a product over the axes, [layouts, 6]."""
+    rows: list[list[int]] = [[]]
+    for axis in AXES[:-1]:
+        rows = [
+            [*row, size]
+            for row in rows
+            for size in _divisors(num_devices // math.prod(row))
+            if axis not in allowed or str(size) in allowed[axis]
+        ]
+    complete = [[*row, num_devices // math.prod(row)] for row in rows]
+    kept = [row for row in complete if "tensor" not in allowed or str(row[-1]) in allowed["tensor"]]
+    return np.array(kept, np.int64).reshape(-1, len(AXES))
+
+
+def _divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool_]]:
+    """Return for each rule of `check_layout` that looks at sizes alone, which layouts keep it."""
+    model, batch = config.model, config.batch
+    dims = dict(model.sizes.split_dims)
+    length, takes_sequences = batch.sequence_length, model.takes == "sequences"
+    if takes_sequences:
+        dims["residual_sequence"] = {"batch.sequence_length": length}
+    stage, context, tensor = (sizes[:, axis] for axis in (STAGE, CONTEXT, TENSOR))
+    replicas = sizes[:, DATA] * sizes[:, FSDP] * sizes[:, EXPERT]
+    unrolled = isinstance(model, TransformerModel) and model.unroll
+    rules = {
+        "stage needs stacked layers": (stage == 1) | (not unrolled),
+        "context splits nothing of the model": (context == 1) | takes_sequences,
+        "the batch does not divide": batch.sequences % replicas == 0,
+    }
+    both = {**ACTIVATION_RULES, **PARAMETER_RULES}
+    for axis, place in (("stage", STAGE), ("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
+        split = [size for dim, by_key in dims.items() if axis in both[dim] for size in by_key.values()]
+        rules[f"{axis} does not divide the model's sizes"] = _all_divisible(split, sizes[:, place])
+        if not split:
+            rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
+    if takes_sequences:
+        pieces = context * np.lcm(2, tensor)
+        rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
+    if isinstance(model, TransformerModel):
+        parts = np.where(stage > 1, context * tensor * stage, context)
+        held = np.maximum(length // (context * stage), 1)
+        whole = (length % parts == 0) & (held % np.minimum(model.loss_chunk, held) == 0)
+        rules["positions do not divide over stage, context and tensor"] = whole
+    return rules
+
+
+def _all_divisible(split: Iterable[int], ways: Column) -> NDArray[np.bool_]:
+    mask = np.ones(len(ways), bool)
+    for size in split:
+        mask &= size % ways == 0
+    return mask
+
+
+def _with_settings(
+    config: RunConfig, fleet: Fleet, layouts: Column, allowed: Mapping[str, Sequence[str]]
+) -> Candidates:
+    """Return each layout with each of its settings, without those that make the same program twice."""
+    choices: dict[str, list[int]] = {}
+    for name, values in SETTINGS.items():
+        chosen = allowed.get(name, (config.precision,) if name == "precision" else values)
+        choices[name] = [values.index(value) for value in chosen]
+    inners = [AXES.index(name) for name in allowed.get(INNER, AXES)]
+    micro = [n for n in _divisors(config.batch.sequences) if str(n) in allowed.get(MICROBATCH, (str(n),))]
+    counts = [len(layouts), len(inners), len(micro), *map(len, choices.values())]
+    if math.prod(counts[1:]) * len(layouts) > 50 * MOST_CANDIDATES:
+        raise _too_many(math.prod(counts))
+    columns = [np.arange(len(layouts)), np.array(inners, np.int64), np.array(micro, np.int64)]
+    # The two that depend on the layout alone come first, so that most of the product is never made.
+    grid = [grown.ravel() for grown in np.meshgrid(*columns, indexing="ij")]
+    sizes = layouts[grid[0]]
+    candidates = Candidates(sizes=sizes, inner=grid[1], microbatch=grid[2], settings={})
+    whole = config.batch.sequences % (candidates.num_replicas * grid[2]) == 0
+    candidates = candidates[whole & _orders_that_differ(candidates, fleet, TENSOR in inners)]
+    if len(candidates) * math.prod(counts[3:]) > MOST_CANDIDATES * 4:
+        raise _too_many(len(candidates) * math.prod(counts[3:]))
+    for name, values in choices.items():
+        candidates = _times(candidates, name, np.array(values, np.int64))
+        candidates = candidates[_has_an_effect(candidates, name, values)]
+    if len(candidates) > MOST_CANDIDATES:
+        raise _too_many(len(candidates))
+    return candidates
+
+
+def _too_many(count: int) -> InputError:
+    return InputError(
+        f"about {count:,} candidates are more than the planner compares ({MOST_CANDIDATES:,})",
+        hint="restrict it: --fix context=1 --fix offload=none --fix inner=tensor",
+    )
+
+
+def _times(candidates: Candidates, name: str, values: Column) -> Candidates:
+    """Return each candidate with each value of one more setting."""
+    count = len(candidates)
+    grown = candidates[np.repeat(np.arange(count), len(values))]
+    return dataclasses.replace(grown, settings={**grown.settings, name: np.tile(values, count)})
+
+
+def _orders_that_differ(candidates: Candidates, fleet: Fleet, has_default: bool) -> NDArray[np.bool_]:
+    """Return which orders place some axis otherwise on the hosts than the default order does.
+
+    With one fast domain every order has the same links. Moving an axis of size 1, or one that already lies
+    innermost, changes nothing.
+    """
+    default = candidates.inner == TENSOR
+    if not has_default:
+        return np.ones(len(candidates), bool)
+    if fleet.chips_per_domain >= fleet.num_devices:
+        return default
+    rows = np.arange(len(candidates))
+    moved_size = candidates.sizes[rows, candidates.inner]
+    place = np.arange(len(AXES))[None, :]
+    inside = np.where(place > candidates.inner[:, None], candidates.sizes, 1).prod(axis=1)
+    return default | ((moved_size > 1) & (inside > 1))
+
+
+def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which candidates' value of a setting changes their program; the first value stands for all."""
+    first = candidates.settings[name] == values[0]
+    if name == "zero1":
+        return first | (candidates.size(DATA) > 1)
+    if name == "pipeline":
+        return first | (candidates.size(STAGE) > 1)
+    return np.ones(len(candidates), bool)
+
+
+def _setting_rules(config: RunConfig, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:
+    """Return for each rule about settings, which candidates keep it."""
+    model, optimizer = config.model, config.optimizer
+    remat, offload = candidates.settings["remat"], candidates.settings["offload"]
+    names = SETTINGS["offload"]
+    activations = (offload == names.index("activations")) | (offload == names.index("both"))
+    moments = (offload == names.index("optimizer")) | (offload == names.index("both"))
+    full, zero1 = remat == SETTINGS["remat"].index("full"), candidates.settings["zero1"] == 1
+    has_moments = not (isinstance(optimizer, SGDOptimizer) and not optimizer.momentum)
+    split = [
+        size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
+        for size in by_key.values()
+    ]  # fmt: skip
+    fp8 = candidates.settings["precision"] == SETTINGS["precision"].index("fp8")
+    return {
+        "remat needs blocks": (remat == 0) | model.has_blocks,
+        "offload of activations needs remat = full and one stage": ~activations
+        | (full & model.has_blocks & (candidates.size(STAGE) == 1)),
+        "offload of moments needs moments": ~moments | has_moments,
+        "zero1 does not divide the model's sizes": ~zero1
+        | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
+        "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
+    }

@@ -1,0 +1,311 @@
+"""Describe a plan: the winner in one screen, the ranked candidates, why the first beats the next, the front.
+
+Every figure in the tables is of a compiled program. The closed form's estimates appear only on the page,
+beside what compiling found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.results import Plan, Planned
+from meshwright.units import format_bytes, format_count, format_seconds
+
+from ._costs import largest_words
+from ._facts import facts_of
+from ._model import (
+    Block,
+    Cards,
+    Document,
+    Dot,
+    Row,
+    Scatter,
+    Section,
+    Table,
+    Tone,
+    Words,
+    percent,
+    section,
+    timeline_plot,
+)
+from ._weighing import cost_words, interval_words, run_words, time_figures
+
+MOST_ROWS = 8  # of the ranked table on a terminal, unless told
+ALIKE = 0.01  # share of the step below which two candidates are practically the same
+LEAST_NAMED = 0.005  # share of the step; smaller differences are not named
+COLUMNS = ("layout", "settings", "step", "reserved", "MFU", "")
+
+
+def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = "") -> Document:
+    """Return what a terminal shows of a plan.
+
+    Args:
+        most_rows: of the ranked table; all if None.
+        more: the last line, which says how to see and use the rest.
+    """
+    return Document(
+        title=f"Plan of {plan.config.name}",
+        facts=_title_facts(plan),
+        sections=(
+            *section("", *_verdict(plan)),
+            *section("Ranked", _ranked_table(plan, most_rows), _rest(plan, most_rows), _ties(plan)),
+            *section("Why", *_why(plan)),
+            *section("Searched", *_searched(plan), Words(text=more, tone="faint") if more else None),
+        ),
+    )
+
+
+def plan_page(plan: Plan) -> Document:
+    """Return the page of a plan, with pictures."""
+    pictures: tuple[Section, ...] = ()
+    if plan.best is not None:
+        facts = facts_of(plan.best)
+        memory = facts.ledger.memory
+        pictures = section(
+            "Memory of the best through its step",
+            timeline_plot(memory),
+            Words(text=largest_words(memory), tone="faint"),
+        )
+        cards: list[Block] = [Cards(items=tuple(time_figures(facts)))]
+    else:
+        cards = []
+    scatter = _scatter(plan)
+    return Document(
+        title=f"Plan of {plan.config.name}",
+        facts=_title_facts(plan),
+        sections=(
+            *section("", *_verdict(plan), *cards),
+            *section("Why", *_why(plan)),
+            *section("Memory against time, of every compiled candidate", scatter, _front_words(plan)),
+            *section("Ranked", _page_table(plan), _ties(plan)),
+            *pictures,
+            *section("Searched", *_searched(plan)),
+        ),
+    )
+
+
+def _title_facts(plan: Plan) -> str:
+    tokens = plan.config.batch.tokens_per_step
+    return f"on {plan.fleet.name}, {tokens:,} {_unit(plan)} per step"
+
+
+def _unit(plan: Plan) -> str:
+    return "tokens" if plan.config.model.takes == "sequences" else plan.config.model.takes
+
+
+def _verdict(plan: Plan) -> Iterator[Words]:
+    """Yield the winner with its figures, or that nothing fits with what would."""
+    best = plan.winner
+    if best is None or plan.best is None or best.step_seconds is None or best.prediction is None:
+        yield from _nothing_fits(plan)
+        return
+    yield Words(text=f"BEST: {best.layout}, {best.settings}", tone="good")
+    if best.room_bytes is not None and best.reserved_bytes is not None:
+        spare = best.room_bytes - best.reserved_bytes
+        yield Words(
+            lead="FITS: ",
+            text=f"{format_bytes(best.reserved_bytes)} reserved of {format_bytes(best.room_bytes)} that a "
+            f"program may have, {format_bytes(spare)} ({percent(spare, best.room_bytes)}) to spare",
+        )
+    prediction = best.prediction
+    rate = prediction.tokens_per_second_per_device
+    per_device = "" if rate is None else f", {format_count(rate)} {_unit(plan)}/s per device"
+    yield Words(
+        lead=f"STEP: {interval_words(best.step_seconds)}",
+        text=f"{per_device}, MFU {percent(prediction.mfu, 1)}",
+    )
+    total = plan.best.run_total
+    if total is not None:
+        yield Words(lead="RUN: ", text=run_words(total))
+        if words := cost_words(total):
+            yield Words(lead="COST: ", text=words)
+
+
+def _nothing_fits(plan: Plan) -> Iterator[Words]:
+    compiled = sum(not candidate.failed for candidate in plan.candidates)
+    yield Words(
+        text=f"NOTHING FITS: {compiled} candidates were compiled, {plan.num_open:,} others were not tried",
+        tone="bad",
+    )
+    for change in plan.suggestions:
+        if change.fits:
+            yield Words(lead="WOULD FIT: ", text=f"{change.arguments}: {change.effect}")
+
+
+def _figures(candidate: Planned) -> tuple[str, str, str, str]:
+    """Return a candidate's step, reserved bytes, MFU, and a remark."""
+    if candidate.failed:
+        return "-", "-", "-", "failed"
+    seconds, prediction = candidate.step_seconds, candidate.prediction
+    return (
+        "-" if seconds is None else format_seconds(seconds.expected),
+        "-" if candidate.reserved_bytes is None else format_bytes(candidate.reserved_bytes),
+        "-" if prediction is None else percent(prediction.mfu, 1),
+        "does not fit" if candidate.fits is False else "",
+    )
+
+
+def _ranked_table(plan: Plan, most_rows: int | None) -> Table:
+    rows = tuple(
+        Row(cells=(candidate.layout, candidate.settings, *_figures(candidate)), tone=_tone(plan, candidate))
+        for candidate in plan.ranked[:most_rows]
+    )
+    return Table(columns=COLUMNS, rows=rows, numbers=("step", "reserved", "MFU"), unbroken=1)
+
+
+def _tone(plan: Plan, candidate: Planned) -> Tone:
+    if candidate is plan.winner:
+        return "strong"
+    return "faint" if candidate.failed or candidate.fits is False else ""
+
+
+def _rest(plan: Plan, most_rows: int | None) -> Words | None:
+    more = len(plan.ranked) - (most_rows or len(plan.ranked))
+    return (
+        Words(text=f"{more} more that were compiled: --top {len(plan.ranked)}", tone="faint")
+        if more > 0
+        else None
+    )
+
+
+def _ties(plan: Plan) -> Words | None:
+    """Say how many candidates' intervals overlap the winner's."""
+    ties = sum(plan.is_tie(candidate) for candidate in plan.fitting)
+    if not ties:
+        return None
+    which = "One other's interval overlaps" if ties == 1 else f"The intervals of {ties} others overlap"
+    return Words(
+        text=f"{which} that of the best: by them alone it is a tie. One model priced them all, so that their "
+        "order is surer than their seconds.",
+        tone="faint",
+    )
+
+
+def _why(plan: Plan) -> Iterator[Words]:
+    """Yield why the best beats the next, and what limits it now."""
+    best = plan.winner
+    if best is None or best.prediction is None or best.step_seconds is None:
+        return
+    others = [
+        c for c in plan.ranked if c is not best and not c.failed and c.fits is not False and c.step_seconds
+    ]
+    step = best.step_seconds.expected
+    for other in others:
+        assert other.step_seconds is not None, "others without a time were left out"
+        slower = other.step_seconds.expected / step - 1
+        if slower < ALIKE:
+            continue
+        alike = others.index(other)
+        before = f"{alike} within {100 * ALIKE:.0f} % of it; " if alike else ""
+        longer = f"{100 * slower:.1f} % longer, {difference(best, other)}"
+        text = f"{before}{other.layout}, {other.settings}: {longer}"
+        yield Words(lead="Against the next: ", text=text)
+        break
+    parts = sorted(best.prediction.slices, key=lambda part: -part.exposed_seconds)
+    shares = [f"{part.name} {percent(part.exposed_seconds, step)}" for part in parts if part.exposed_seconds][
+        :4
+    ]
+    yield Words(lead="The step now: ", text=", ".join(shares))
+    for help_ in best.prediction.what_helps[:2]:
+        how = f" ({help_.change})" if help_.change else ""
+        yield Words(
+            lead="Would save: ",
+            text=f"{help_.what}{how}: {format_seconds(help_.saving_seconds)}; {help_.certainty}",
+        )
+
+
+def difference(best: Planned, other: Planned) -> str:
+    """Return in words where another candidate loses and gains time against the best."""
+    assert best.prediction is not None, "the best has a prediction"
+    assert other.prediction is not None, "only candidates with a prediction are compared"
+    mine = {part.name: part.exposed_seconds for part in best.prediction.slices}
+    theirs = {part.name: part.exposed_seconds for part in other.prediction.slices}
+    changes = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in {*mine, *theirs}}
+    least = LEAST_NAMED * best.prediction.step_seconds.expected
+    loses = sorted(((s, name) for name, s in changes.items() if s > least), reverse=True)[:3]
+    gains = sorted((s, name) for name, s in changes.items() if s < -least)[:2]
+    words = [f"{format_seconds(seconds)} more {name}" for seconds, name in loses]
+    words += [f"{format_seconds(-seconds)} less {name}" for seconds, name in gains]
+    return ", ".join(words) or "many small differences"
+
+
+def _searched(plan: Plan) -> Iterator[Words]:
+    compiled = sum(not candidate.failed for candidate in plan.candidates)
+    failed = len(plan.candidates) - compiled
+    cached = sum(candidate.cached for candidate in plan.candidates)
+    from_cache = f" ({cached} from the cache)" if cached else ""
+    considered = f"{plan.num_considered:,} candidates of {plan.num_layouts:,} layouts"
+    yield Words(
+        text=f"{considered} in {format_seconds(plan.seconds)}: {compiled} compiled{from_cache}, "
+        f"{failed} failed, {plan.num_open:,} not tried: {plan.ended}."
+    )
+    if plan.removed:
+        listed = sorted(plan.removed.items(), key=lambda item: -item[1])
+        yield Words(
+            text=f"Left out: {'; '.join(f'{rule}, {count:,}' for rule, count in listed)}.", tone="faint"
+        )
+    for candidate in plan.candidates:
+        if candidate.failed:
+            yield Words(text=f"{candidate.layout}, {candidate.settings}: {candidate.failed}", tone="faint")
+
+
+def _page_table(plan: Plan) -> Table:
+    columns = ("layout", "microbatch", "remat", "others", "step", "reserved", "MFU", "estimated", "")
+    rows: list[Row] = []
+    for candidate in plan.ranked:
+        given = candidate.overrides
+        others = ["zero1"] if given["zero1"] else []
+        others += [f"offload {given['offload']}"] if given["offload"] != "none" else []
+        others += [given["pipeline"]] if "stage=" in candidate.layout else []
+        step, reserved, mfu, remark = _figures(candidate)
+        cells = (
+            candidate.layout,
+            str(given["batch.microbatch_sequences"]),
+            given["remat"],
+            ", ".join(others),
+            step,
+            reserved,
+            mfu,
+            format_seconds(candidate.estimated_seconds),
+            remark,
+        )
+        expected = None if candidate.step_seconds is None else candidate.step_seconds.expected
+        mfu_share = None if candidate.prediction is None else candidate.prediction.mfu
+        sizes = (expected, candidate.reserved_bytes, mfu_share, candidate.estimated_seconds, None)
+        rows.append(Row(cells=cells, tone=_tone(plan, candidate), values=(None, None, None, None, *sizes)))
+    numbers = ("microbatch", "step", "reserved", "MFU", "estimated")
+    return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
+
+
+def _scatter(plan: Plan) -> Scatter | None:
+    """Return memory against time, a dot for each compiled candidate, joined along the front."""
+    dots: list[Dot] = []
+    front = plan.front
+    for candidate in plan.ranked:
+        seconds, reserved = candidate.step_seconds, candidate.reserved_bytes
+        if candidate.failed or seconds is None or reserved is None:
+            continue
+        figures = f"{format_seconds(seconds.expected)}, {format_bytes(reserved)}"
+        words = f"{candidate.layout}, {candidate.settings}: {figures}"
+        kind = "best" if candidate is plan.winner else "does not fit" if candidate.fits is False else "fits"
+        dots.append(Dot(x=seconds.expected, y=reserved, words=words, kind=kind, joined=candidate in front))
+    if not dots:
+        return None
+    room = next((c.room_bytes for c in plan.ranked if c.room_bytes is not None), None)
+    return Scatter(
+        label="reserved bytes of one device against seconds of a step",
+        dots=tuple(dots),
+        x_words=format_seconds,
+        y_words=format_bytes,
+        limit=None if room is None else (room, f"room, {format_bytes(room)}"),
+    )
+
+
+def _front_words(plan: Plan) -> Words | None:
+    front = plan.front
+    if len(front) < 2:
+        return None
+    listed = "; ".join(f"{c.layout}, {c.settings}" for c in front)
+    return Words(
+        text=f"The front, the fastest first: {listed}. No other is both faster and smaller.", tone="faint"
+    )

@@ -1,0 +1,126 @@
+"""The planner's candidates are those that the configuration and `check_layout` accept, and no others."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshwright.config import AXES, Layout, load_config, overridden, resolve_batch
+from meshwright.config import check_layout, check_precision
+from meshwright.errors import InputError
+from meshwright.hardware import Fleet
+from meshwright.ledger import allowance
+from meshwright.planning import parsed_knobs, space_of
+
+CASES = [
+    ("llama3-8b", "64xH100", ()),
+    ("mixtral-8x7b", "32xH100", ()),
+    ("gpt2-124m", "16xH100", ()),
+    ("bytes-10m", "8xCPU", ()),
+    ("bytes-10m", "8xCPU", ("model.unroll=true", "model.loss_chunk=64")),
+    ("resnet18-fashion", "8xCPU", ()),
+    ("cruncher", "16xH100", ()),
+    ("linear", "4xCPU", ()),
+    ("llama3-405b", "4096xH100", ()),
+]
+
+
+def is_accepted(run, overrides, fleet):
+    try:
+        changed = overridden(run, overrides)
+        layout = Layout.parse(changed.layout).resolve(fleet.num_devices)
+        check_layout(resolve_batch(changed, layout), layout)
+        check_precision(changed, fleet.chip)
+    except InputError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("model", "fleet_name", "changes"), CASES)
+def test_every_candidate_is_accepted_by_the_configuration_and_the_layout_check(model, fleet_name, changes):
+    run, fleet = load_config(model, changes), Fleet.parse(fleet_name)
+    candidates = space_of(run, fleet).candidates
+    chosen = np.random.default_rng(0).permutation(len(candidates))[:60]
+    assert len(chosen)
+    assert all(is_accepted(run, candidates.overrides(row), fleet) for row in chosen)
+
+
+@pytest.mark.parametrize(("model", "fleet_name"), [("llama3-8b", "16xH100"), ("bytes-moe", "8xCPU")])
+def test_a_layout_that_is_accepted_is_a_candidate(model, fleet_name):
+    run, fleet = load_config(model), Fleet.parse(fleet_name)
+    space = space_of(run, fleet, parsed_knobs(["offload=none", "remat=full", "pipeline=1f1b", "zero1=false"]))
+    found = {(str(space.candidates.layout(row)), int(space.candidates.microbatch[row])) for row in range(len(space.candidates))}
+    sizes = [n for n in range(1, fleet.num_devices + 1) if fleet.num_devices % n == 0]
+    accepted = set()
+    for counts in itertools.product(sizes, repeat=len(AXES)):
+        if np.prod(counts) != fleet.num_devices:
+            continue
+        axes = tuple((name, n) for name, n in zip(AXES, counts, strict=True) if n > 1)
+        layout = Layout(axes=axes or (("data", 1),))
+        overrides = {"layout": str(layout), "remat": "full", "batch.microbatch_sequences": 1}
+        if is_accepted(run, overrides, fleet):
+            accepted.add((str(layout), 1))
+    assert accepted
+    assert accepted <= found
+
+
+def test_sixty_four_devices_have_as_many_layouts_as_ways_to_write_two_to_the_sixth():
+    # Six axes share six factors of two: C(6 + 5, 5) = 462.
+    space = space_of(load_config("llama3-8b"), Fleet.parse("64xH100"))
+    assert space.num_layouts == 462
+    assert space.num_considered > 2000
+    assert sum(n for rule, n in space.illegal.items() if rule.startswith("expert splits nothing")) == 462 - 210
+
+
+def test_strides_are_those_of_the_written_layout():
+    run, fleet = load_config("mixtral-8x7b"), Fleet.parse("64xH100")
+    candidates = space_of(run, fleet).candidates
+    strides = candidates.strides()
+    for row in np.random.default_rng(1).permutation(len(candidates))[:50]:
+        axes = candidates.layout(row).axes
+        for place, (name, _) in enumerate(axes):
+            inside = int(np.prod([size for _, size in axes[place + 1 :]], dtype=int))
+            assert strides[row, AXES.index(name)] == inside, (axes, name)
+
+
+def test_only_orders_with_another_place_on_the_hosts_are_kept():
+    run = load_config("llama3-8b")
+    one_host = space_of(run, Fleet.parse("8xH100")).candidates
+    assert set(one_host.inner.tolist()) == {AXES.index("tensor")}
+    several = space_of(run, Fleet.parse("16xH100")).candidates
+    texts = {str(several.layout(row)) for row in range(len(several))}
+    assert {"fsdp=8,tensor=2", "tensor=2,fsdp=8"} <= texts
+    kept = {(str(several.layout(row)), str(several.overrides(row))) for row in range(len(several))}
+    assert len(kept) == len(several), "no candidate is there twice"
+
+
+def test_fixed_and_varied_knobs_restrict_the_candidates():
+    run, fleet = load_config("llama3-8b"), Fleet.parse("64xH100")
+    knobs = parsed_knobs(["tp=8", "remat=full,dots", "microbatch=1,2", "zero1=false", "offload=none"])
+    candidates = space_of(run, fleet, knobs).candidates
+    assert set(candidates.size(AXES.index("tensor")).tolist()) == {8}
+    assert set(candidates.microbatch.tolist()) == {1, 2}
+    assert {candidates.overrides(row)["remat"] for row in range(len(candidates))} == {"full", "dots"}
+    assert set(parsed_knobs({"tensor": [4, 8], "zero1": True})["tensor"]) == {"4", "8"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["model.num_layers=3"], "nothing that the planner chooses"),
+        (["tensor"], "cannot read"),
+        (["tensor=0"], "not a positive number"),
+        (["tensor=-1"], "not a positive number"),
+        (["remat=half"], "not known"),
+        (["tensor=2", "tp=4"], "given twice"),
+    ],
+)
+def test_a_wrong_knob_is_refused_in_words(given, words):
+    with pytest.raises(InputError, match=words):
+        parsed_knobs(given)
+
+
+def test_a_run_that_no_layout_suits_has_no_candidates():
+    run = load_config("linear", ["batch.sequences=1"])
+    assert space_of(run, Fleet.parse("7xCPU")).num_considered == 0
+    assert len(allowance(Fleet.parse("8xCPU"), ())) == 0
