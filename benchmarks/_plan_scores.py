@@ -18,10 +18,10 @@ from _sweep_program import MEGATRON, SWEEP, Layouts, Machine, Numbers, Program, 
 from numpy.typing import NDArray
 
 TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md)
-# Margins of the choice, not of the time: such a layout must promise to be faster by so much. On 3B 31 % of the
-# runs with stages over hosts and dp > 1 waited 0.5 s (two stages) or 1 s (more) for each microbatch, whatever
-# its size, but none of 22 with dp = 1 and none of 89 with one stage. The cause is not known. 28 % of those with
-# tensor over hosts took over 1.5 times their price.
+# Margins of the choice, not of the time: such a layout must promise to be faster by so much. On 3B 31 % of
+# the runs with stages over hosts and dp > 1 waited 0.5 s (two stages) or 1 s (more) for each microbatch,
+# whatever its size, but none of 22 with dp = 1 and none of 89 with one stage. The cause is not known. 28 % of
+# those with tensor over hosts took over 1.5 times their price.
 STALL_MARGIN = 1.25
 TENSOR_MARGIN = 1.5
 EXPERT_TENSOR, EXPERT_MICROBATCH = 8, 2

@@ -57,8 +57,8 @@ MEMORY_SOURCES = {
 }
 # Each choice that lost more than the allowance on the files that were read, with what was found.
 CAUSES = {
-    "3B on 16 nodes": "the best ran 12 % faster than its price, its twin with ZeRO-1 2 %: ZeRO-0 with one large "
-    "microbatch is priced too high; why is not known",
+    "3B on 16 nodes": "the best ran 12 % faster than its price, its twin with ZeRO-1 2 %: ZeRO-0 with one "
+    "large microbatch is priced too high; why is not known",
 }
 
 
