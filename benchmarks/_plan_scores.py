@@ -17,7 +17,7 @@ from _sweep_memory import Memory, memory_of
 from _sweep_program import MEGATRON, SWEEP, Layouts, Machine, Numbers, Program, Stages, step_seconds
 from numpy.typing import NDArray
 
-TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md)
+TIED = 0.03  # of the best time: as good as the best (shared/facts/README.md); of the least cost: as good
 # Margins of the choice, not of the time: such a layout must promise to be faster by so much. On 3B 31 % of
 # the runs with stages over hosts and dp > 1 waited 0.5 s (two stages) or 1 s (more) for each microbatch,
 # whatever its size, but none of 22 with dp = 1 and none of 89 with one stage. The cause is not known. 28 % of
@@ -61,8 +61,16 @@ def margins(layouts: Layouts, host: float) -> Numbers:
 
 
 def choose(rows: Sequence[Row], priced: Priced, among: Sequence[int]) -> int:
-    """Return the index of the chosen row: the best verdict, then the least cost, then the layout's name."""
-    return min(among, key=lambda i: (priced.preference[i], priced.cost[i], rows[i].layout))
+    """Return the index of the chosen row.
+
+    The best verdict counts first, then the least cost. Costs within 3 % of the least are not told apart: of
+    those the layout with least model parallelism is taken, then the least cost, then the layout's name.
+    """
+    verdict = min(priced.preference[i] for i in among)
+    allowed = [i for i in among if priced.preference[i] == verdict]
+    least = min(priced.cost[i] for i in allowed)
+    tied = [i for i in allowed if priced.cost[i] <= least * (1 + TIED)]
+    return min(tied, key=lambda i: (rows[i].stages * rows[i].tensor, priced.cost[i], rows[i].layout))
 
 
 def regret_of(seconds: float, best: float) -> float:
