@@ -40,6 +40,7 @@ from meshwright.units import aligned
 
 SCHEMA = 1
 FACTS = ROOT.parent / "shared" / "facts"
+LISTED = ("schema", "groups", "megatron", "noise_floor")  # in the record as tables, or not at all
 GROUP_KEYS = ("model", "nodes", "layouts", "choice", "best", "regret", "rank_correlation")
 MARGINS = {
     "STALL_MARGIN": "judgement: 31 % of 3B's runs with stages over hosts, dp > 1 took over 1.5 x our price",
@@ -216,12 +217,14 @@ def cause_of(group: dict[str, Any]) -> str:
 
 def record(answer: dict[str, Any], command: str) -> Path:
     """Write the dated record: sums, constants with sources, every choice, the worst five with their cause."""
-    sums = {key: value for key, value in answer.items() if key not in ("groups", "megatron", "schema")}
+    sums = {key: value for key, value in answer.items() if key not in LISTED}
     megatron = answer.get("megatron", {})
     sums["megatron"] = {key: value for key, value in megatron.items() if key != "groups"}
     worst = sorted(answer["groups"], key=lambda group: -group["raw_regret"])[:5]
     shown = [{key: value for key, value in group.items() if key != "errors"} for group in answer["groups"]]
-    others = [{key: group[key] for key in GROUP_KEYS} for group in megatron.get("groups", ())]
+    others = [
+        {key: group[key] for key in (*GROUP_KEYS, "raw_regret")} for group in megatron.get("groups", ())
+    ]
     return write_record(
         "plan_regret",
         command,
@@ -236,6 +239,7 @@ def record(answer: dict[str, Any], command: str) -> Path:
                 }
                 for group in worst
             ],
+            "noise_floor": answer["noise_floor"],
             "megatron_group": [{k: v for k, v in group.items() if v is not None} for group in others],
         },
     )

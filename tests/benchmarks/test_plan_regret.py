@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import _record
 from _plan_rows import Row, RowsError, layouts_of, read_megatron, read_sweep
 from _plan_scores import (
     Priced,
@@ -48,7 +50,7 @@ from _sweep_program import (
     stages_of,
     step_seconds,
 )
-from plan_regret import GROUP_KEYS, answer_of, constants
+from plan_regret import GROUP_KEYS, answer_of, constants, record
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEADER = "model nodes mbs gas gbs dp pp tp zero mfu tok_s_gpu tok_s mem_gb flops_per_token status flag"
@@ -288,6 +290,18 @@ def test_json_has_the_agreed_keys_and_nothing_else_is_printed(tmp_path):
     agreed = {"groups", "mean_regret", "p90_regret", "false_refusals", "missed_refusals", "step_time_error"}
     assert agreed <= set(answer)
     assert set(GROUP_KEYS) <= set(answer["groups"][0])
+
+
+def test_the_record_is_toml_and_lists_choices_constants_floor_and_the_worst(tmp_path, monkeypatch):
+    monkeypatch.setattr(_record, "RECORDS", tmp_path)
+    monkeypatch.setattr(_record, "commit", lambda: "abc")
+    groups, left_out = read_sweep(write(tmp_path / "a.csv", sweep_like()))
+    path = record(answer_of(groups, left_out, []), "python benchmarks/plan_regret.py --record")
+    found = tomllib.loads(path.read_text())
+    assert [group["nodes"] for group in found["group"]] == [1, 4]
+    assert {"sweep", "megatron", "memory", "choice", "sources"} == set(found["constants"])
+    assert len(found["noise_floor"]) == 3
+    assert all(worst["cause"] for worst in found["worst"])
 
 
 def test_an_error_ends_the_script_in_one_line(tmp_path):
