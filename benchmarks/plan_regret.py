@@ -250,9 +250,12 @@ def main() -> None:
     asked = arguments()
     try:
         groups, left_out = read_sweep(asked.csv or FACTS / "ultrascale_sweep_3b.csv")
-        # A sweep of one's own may be scored where vTrain's file is not at hand.
         vtrain = asked.vtrain or FACTS / "vtrain_multi.csv"
-        megatron = read_megatron(vtrain) if asked.vtrain or vtrain.exists() else []
+        if asked.vtrain or vtrain.exists():
+            megatron = read_megatron(vtrain)
+        else:  # a sweep of one's own can be scored without it
+            megatron = []
+            print(f"note: {vtrain} does not exist; Megatron's runs are left out", file=sys.stderr)
         answer = answer_of(groups, left_out, megatron)
     except RowsError as error:
         sys.exit(str(error))
