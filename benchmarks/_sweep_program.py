@@ -227,6 +227,12 @@ class Machine:
         return self.chip.memory_bytes_per_second * shared().memory_efficiency
 
     @property
+    def link_per_second(self) -> float:
+        """The nominal bytes that one GPU sends inside its host in a second."""
+        assert self.chip.inside
+        return self.chip.inside.bytes_per_second
+
+    @property
     def network_per_second(self) -> float:
         """The bytes that one GPU sends to another host in a second."""
         assert self.chip.between
@@ -269,14 +275,12 @@ def collective(
         hop_seconds: of every step of the ring beyond what the rates hold.
     """
     passes = 2 if kind == "all-reduce" else 1
-    assert machine.chip.inside
     sent = passes * payload * (group - 1) / group
     inside = np.zeros_like(payload)
     for size in np.unique(members):
         at = (members == size) & (size > 1)
         rate = machine.rates.collective_for(kind, int(size))
-        link = machine.chip.inside.bytes_per_second
-        inside[at] = collective_seconds(rate, wire_bytes=sent[at], bytes_per_second=link)
+        inside[at] = collective_seconds(rate, wire_bytes=sent[at], bytes_per_second=machine.link_per_second)
     hosts = group / members
     between = passes * payload * (hosts - 1) / hosts / members / machine.network_per_second
     seconds = np.maximum(inside, between) + shared().network_alpha_seconds * (hosts - 1) + hop_seconds
@@ -337,8 +341,8 @@ def attention_seconds_of(program: Program, machine: Machine, shape: Shape, layou
     rate, own = rates[128], machine.rates.attention
     smaller = own[64].efficiency / own[128].efficiency if head <= 64 and 64 in own else 1.0
     flops = 2 * layouts.microbatch * shape.sequence**2 * shape.width / layouts.tensor
-    forward = attention_seconds(
-        rate, flops=flops, length=shape.sequence, flops_per_second=machine.peak * smaller
+    forward = np.asarray(
+        attention_seconds(rate, flops=flops, length=shape.sequence, flops_per_second=machine.peak * smaller)
     )
     backward = 2.5 / shared().backward_attention_share
     return forward * ((2 if program.recompute else 1) + backward)
@@ -468,7 +472,7 @@ def step_seconds(program: Program, shape: Shape, layouts: Layouts) -> Numbers:
     head = head_seconds(program, machine, shape, layouts)
     slowest = stages.sums(layer, head, np.zeros_like(layer)).max(1)
     payload = 2 * layouts.microbatch * shape.sequence * shape.width / layouts.tensor
-    inside = machine.chip.inside.bytes_per_second * machine.rates.collective_for("all-to-all", 2).efficiency
+    inside = machine.link_per_second * machine.rates.collective_for("all-to-all", 2).efficiency
     link = np.where(groups.several_hosts, machine.network_per_second, inside)
     message = np.where(layouts.stages > 1, 2 * (payload / link + program.message_seconds), 0.0)
     run = (layouts.count - 1) * (slowest + message) + shape.num_layers * layer + head
