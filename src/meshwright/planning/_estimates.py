@@ -47,6 +47,7 @@ from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candid
 Numbers = NDArray[np.float64]
 
 FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
+MOST_DEVICES = 10**6
 NONE, DOTS, DOTS_ATTENTION, FULL = range(4)
 """Places of the rematerialisation policies in `SETTINGS`."""
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
@@ -366,10 +367,18 @@ class _Form:
         sustained = machine.sustained_flops_per_second(self.format)
         return np.asarray(seconds if sustained is None else np.maximum(seconds, flops / sustained))
 
-    def _unique(self, price: Callable[[Numbers, Numbers, Numbers], Numbers], *columns: Numbers) -> Numbers:
-        """Return `price` of the columns, computed once for each combination of values."""
-        values, places = np.unique(np.stack(columns), axis=1, return_inverse=True)
-        return price(*values)[places.ravel()]
+    @cached_property
+    def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return one candidate for each combination of sizes that products depend on, and each one's place."""
+        sizes = self.candidates.sizes
+        key = (self.tokens.astype(np.int64) * MOST_DEVICES + sizes[:, TENSOR]) * MOST_DEVICES + sizes[:, STAGE]
+        _, first, places = np.unique(key, return_index=True, return_inverse=True)
+        return first, places
+
+    def _product(self, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Return `products` of columns that depend on tokens, tensor and stage alone."""
+        first, places = self._shapes
+        return self.products(m[first], n[first], k[first])[places]
 
     @cached_property
     def _block_products(self) -> tuple[Numbers, Numbers]:
@@ -387,9 +396,9 @@ class _Form:
                 k = inputs / tensor if split_in else np.full_like(tensor, inputs)
                 n = np.full_like(tensor, outputs) if split_in else outputs / tensor
                 m = rows * count
-                forward = forward + self._unique(self.products, m, n, k)
+                forward = forward + self._product(m, n, k)
                 backward = (
-                    backward + self._unique(self.products, m, k, n) + self._unique(self.products, k, n, m)
+                    backward + self._product(m, k, n) + self._product(k, n, m)
                 )
         return forward, backward
 
@@ -475,9 +484,9 @@ class _Form:
         vocab = self.vocab / self.tensor
         width = np.full_like(rows, self.width)
         work = (
-            self._unique(self.products, rows, vocab, width)
-            + self._unique(self.products, rows, width, vocab)
-            + self._unique(self.products, vocab, width, rows)
+            self._product(rows, vocab, width)
+            + self._product(rows, width, vocab)
+            + self._product(vocab, width, rows)
         )
         gathers = 3 * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
         exposed = (1 - HIDDEN) * gathers + np.maximum(0.0, HIDDEN * gathers - work)
@@ -521,10 +530,11 @@ class _Form:
         machine, size = self.machine, self.candidates.sizes[:, axis].astype(float)
         members, domains = self.members[:, axis], self.domains[:, axis]
         seconds = np.zeros_like(size)
-        for n, m, d in {*zip(size.tolist(), members.tolist(), domains.tolist(), strict=True)}:
+        for n, m in {*zip(*np.unique(size + 1j * members).view(float).reshape(-1, 2).T.tolist(), strict=True)}:
             if n == 1:
                 continue
-            rows = (size == n) & (members == m) & (domains == d)
+            rows = (size == n) & (members == m)
+            d = float(np.ceil(n / m))
             share = (n - 1) / n if times is None else times
             seconds[rows] = self._one_kind(machine, kind, whole_bytes[rows], share, int(n), int(m), int(d))
         return seconds
