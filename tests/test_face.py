@@ -150,6 +150,7 @@ def test_the_tools_keep_their_old_names():
         "meshwright.api._weigh",
         "meshwright.hardware._chip",
         "meshwright.hardware._fleet",
+        "meshwright.hardware._prices",
         "meshwright.launch._job_files",
         "meshwright.launch._yaml",
         "meshwright.reconciliation",
