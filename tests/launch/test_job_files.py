@@ -237,7 +237,8 @@ def test_the_pods_of_a_tpu_slice_take_their_places_from_gke():
 
 # SkyPilot
 
-# The keys of a task and its resources that these files use, in SkyPilot's schema (sky/utils/schemas.py).
+# The keys of a task that these files use, with their types in the schemas of SkyPilot 0.14.1
+# (sky/utils/schemas.py). SkyPilot itself is too large a package to test with.
 SKY_TASK = {
     "name": str,
     "num_nodes": int,
@@ -363,6 +364,7 @@ def test_every_gpu_has_a_file_or_words_that_say_why_not(kind, chip):
         ("k8s", {"volume": "a\nb"}, "'a\\nb' cannot be the name of the volume", "use letters"),
         ("k8s", {"config_file": "none.toml"}, "'none.toml' cannot be read", "meshwright init FILE.toml"),
         ("skypilot", {"config_file": "$a.toml"}, "would read a variable", "without a dollar sign"),
+        ("skypilot", {"folder": "/$a/b"}, "would read a variable", "without a dollar sign"),
     ],
 )
 def test_what_a_scheduler_cannot_have_is_refused_in_words(kind, given, message, hint):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
-import logging
 import math
 import os
 import re
@@ -134,6 +133,8 @@ def refresh_prices(path: Path, *, catalogs: Mapping[str, Any] | None = None) -> 
 
 def _downloaded() -> Mapping[str, Any]:
     """Return gpuhunt's newest catalogs. gpuhunt logs providers that fail; they are missing in the result."""
+    import logging
+
     try:
         gpuhunt: Any = importlib.import_module("gpuhunt")  # the extra `prices`
     except ModuleNotFoundError as missing:

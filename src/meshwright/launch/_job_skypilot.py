@@ -1,8 +1,8 @@
 """Write a job file for SkyPilot: a task with one process per host.
 
-Sources: docs.skypilot.co (YAML, distributed jobs, managed jobs, volumes), its schema (sky/utils/schemas.py,
-00052df) and the accelerators' names in its catalog, schema v8 (skypilot-org/skypilot-catalog,
-catalogs/v8/common/accelerators.csv, d4d53f0). Not run with SkyPilot.
+Sources: docs.skypilot.co (YAML, distributed jobs, managed jobs, volumes), the schemas of its release 0.14.1
+(sky/utils/schemas.py), and the accelerators' names in its catalog, schema v8 (skypilot-org/skypilot-catalog,
+catalogs/v8/common/accelerators.csv, d4d53f0). Checked once by those schemas, not run with SkyPilot.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def skypilot_file(job: Job) -> str:
     """
     accelerators = _sky_accelerators(job.fleet)
     check_shared_folder(job, "SkyPilot")
-    if "$" in job.config_file:
-        what = f"SkyPilot would read a variable in the path {job.config_file!r}"
-        raise InputError(what, hint="rename the file, without a dollar sign")
+    for path in (job.config_file, job.folder):
+        if "$" in path:
+            what = f"SkyPilot would read a variable in the path {path!r}"
+            raise InputError(what, hint="use a path without a dollar sign")
     fleet, has_volume = job.fleet, job.fleet.chip.slices is None
     copy = f"/tmp/{job.name}.toml"
     task = {
