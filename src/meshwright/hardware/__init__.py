@@ -1,7 +1,8 @@
 """Describe chips, links and fleets: their rates and sizes, and the facts that a compiler needs about them.
 
 Imports: `errors`, `formats`, `records`; no jax. Used by: everything that weighs, predicts, plans or trains.
-Every figure is in catalog.toml with its source. Names are matched whole, never by substring.
+Every figure is in catalog.toml with its source, every price in prices.toml. Names are matched whole, never by
+substring.
 """
 
 from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS
@@ -24,3 +25,9 @@ from ._fleet import pool_bytes as pool_bytes
 from ._fleet import target_config as target_config
 from ._fleet import topology_arguments as topology_arguments
 from ._fleet import why_simulated as why_simulated
+from ._price_refresh import Refreshed as Refreshed
+from ._price_refresh import refresh_prices as refresh_prices
+from ._prices import Listing as Listing
+from ._prices import Price as Price
+from ._prices import list_price as list_price
+from ._prices import list_prices as list_prices
