@@ -394,7 +394,8 @@ class Plan(Shown):
     `num_layouts`: ways to divide the devices over the axes. `num_considered`: legal candidates, all with an
     estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
     anyone compiled. `candidates`: compiled or failed, in that order of time. `best`: the weighing of the
-    fastest that fits. `ended`: why the search ended.
+    fastest that fits. `ended`: why the search ended. `price`: where the price of a device-hour comes from, if
+    it was not given. `suggestions`: where nothing fits, changes after which a compiled candidate does.
     """
 
     config: RunConfig
@@ -407,6 +408,7 @@ class Plan(Shown):
     best: Weighing | None
     ended: str
     seconds: float
+    price: str = ""
     suggestions: tuple[Change, ...] = ()
 
     @property
@@ -482,6 +484,7 @@ class Plan(Shown):
             "num_failed": sum(bool(candidate.failed) for candidate in self.candidates),
             "ended": self.ended,
             "seconds": self.seconds,
+            "price": self.price,
             "best": None if winner is None else winner.to_dict(),
             "weighing": None if self.best is None else self.best.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.ranked],

@@ -5,8 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from meshwright.config import AXES, Layout, load_config, overridden, resolve_batch
-from meshwright.config import check_layout, check_precision
+from meshwright.config import (
+    AXES,
+    Layout,
+    check_layout,
+    check_precision,
+    load_config,
+    overridden,
+    resolve_batch,
+)
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
@@ -49,7 +56,10 @@ def test_every_candidate_is_accepted_by_the_configuration_and_the_layout_check(m
 def test_a_layout_that_is_accepted_is_a_candidate(model, fleet_name):
     run, fleet = load_config(model), Fleet.parse(fleet_name)
     space = space_of(run, fleet, parsed_knobs(["offload=none", "remat=full", "pipeline=1f1b", "zero1=false"]))
-    found = {(str(space.candidates.layout(row)), int(space.candidates.microbatch[row])) for row in range(len(space.candidates))}
+    found = {
+        (str(space.candidates.layout(row)), int(space.candidates.microbatch[row]))
+        for row in range(len(space.candidates))
+    }
     sizes = [n for n in range(1, fleet.num_devices + 1) if fleet.num_devices % n == 0]
     accepted = set()
     for counts in itertools.product(sizes, repeat=len(AXES)):
@@ -69,7 +79,9 @@ def test_sixty_four_devices_have_as_many_layouts_as_ways_to_write_two_to_the_six
     space = space_of(load_config("llama3-8b"), Fleet.parse("64xH100"))
     assert space.num_layouts == 462
     assert space.num_considered > 2000
-    assert sum(n for rule, n in space.illegal.items() if rule.startswith("expert splits nothing")) == 462 - 210
+    assert (
+        sum(n for rule, n in space.illegal.items() if rule.startswith("expert splits nothing")) == 462 - 210
+    )
 
 
 def test_strides_are_those_of_the_written_layout():

@@ -10,28 +10,32 @@ Imports: `_weigh`, `_explain`, `planning`. Used by: `cli`, and users as `mw.plan
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import psutil
 
-from ..compiler import warm_workers
+from ..compiler import cache_root, warm_workers
 from ..config import Layout, Overrides, RunConfig, overridden, resolve_batch
 from ..errors import InputError, MeshwrightError
-from ..hardware import Fleet
+from ..hardware import Fleet, list_price
 from ..ledger import allowance, usable_bytes
-from ..planning import Outcome, Search, Space, estimate, parsed_knobs, space_of
+from ..planning import Outcome, Search, Space, estimate, fleet_times, parsed_knobs, space_of
 from ..predict import checked_price, machine_of, steps_for
-from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, calibration_for, ignore
+from ..results import STOPPED, Change, Plan, Planned, PlanProgress, Weighing, calibration_for, ignore
 from ._weigh import config_of_run, fleet_of, resolved, weigh_resolved
 
 BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
 PROGRESS_SECONDS = 0.5
+MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
+LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
 
 
@@ -64,7 +68,8 @@ def plan(
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         budget_seconds: no candidate is begun after this time but the first ones; those that run then are
             finished.
-        tokens, price_per_device_hour: of the whole run, as for `weigh`.
+        tokens, price_per_device_hour: of the whole run, as for `weigh`. Without a price the catalog's list
+            price is used, with its provider and date; if it has none, no cost is given.
         num_workers: compilations side by side; as many as the machine has cores and memory for if None.
         on_event: called with `PlanProgress` whenever the search moves on.
 
@@ -77,6 +82,7 @@ def plan(
     (True, True)
     """
     run, fleet, num_steps = _read(config, on, overrides, tokens, price_per_device_hour)
+    fleet, price = _priced(fleet)
     knobs = _knobs(fix, vary)
     if not 0 < budget_seconds <= MOST_SECONDS:
         raise InputError(
@@ -94,13 +100,17 @@ def plan(
         space=space,
         search=search,
         num_steps=num_steps,
-        deadline=started + budget_seconds,
         budget_seconds=budget_seconds,
         started=started,
         on_event=on_event,
     )
-    ended = runner.search_until_done(num_workers or _num_workers())
-    return runner.plan(ended)
+    workers = num_workers or _num_workers()
+    ended = runner.search_until_done(workers)
+    made = dataclasses.replace(runner.plan(ended), price=price)
+    if made.winner is None and not made.interrupted:
+        found = _what_would_fit(run, fleet, knobs, workers, budget_seconds)
+        made = dataclasses.replace(made, suggestions=found, seconds=time.monotonic() - started)
+    return made
 
 
 def _read(
@@ -133,6 +143,80 @@ def _knobs(
     if both := sorted(fixed.keys() & varied.keys()):
         raise InputError(f"{both[0]} is fixed and varied", hint=f"name {both[0]} once")
     return fixed | varied
+
+
+def _priced(fleet: Fleet) -> tuple[Fleet, str]:
+    """Return the fleet with a list price if it has none and one is known, and where that price comes from."""
+    if fleet.price_per_device_hour is not None:
+        return fleet, ""
+    found = list_price(fleet.chip.name, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
+    if found is None:
+        return fleet, ""
+    return dataclasses.replace(fleet, price_per_device_hour=found.usd_per_device_hour), found.words
+
+
+def _what_would_fit(
+    run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]], workers: int, budget_seconds: float
+) -> tuple[Change, ...]:
+    """Return the first knob that need not be fixed, and the smallest larger fleet, with which something fits.
+
+    Each is compiled, and fits. Fleets are doubled, up to `MOST_DOUBLINGS` times.
+    """
+    released = [
+        (f"--fix {name}=... left out", fleet, {k: v for k, v in knobs.items() if k != name}) for name in knobs
+    ]
+    larger = [fleet_times(fleet, 2**power) for power in range(1, MOST_DOUBLINGS + 1)]
+    grown = [
+        (f"--on {each.name}", dataclasses.replace(each, chip=fleet.chip), knobs) for each in larger if each
+    ]
+    found: list[Change] = []
+    for options in (released, grown):
+        tried = (_first_fit(run, *option, workers, budget_seconds) for option in options)
+        found += [change for change in itertools.islice(filter(None, tried), 1)]
+    return tuple(found)
+
+
+def _first_fit(
+    run: RunConfig,
+    arguments: str,
+    fleet: Fleet,
+    knobs: Mapping[str, tuple[str, ...]],
+    workers: int,
+    budget_seconds: float,
+) -> Change | None:
+    """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
+    space = space_of(run, fleet, knobs)
+    if not space.num_considered:
+        return None
+    estimates = estimate(run, fleet, machine_of(fleet, calibration_for(fleet)), space.candidates)
+    search = Search(space.candidates, estimates, _room(fleet, space))
+    if search.probability_of_fitting().max() < LEAST_HOPE:
+        return None
+    runner = _Runner(
+        run=run,
+        fleet=fleet,
+        space=space,
+        search=search,
+        num_steps=None,
+        budget_seconds=budget_seconds,
+        started=time.monotonic(),
+        on_event=ignore,
+        stops_at_first_fit=True,
+    )
+    best = runner.plan(runner.search_until_done(workers)).winner
+    if best is None or best.step_seconds is None:
+        return None
+    return Change(
+        arguments=arguments,
+        effect=f"{best.layout}, {best.settings} then fits",
+        reserved_bytes=best.reserved_bytes,
+        saved_bytes=None,
+        fits=True,
+        extra_executed_flops=None,
+        step_seconds=best.step_seconds.expected,
+        extra_seconds=None,
+        failed="",
+    )
 
 
 def _nothing_legal(run: RunConfig, fleet: Fleet, space: Space) -> InputError:
@@ -170,10 +254,10 @@ class _Runner:
     space: Space
     search: Search
     num_steps: int | None
-    deadline: float
     budget_seconds: float
     started: float
     on_event: Callable[[PlanProgress], None]
+    stops_at_first_fit: bool = False
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
     weighings: dict[int, Weighing] = field(default_factory=dict[int, Weighing])
     running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
@@ -198,7 +282,10 @@ class _Runner:
     def _begin(self, pool: ThreadPoolExecutor, num_workers: int) -> str:
         """Begin compilations while workers are free. Return why no more would begin."""
         while len(self.running) < num_workers:
-            if self.search.num_begun >= num_workers and time.monotonic() >= self.deadline:
+            if self.stops_at_first_fit and self.search.best is not None:
+                return "a candidate fits"
+            spent = time.monotonic() - self.started >= self.budget_seconds
+            if spent and self.search.num_begun >= num_workers:
                 return f"the budget of {self.budget_seconds:g} s is spent"
             row = self.search.next()
             if row is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, nearest_name
 from meshwright.units import format_seconds
 
 from ._console import JsonFlag, answer, say_readings
@@ -21,7 +21,7 @@ from ._weigh import EXIT_DOES_NOT_FIT, Config, PriceOption, SetOption, TokensOpt
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import PlanProgress
+    from meshwright.results import Plan, PlanProgress
 
 FixOption = Annotated[
     list[str] | None,
@@ -52,6 +52,10 @@ def plan(
     toml: Annotated[
         Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
     ] = None,
+    emit: Annotated[
+        str | None,
+        typer.Option("--emit", metavar="KIND", help="Write a job file beside --toml: slurm, k8s, skypilot."),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with pictures.")
     ] = None,
@@ -61,6 +65,7 @@ def plan(
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
     from meshwright import plan as run_plan
 
+    _check_emit(emit, toml)
     say_readings(config, on, None)
     with _progress(f"planning {config} on {on}") as on_event:
         made = run_plan(
@@ -78,6 +83,8 @@ def plan(
         made.to_html(html)
     if toml is not None and made.winner is not None:
         _write(toml, made.to_toml())
+        if emit is not None:
+            _write_job(made, emit, toml)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import plan_renderable
@@ -89,6 +96,30 @@ def plan(
         raise typer.Exit(EXIT_INTERRUPTED)
     if check and made.winner is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _check_emit(kind: str | None, toml: Path | None) -> None:
+    """Raise, before anything is compiled, if no job file can be written."""
+    from meshwright.launch import JOB_KINDS
+
+    if kind is None:
+        return
+    if kind not in JOB_KINDS:
+        raise InputError(f"--emit {kind!r} is not known", hint=nearest_name(kind, JOB_KINDS))
+    if toml is None:
+        raise InputError("--emit needs the run that the job trains", hint="add --toml FILE")
+
+
+def _write_job(made: Plan, kind: str, toml: Path) -> None:
+    """Write the job file beside the run's file, and say where."""
+    from meshwright.launch import JOB_KINDS, job_file
+
+    name = made.config.name
+    folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
+    text = job_file(kind, config_file=str(toml), fleet=made.fleet, name=name, steps=None, folder=folder)
+    path = toml.with_suffix(JOB_KINDS[kind])
+    _write(path, text)
+    print(f"job file: {path}", file=sys.stderr)
 
 
 def _more(toml: Path | None, html: Path | None, config: str) -> str:

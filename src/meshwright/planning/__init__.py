@@ -14,5 +14,6 @@ from ._space import parsed_knobs as parsed_knobs
 from ._space import space_of as space_of
 from ._suggestions import HandSum as HandSum
 from ._suggestions import Suggestion as Suggestion
+from ._suggestions import fleet_times as fleet_times
 from ._suggestions import hand_sum as hand_sum
 from ._suggestions import suggestions as suggestions

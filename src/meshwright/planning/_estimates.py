@@ -18,7 +18,6 @@ Not counted: what the compiler fuses or repeats, which is why only compiling dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -53,14 +52,14 @@ NONE, DOTS, DOTS_ATTENTION, FULL = range(4)
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. Read off the memory-bound seconds of compiled programs
-# (benchmarks/records: plan_bounds).
+# of the MLP's hidden width, and of the heads' width. These and the constants below were read off 96 compiled
+# candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores other seeds.
 FORWARD_BYTES = (16.0, 8.0, 8.0)
 BACKWARD_BYTES = (32.0, 20.0, 12.0)
 # Bytes that a block keeps for each token until its backward pass, by policy: multiples of the same widths,
 # with the keys' and values' width last. `none` keeps what XLA does not fuse away.
 KEPT_BYTES = {
-    NONE: (14.0, 8.0, 6.0, 6.0),
+    NONE: (24.0, 14.0, 10.0, 10.0),
     DOTS: (4.0, 4.0, 2.0, 2.0),
     DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
     FULL: (0.0, 0.0, 0.0, 0.0),
@@ -69,6 +68,9 @@ MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of t
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
+EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
+HEAD_IN_PIPELINE = 1.5  # times the head's products where stages do not recompute everything
+SUM_BYTES = 16.0  # for each number of the gradients that a microbatch adds to the sum
 OVERLAP = 0.3  # of attention, what hides the ring
 HEAD_BYTES = 10.0  # read and written for each logit: cast, maximum, exponential, gradient
 STATE_PASSES = 7  # arrays of 4 bytes that the update reads or writes for each parameter: Adam's
@@ -150,7 +152,8 @@ def _moments(config: RunConfig) -> tuple[float, float]:
         case SGDOptimizer(momentum=momentum):
             return int(momentum > 0), int(momentum > 0)
         case RMSPropOptimizer(momentum=momentum, centered=centered):
-            return (1 + int(momentum > 0) + int(centered),) * 2
+            count = 1 + int(momentum > 0) + int(centered)
+            return count, count
 
 
 class _Form:
@@ -178,10 +181,12 @@ class _Form:
         self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
         self.heads_width = self.keys_width = self.hidden = self.vocab = 0.0
+        self.loss_chunk = 1.0
         if isinstance(model, TransformerModel):
             self.heads_width = float(model.num_heads * model.head_dim)
             self.keys_width = float(model.num_kv_heads * model.head_dim)
             self.hidden, self.vocab = float(model.mlp_dim), float(model.vocab_size)
+            self.loss_chunk = float(model.loss_chunk)
         narrow = config.precision != "fp32"
         self.activation_bytes = NARROW if narrow else FP32
         self.format = "bf16" if config.precision in ("bf16", "fp8") else config.precision
@@ -192,7 +197,6 @@ class _Form:
         strides = candidates.strides().astype(float)
         domain = float(machine.devices_per_domain)
         self.members = np.clip(np.floor(domain / strides), 1, sizes)
-        self.domains = np.ceil(sizes / self.members)
 
     # Memory
 
@@ -301,7 +305,7 @@ class _Form:
         forward, backward = self._block_products
         repeats = self._repeats()
         attention, attention_back = self._attention(backward=False), self._attention(backward=True)
-        kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * np.where(self.stage > 1, 12.0, 2.0)
+        kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * self._kept_passes()
         merged = self._passes((self.context - 1) * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
         compute = {
             "matmul": forward * (1 + repeats["matmul"]) + backward,
@@ -310,8 +314,7 @@ class _Form:
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
         in_pipeline = (self.stage > 1) & (self.remat != FULL)
-        messages = self._tensor_messages() * np.where(in_pipeline, 3.0, 0.5 * (2.5 + repeats["matmul"]))
-        messages = messages + self._expert_messages() * (2 + repeats["matmul"])
+        messages = self._tensor_messages() * np.where(in_pipeline, 3.0, EXPOSED * (2.5 + repeats["matmul"]))
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - OVERLAP * (attention + attention_back))
         gathers = self._gather(self._layer_bytes(), FSDP) * 3  # twice the weights, once their gradients
@@ -321,14 +324,19 @@ class _Form:
         hop = self._permute(self._block_inputs_of_one(), STAGE)
         parts = {name: blocks * seconds for name, seconds in compute.items()}
         parts["tensor"] = blocks * messages
-        parts["context"] = blocks * (ring + np.where(self.context > 1, summed, 0.0))
+        parts["expert"] = blocks * self._expert_messages() * (2 + repeats["matmul"]) * EXPOSED
+        parts["context"] = blocks * (ring + np.where(self.stage > 1, 2.0, 1.4) * summed)
         parts["fsdp"] = blocks * fsdp
         parts["host"] = blocks * waits
         parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * hop, 0.0)
         in_blocks = blocks * busy
         head, head_memory, head_gathers = self._head()
-        parts["matmul"] = parts["matmul"] + self.passes * head
-        parts["memory-bound"] = parts["memory-bound"] + self.passes * head_memory
+        parts["matmul"] = parts["matmul"] + self.passes * head * np.where(
+            in_pipeline, HEAD_IN_PIPELINE * self.stage, 1.0
+        )
+        held = self._held(self.weights, over_data=False)
+        sums = np.where(self.passes > 1, self._passes(SUM_BYTES * held), 0.0)
+        parts["memory-bound"] = parts["memory-bound"] + self.passes * (head_memory + sums)
         parts["fsdp"] = parts["fsdp"] + self.passes * head_gathers
         parts["data"] = self._reduction(in_blocks)
         parts["update"] = self._update()
@@ -369,9 +377,11 @@ class _Form:
 
     @cached_property
     def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return one candidate for each combination of sizes that products depend on, and each one's place."""
+        """Return one candidate for each combination of sizes that products have, and each one's place."""
         sizes = self.candidates.sizes
-        key = (self.tokens.astype(np.int64) * MOST_DEVICES + sizes[:, TENSOR]) * MOST_DEVICES + sizes[:, STAGE]
+        key = (self.tokens.astype(np.int64) * MOST_DEVICES + sizes[:, TENSOR]) * MOST_DEVICES + sizes[
+            :, STAGE
+        ]
         _, first, places = np.unique(key, return_index=True, return_inverse=True)
         return first, places
 
@@ -397,9 +407,7 @@ class _Form:
                 n = np.full_like(tensor, outputs) if split_in else outputs / tensor
                 m = rows * count
                 forward = forward + self._product(m, n, k)
-                backward = (
-                    backward + self._product(m, k, n) + self._product(k, n, m)
-                )
+                backward = backward + self._product(m, k, n) + self._product(k, n, m)
         return forward, backward
 
     @property
@@ -411,9 +419,13 @@ class _Form:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
         full = np.where(self.remat == FULL, np.where(self.stage > 1, 0.9, 1 - down), 0.0)
-        full = np.where((self.stage > 1) & (self.remat != FULL), 0.6, full)
         not_kept = np.isin(self.remat, (DOTS, FULL)).astype(float)
         return {"matmul": full, "attention": not_kept, "light": (self.remat != NONE).astype(float)}
+
+    def _kept_passes(self) -> Numbers:
+        """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
+        in_slots = np.where(self.remat == NONE, 6.0, 12.0)
+        return np.where(self.stage > 1, in_slots, 2.0)
 
     def _kernels(self) -> Numbers:
         """Return how many kernels a block launches, forward and backward."""
@@ -466,9 +478,12 @@ class _Form:
         return num_bytes / rate if rate else np.zeros_like(num_bytes)
 
     def _tensor_messages(self) -> Numbers:
-        """Return the seconds of a forward pass's two gathers and two scatters over `tensor`."""
+        """Return the seconds of a forward pass's two gathers and two scatters over `tensor`.
+
+        Experts' buffers, which hold each token several times, are gathered in place of the MLP's input.
+        """
         whole = self.tokens * self.width * self.activation_bytes
-        return 4 * self._gather(whole, TENSOR)
+        return 4 * self._gather(whole, TENSOR) * (1 + self._mlp_share()) / 2
 
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
@@ -490,7 +505,8 @@ class _Form:
         )
         gathers = 3 * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
         exposed = (1 - HIDDEN) * gathers + np.maximum(0.0, HIDDEN * gathers - work)
-        chunks = self.length / self.context / np.minimum(self.config.model.loss_chunk, self.length / self.context)
+        length = self.length / self.context
+        chunks = length / np.minimum(self.loss_chunk, length)
         summed = chunks * (FP32 * 2 + NARROW) * self.width * vocab
         return work, self._passes(rows * vocab * HEAD_BYTES + summed / self.stage), exposed
 
@@ -528,9 +544,11 @@ class _Form:
         `times`: the share of the array that one device sends; (n - 1) / n if None.
         """
         machine, size = self.machine, self.candidates.sizes[:, axis].astype(float)
-        members, domains = self.members[:, axis], self.domains[:, axis]
+        members = self.members[:, axis]
         seconds = np.zeros_like(size)
-        for n, m in {*zip(*np.unique(size + 1j * members).view(float).reshape(-1, 2).T.tolist(), strict=True)}:
+        for n, m in {
+            *zip(*np.unique(size + 1j * members).view(float).reshape(-1, 2).T.tolist(), strict=True)
+        }:
             if n == 1:
                 continue
             rows = (size == n) & (members == m)

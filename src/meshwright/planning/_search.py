@@ -54,18 +54,18 @@ class _Effects:
     def __init__(self, properties: Numbers, effect: float, noise: float) -> None:
         self._properties, self._noise = properties, noise
         count = properties.shape[1]
-        self._mean = np.zeros(count)
-        self._covariance = np.eye(count) * effect**2
+        self._mean: Numbers = np.zeros(count)
+        self._covariance: Numbers = np.eye(count) * effect**2
 
     def learn(self, row: int, log_ratio: float) -> None:
         """Take one more observation of ln(compiled / estimate)."""
         x = self._properties[row]
         gain = self._gain(self._covariance, x)
         self._mean = self._mean + gain * (log_ratio - x @ self._mean)
-        self._covariance = self._covariance - np.outer(gain, x @ self._covariance)
+        self._covariance = np.asarray(self._covariance - np.outer(gain, x @ self._covariance), np.float64)
 
     def _gain(self, covariance: Numbers, x: Numbers) -> Numbers:
-        return covariance @ x / (x @ covariance @ x + self._noise**2)
+        return np.asarray(covariance @ x / (x @ covariance @ x + self._noise**2), np.float64)
 
     def expected(self, pending: Iterable[int] = ()) -> tuple[Numbers, Numbers]:
         """Return mean and standard deviation of ln(compiled / estimate) of every candidate.
@@ -75,7 +75,8 @@ class _Effects:
         covariance = self._covariance
         for row in pending:
             x = self._properties[row]
-            covariance = covariance - np.outer(self._gain(covariance, x), x @ covariance)
+            less = np.outer(self._gain(covariance, x), x @ covariance)
+            covariance = np.asarray(covariance - less, np.float64)
         variance = ((self._properties @ covariance) * self._properties).sum(axis=1)
         return self._properties @ self._mean, np.sqrt(np.maximum(variance, 0) + self._noise**2)
 
@@ -201,7 +202,7 @@ def normal_cdf(z: Numbers) -> Numbers:
     >>> [round(float(p), 4) for p in normal_cdf(np.array([-1.0, 0.0, 1.0]))]
     [0.1587, 0.5, 0.8413]
     """
-    return 0.5 * (1 + _erf(z / math.sqrt(2)).astype(float))
+    return 0.5 * (1 + np.asarray(_erf(z / math.sqrt(2)), np.float64))
 
 
 def _properties(candidates: Candidates) -> Numbers:

@@ -91,14 +91,14 @@ def _state_suggestions(
         yield Suggestion(layout=str(split), effect=f"{effect}{replicas} replicas")
     elif room > 0 and state_bytes > 0:
         times = 2 ** max(1, math.ceil(math.log2(2 * state_bytes / room)))
-        larger, split = _fleet_times(fleet, times), _changed(config, layout, fsdp=fsdp * times)
+        larger, split = fleet_times(fleet, times), _changed(config, layout, fsdp=fsdp * times)
         if larger and split:
             left = format_bytes(state_bytes / times)
             effect = f"parameters and moments take {left} of each device instead of {held}"
             yield Suggestion(fleet=larger.name, layout=str(split), effect=effect)
 
 
-def _fleet_times(fleet: Fleet, times: int) -> Fleet | None:
+def fleet_times(fleet: Fleet, times: int) -> Fleet | None:
     """Return a fleet of the same chip with `times` as many devices; None if none exists."""
     devices = fleet.num_devices * times
     name = f"{devices}x{fleet.chip.name}"

@@ -119,6 +119,8 @@ def _verdict(plan: Plan) -> Iterator[Words]:
         yield Words(lead="RUN: ", text=run_words(total))
         if words := cost_words(total):
             yield Words(lead="COST: ", text=words)
+        if plan.price:
+            yield Words(text=f"  at a list price: {plan.price}", tone="faint")
 
 
 def _nothing_fits(plan: Plan) -> Iterator[Words]:
@@ -129,7 +131,7 @@ def _nothing_fits(plan: Plan) -> Iterator[Words]:
     )
     for change in plan.suggestions:
         if change.fits:
-            yield Words(lead="WOULD FIT: ", text=f"{change.arguments}: {change.effect}")
+            yield Words(lead="FITS WITH: ", text=f"{change.arguments}: {change.effect}")
 
 
 def _figures(candidate: Planned) -> tuple[str, str, str, str]:

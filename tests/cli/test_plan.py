@@ -1,0 +1,56 @@
+"""`meshwright plan`: one screen, files to train with, and exit statuses for scripts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FIX = [f"--fix={knob}" for knob in ("offload=none", "context=1", "inner=tensor", "remat=full", "stage=1")]
+
+
+def run(*arguments, cwd):
+    command = [sys.executable, "-m", "meshwright", "plan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    options = ["--toml", "best.toml", "--emit", "slurm", "--html", "plan.html"]
+    done = run("bytes-nano", "--on", "16xH100", "--budget", "1", *FIX, *options, cwd=folder)
+    return folder, done
+
+
+def test_it_prints_the_winner_in_one_screen_and_writes_the_files(planned):
+    folder, done = planned
+    assert done.returncode == 0, done.stderr
+    assert "BEST: " in done.stdout
+    assert "meshwright train best.toml" in " ".join(done.stdout.split())
+    assert len(done.stdout.splitlines()) <= 45
+    assert "#SBATCH --nodes=2" in (folder / "best.sbatch").read_text()
+    assert "<circle" in (folder / "plan.html").read_text()
+
+
+def test_json_goes_to_stdout_alone(planned):
+    folder, _ = planned
+    done = run("bytes-nano", "--on", "16xH100", "--budget", "0.1", *FIX, "--json", cwd=folder)
+    fields = json.loads(done.stdout)
+    assert fields["fleet"] == "16xH100"
+    assert fields["best"]["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--emit", "pbs", "--toml", "x.toml"], "'pbs' is not known"),
+        (["--emit", "slurm"], "needs the run"),
+        (["--fix", "tensor"], "cannot read"),
+        (["--budget", "0"], "cannot be spent"),
+    ],
+)
+def test_wrong_options_end_with_status_2_and_words(options, words, tmp_path):
+    done = run("bytes-nano", "--on", "16xH100", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "hint:" in done.stderr
