@@ -470,7 +470,7 @@ class Plan(Shown):
         return commented_toml(self.best.config, about=about)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `plan --json` prints; docs/json.md explains its fields."""
+        """Return the object that `plan --json` prints; docs/planning.md explains its fields."""
         winner = self.winner
         return {
             "schema": PLAN_SCHEMA,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ..compiler import cache_root, warm_workers
+from ..compiler import cache_root, is_compiled, warm_workers
 from ..config import Layout, Overrides, RunConfig, overridden, resolve_batch
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, list_price
@@ -30,10 +30,11 @@ from ..ledger import allowance, usable_bytes
 from ..planning import Outcome, Search, Space, estimate, fleet_times, parsed_knobs, space_of
 from ..predict import checked_price, machine_of, steps_for
 from ..results import STOPPED, Change, Plan, Planned, PlanProgress, Weighing, calibration_for, ignore
-from ._weigh import config_of_run, fleet_of, resolved, weigh_resolved
+from ._weigh import config_of_run, fleet_of, request_of, resolved, weigh_resolved
 
 BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
 PROGRESS_SECONDS = 0.5
+MOST_LOOKED_UP = 200  # candidates that are looked for in the cache before any is compiled
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
@@ -105,6 +106,7 @@ def plan(
         on_event=on_event,
     )
     workers = num_workers or _num_workers()
+    search.prefer(runner.cached_rows())
     ended = runner.search_until_done(workers)
     made = dataclasses.replace(runner.plan(ended), price=price)
     if made.winner is None and not made.interrupted:
@@ -293,10 +295,18 @@ class _Runner:
             self.running[pool.submit(self._weigh, row)] = row
         return ""
 
-    def _weigh(self, row: int) -> Weighing:
+    def cached_rows(self) -> list[int]:
+        """Return the candidates among the most promising that an earlier call compiled, the best first."""
+        rows = self.search.most_promising(MOST_LOOKED_UP)
+        return [row for row in rows if is_compiled(request_of(*self._resolved(row)).key())]
+
+    def _resolved(self, row: int) -> tuple[RunConfig, Fleet, Layout]:
         config = overridden(self.run, self.space.candidates.overrides(row))
         config, layout = resolved(config, self.fleet)
-        return weigh_resolved(config, self.fleet, layout, num_steps=self.num_steps)
+        return config, self.fleet, layout
+
+    def _weigh(self, row: int) -> Weighing:
+        return weigh_resolved(*self._resolved(row), num_steps=self.num_steps)
 
     def _finish(self, row: int, future: Future[Weighing]) -> None:
         """Record a compiled candidate, or why it could not be compiled."""

@@ -186,7 +186,7 @@ def weigh_resolved(
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
     """Weigh a config and layout from `resolved`, or a foreign program by its name."""
-    request = _request(config, fleet, layout, simulate)
+    request = request_of(config, fleet, layout, simulate)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     executions = executions_in(folder)
@@ -261,7 +261,8 @@ def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layo
     return run
 
 
-def _request(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool) -> Request:
+def request_of(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool = False) -> Request:
+    """Return what a compile worker is asked for: the program of a config and layout from `resolved`."""
     platform = fleet.chip.platform
     simulated = simulate and platform != "cpu"
     topology: dict[str, Any] = {}

@@ -31,6 +31,10 @@ VaryOption = Annotated[
     list[str] | None,
     typer.Option("--vary", metavar="KNOB=V1,V2", help="Try only these values: microbatch=1,2. Repeatable."),
 ]
+TopOption = Annotated[
+    int | None, typer.Option("--top", min=1, help="Rows of the ranked table.", show_default="8")
+]
+CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if nothing fits.")]
 
 
 def plan(
@@ -46,9 +50,7 @@ def plan(
     ] = 60.0,
     tokens: TokensOption = None,
     price: PriceOption = None,
-    top: Annotated[
-        int | None, typer.Option("--top", min=1, help="Rows of the ranked table.", show_default="8")
-    ] = None,
+    top: TopOption = None,
     toml: Annotated[
         Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
     ] = None,
@@ -59,7 +61,7 @@ def plan(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with pictures.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if nothing fits.")] = False,
+    check: CheckFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""

@@ -5,6 +5,7 @@ Imports: `children`, `errors`. jax is imported only in the worker process. Used 
 """
 
 from ._cache import cache_root as cache_root
+from ._cache import is_compiled as is_compiled
 from ._cache import keep_executables as keep_executables
 from ._cache import writing_cache as writing_cache
 from ._functions import USERS_FAILURES as USERS_FAILURES

@@ -67,6 +67,11 @@ def entry(key: str) -> Path:
     return cache_root() / "compiled" / key
 
 
+def is_compiled(key: str) -> bool:
+    """Return whether the cache has an entry of `key`; `lookup` finds out whether it can be read."""
+    return os.path.exists(entry(key))
+
+
 def lookup(key: str) -> Compiled | None:
     """Return the cached record of `key`, or None. A corrupt entry is removed, to be compiled again."""
     folder = entry(key)

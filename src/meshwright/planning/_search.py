@@ -100,6 +100,7 @@ class Search:
         self.num_too_large = int((~self._open).sum())
         self.outcomes: dict[int, Outcome] = {}
         self._pending: set[int] = set()
+        self._preferred: list[int] = []
 
     @property
     def num_begun(self) -> int:
@@ -118,8 +119,21 @@ class Search:
         ]
         return min(fitting)[1] if fitting else None
 
+    def most_promising(self, count: int) -> list[int]:
+        """Return the candidates with the largest probability of fitting over expected seconds, best first."""
+        seconds, _ = self.expected_seconds()
+        promise = np.where(self._open, self.probability_of_fitting() / seconds, -1.0)
+        best = np.argsort(-promise, kind="stable")[:count]
+        return [int(row) for row in best if promise[row] > 0]
+
+    def prefer(self, rows: Iterable[int]) -> None:
+        """Let `next` return these first: what they turn out to be costs no compilation."""
+        self._preferred = [row for row in rows if self._open[row]]
+
     def next(self) -> int | None:
         """Return the candidate to compile now, and hold it as begun; None if nothing promises a saving."""
+        if self._preferred:
+            return self._begin(self._preferred.pop(0))
         seconds, spread = self.expected_seconds()
         fits = self.probability_of_fitting()
         worth = self._open & (fits > CLOSE_TO_SURE)
@@ -130,6 +144,9 @@ class Search:
         best = self.best
         if best is not None and gain[row] < LEAST_SAVING * (self.outcomes[best].seconds or 0.0):
             return None
+        return self._begin(row)
+
+    def _begin(self, row: int) -> int:
         self._open[row] = False
         self._tried_families.add(int(self._families[row]))
         self._pending.add(row)

@@ -308,7 +308,7 @@ def _svg(plot: Plot, width: float, kind: str) -> str:
 
 DOT_COLOURS = {"best": "#3f8f4f", "fits": "#2f6f8f", "does not fit": "#c8372d"}
 SCATTER_WIDTH, SCATTER_HEIGHT = 620, 300  # units of the drawing
-MARGINS = (70, 16, 12, 36)  # left, right, top, bottom
+MARGINS = (70, 32, 12, 36)  # left, right, top, bottom
 MOST_TICKS = 5
 
 
