@@ -59,7 +59,7 @@ def compiled_rows(model: str, fleet_name: str, count: int, workers: int) -> list
 
     config, fleet = load_config(model), Fleet.parse(fleet_name)
     space = space_of(config, fleet)
-    estimates = estimate(config, fleet, machine_of(fleet, None), space.candidates)
+    estimates = estimate(config, machine_of(fleet, None), space.candidates)
     chosen = np.random.default_rng(SEED).permutation(space.num_considered)[:count]
 
     def row_of(place: int) -> dict[str, Any]:

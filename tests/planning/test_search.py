@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.hardware import Fleet
-from meshwright.planning import Estimates, Outcome, Search, estimate, space_of
+from meshwright.planning import Estimates, Outcome, Search, estimate, parsed_knobs, space_of
 from meshwright.predict import machine_of
 
 RUN, FLEET = load_config("llama3-8b"), Fleet.parse("64xH100")
@@ -20,7 +20,7 @@ def space():
 
 @pytest.fixture(scope="module")
 def estimates(space):
-    return estimate(RUN, FLEET, machine_of(FLEET, None), space.candidates)
+    return estimate(RUN, machine_of(FLEET, None), space.candidates)
 
 
 def truth_of(candidates, estimates, seed):
@@ -103,3 +103,12 @@ def test_bounds_stay_below_estimates_where_the_hand_sum_knows_them(space, estima
     assert estimates.memory_bound[rows[0]] == pytest.approx(by_hand, rel=1e-6)
     flops = 6 * RUN.model.num_matmul_parameters + 6 * 32 * 4096 * 8192  # a token's, attention's causal half
     assert estimates.seconds_bound[rows[0]] == pytest.approx(flops * 2**22 / 64 / 570e12, rel=1e-6)
+
+
+def test_eight_bits_are_estimated_faster_and_their_bound_is_lower():
+    varied = space_of(RUN, FLEET, parsed_knobs(["precision=bf16,fp8", "data=1", "stage=1", "context=1"]))
+    estimates = estimate(RUN, machine_of(FLEET, None), varied.candidates)
+    fp8 = varied.candidates.settings["precision"] == 3
+    assert fp8.any()
+    assert (estimates.seconds[fp8] < estimates.seconds[~fp8]).mean() > 0.95
+    assert (estimates.seconds_bound[fp8] < estimates.seconds_bound[~fp8]).all()

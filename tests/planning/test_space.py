@@ -136,3 +136,12 @@ def test_a_run_that_no_layout_suits_has_no_candidates():
     run = load_config("linear", ["batch.sequences=1"])
     assert space_of(run, Fleet.parse("7xCPU")).num_considered == 0
     assert len(allowance(Fleet.parse("8xCPU"), ())) == 0
+
+
+def test_precision_is_varied_only_if_asked_and_only_where_the_chip_has_it():
+    run = load_config("llama3-8b")
+    own = space_of(run, Fleet.parse("8xH100"))
+    assert {own.candidates.overrides(row)["precision"] for row in range(len(own.candidates))} == {"bf16"}
+    for fleet, formats in (("8xH100", {"bf16", "fp8"}), ("8xA100-80GB", {"bf16"})):
+        varied = space_of(run, Fleet.parse(fleet), parsed_knobs(["precision=bf16,fp8"])).candidates
+        assert {varied.overrides(row)["precision"] for row in range(len(varied))} == formats

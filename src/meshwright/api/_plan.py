@@ -93,7 +93,7 @@ def plan(
     space = space_of(run, fleet, knobs)
     if not space.num_considered:
         raise _nothing_legal(run, fleet, space)
-    estimates = estimate(run, fleet, machine_of(fleet, calibration_for(fleet)), space.candidates)
+    estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
     search = Search(space.candidates, estimates, _room(fleet, space))
     runner = _Runner(
         run=run,
@@ -190,7 +190,7 @@ def _first_fit(
     space = space_of(run, fleet, knobs)
     if not space.num_considered:
         return None
-    estimates = estimate(run, fleet, machine_of(fleet, calibration_for(fleet)), space.candidates)
+    estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
     search = Search(space.candidates, estimates, _room(fleet, space))
     if search.probability_of_fitting().max() < LEAST_HOPE:
         return None
@@ -261,7 +261,7 @@ class _Runner:
     on_event: Callable[[PlanProgress], None]
     stops_at_first_fit: bool = False
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
-    weighings: dict[int, Weighing] = field(default_factory=dict[int, Weighing])
+    best: Weighing | None = None
     running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
 
     def search_until_done(self, num_workers: int) -> str:
@@ -315,7 +315,7 @@ class _Runner:
             weighing = future.result()
         except MeshwrightError as error:
             # Before anything compiled, an input error is most likely one that every candidate has.
-            if isinstance(error, InputError) and not self.weighings:
+            if isinstance(error, InputError) and all(each.failed for each in self.planned.values()):
                 raise
             failed = error.message
         if weighing is not None and weighing.prediction is None:
@@ -330,10 +330,8 @@ class _Runner:
             reserved_bytes=None if memory is None else memory.reserved_bytes,
         )
         self.search.finish(row, outcome)
-        if weighing is not None and self.search.best == row:
-            self.weighings = {row: weighing}  # only the best is needed whole
-        elif weighing is not None and not self.weighings:
-            self.weighings[-1] = weighing
+        if self.search.best == row:
+            self.best = weighing  # of the others, no more than `Planned` is kept
 
     def _planned(self, row: int, weighing: Weighing | None, failed: str) -> Planned:
         estimates = self.search.estimates
@@ -374,7 +372,6 @@ class _Runner:
 
     def plan(self, ended: str) -> Plan:
         """Return the plan of what was compiled."""
-        best = self.search.best
         removed = dict(self.space.illegal)
         if too_large := self.search.num_too_large:
             removed["state and block inputs alone do not fit"] = too_large
@@ -386,7 +383,7 @@ class _Runner:
             removed=removed,
             num_open=self.space.num_considered - self.search.num_too_large - len(self.planned),
             candidates=tuple(self.planned.values()),
-            best=None if best is None else self.weighings.get(best),
+            best=self.best,
             ended=ended,
             seconds=time.monotonic() - self.started,
         )

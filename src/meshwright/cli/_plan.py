@@ -85,8 +85,6 @@ def plan(
         made.to_html(html)
     if toml is not None and made.winner is not None:
         _write(toml, made.to_toml())
-        if emit is not None:
-            _write_job(made, emit, toml)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import plan_renderable
@@ -94,6 +92,8 @@ def plan(
         return (plan_renderable(made, top, _more(toml, html, config)),)
 
     answer(as_json, made.to_dict(), page)
+    if emit is not None and toml is not None and made.winner is not None:
+        _write_job(made, emit, toml)  # after the answer: a scheduler may not suit the fleet
     if made.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if check and made.winner is None:

@@ -7,18 +7,18 @@ of a step.
 
 The form, for one device. A transformer's block has, for T tokens of a microbatch, products of m = T rows
 (each once forward and twice backward), fused attention, and passes over memory. `tensor` adds two gathers and
-two scatters of the block's input forward and as many backward, which nothing hides. `fsdp` gathers each
-layer's weights forward and backward and scatters their gradients, hidden behind the block's computation as
-far as that lasts. `context` sends keys and values around a ring beside attention. A pipeline of S stages and
-M microbatches takes M + S - 1 times a stage's pass. Then come the head, the reduction over `data`, and the
-update. Rates are those with which `predict` prices a compiled schedule.
+two scatters of the block's input forward, and more of them backward. `fsdp` gathers each layer's weights
+forward and backward and scatters their gradients; a share of that is hidden behind computation. `context`
+sends keys and values around a ring beside attention. A pipeline of S stages and M microbatches takes
+M + S - 1 times a stage's pass. Then come the head, the reduction over `data`, and the update. Rates are those
+with which `predict` prices a compiled schedule.
 
 Not counted: what the compiler fuses or repeats, which is why only compiling decides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -38,7 +38,6 @@ from meshwright.config import (
     TransformerModel,
 )
 from meshwright.errors import InputError
-from meshwright.hardware import Fleet
 from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
 
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates
@@ -68,6 +67,10 @@ MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of t
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
+FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
+PASSES_IN_PIPELINE = 3.0  # the same, where stages do not recompute everything
+SUMS_OVER_CONTEXT = (2.0, 1.4)  # of the exposed sums of gradients over `context`: in a pipeline, and without
+REPEATED_IN_PIPELINE = 0.9  # of the forward products, under `full`; without stages, all but the last
 EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
 HEAD_IN_PIPELINE = 1.5  # times the head's products where stages do not recompute everything
 SUM_BYTES = 16.0  # for each number of the gradients that a microbatch adds to the sum
@@ -90,7 +93,7 @@ class Estimates:
     seconds: Numbers
 
 
-def estimate(config: RunConfig, fleet: Fleet, machine: Machine, candidates: Candidates) -> Estimates:
+def estimate(config: RunConfig, machine: Machine, candidates: Candidates) -> Estimates:
     """Return bounds and estimates of all candidates; about 100,000 a second.
 
     Args:
@@ -100,13 +103,15 @@ def estimate(config: RunConfig, fleet: Fleet, machine: Machine, candidates: Cand
     Raises:
         InputError: the devices span a link for which the catalog has no rate.
     """
-    form = _Form(config, fleet, machine, candidates)
-    return Estimates(
-        memory_bound=form.memory_bound(),
-        memory=form.memory(),
-        seconds_bound=form.seconds_bound(),
-        seconds=form.seconds(),
-    )
+    columns = {field.name: np.empty(len(candidates)) for field in fields(Estimates)}
+    precisions = candidates.settings["precision"]
+    for place in np.unique(precisions):
+        rows = precisions == place
+        of_precision = config.model_copy(update={"precision": SETTINGS["precision"][place]})
+        form = _Form(of_precision, machine, candidates[rows])
+        for name, column in columns.items():
+            column[rows] = getattr(form, name)()
+    return Estimates(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +162,9 @@ def _moments(config: RunConfig) -> tuple[float, float]:
 
 
 class _Form:
-    """The closed form over all candidates of one run."""
+    """The closed form over candidates of one run in one precision."""
 
-    def __init__(self, config: RunConfig, fleet: Fleet, machine: Machine, candidates: Candidates) -> None:
+    def __init__(self, config: RunConfig, machine: Machine, candidates: Candidates) -> None:
         self.config, self.machine, self.candidates = config, machine, candidates
         model = config.model
         sizes = candidates.sizes.astype(float)
@@ -189,7 +194,7 @@ class _Form:
             self.loss_chunk = float(model.loss_chunk)
         narrow = config.precision != "fp32"
         self.activation_bytes = NARROW if narrow else FP32
-        self.format = "bf16" if config.precision in ("bf16", "fp8") else config.precision
+        self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
         if machine.peak_flops_per_second.get(self.format) is None:
@@ -314,7 +319,8 @@ class _Form:
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
         in_pipeline = (self.stage > 1) & (self.remat != FULL)
-        messages = self._tensor_messages() * np.where(in_pipeline, 3.0, EXPOSED * (2.5 + repeats["matmul"]))
+        passes = FORWARD_AND_BACKWARD + repeats["matmul"]  # of messages, in units of a forward pass's
+        messages = self._tensor_messages() * np.where(in_pipeline, PASSES_IN_PIPELINE, EXPOSED * passes)
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - OVERLAP * (attention + attention_back))
         gathers = self._gather(self._layer_bytes(), FSDP) * 3  # twice the weights, once their gradients
@@ -325,7 +331,7 @@ class _Form:
         parts = {name: blocks * seconds for name, seconds in compute.items()}
         parts["tensor"] = blocks * messages
         parts["expert"] = blocks * self._expert_messages() * (2 + repeats["matmul"]) * EXPOSED
-        parts["context"] = blocks * (ring + np.where(self.stage > 1, 2.0, 1.4) * summed)
+        parts["context"] = blocks * (ring + np.where(self.stage > 1, *SUMS_OVER_CONTEXT) * summed)
         parts["fsdp"] = blocks * fsdp
         parts["host"] = blocks * waits
         parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * hop, 0.0)
@@ -418,7 +424,7 @@ class _Form:
     def _repeats(self) -> dict[str, Numbers]:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
-        full = np.where(self.remat == FULL, np.where(self.stage > 1, 0.9, 1 - down), 0.0)
+        full = np.where(self.remat == FULL, np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down), 0.0)
         not_kept = np.isin(self.remat, (DOTS, FULL)).astype(float)
         return {"matmul": full, "attention": not_kept, "light": (self.remat != NONE).astype(float)}
 
@@ -438,7 +444,7 @@ class _Form:
         """
         model = self.config.model
         assert isinstance(model, TransformerModel), "other models have no attention"
-        name = self.format if self.format in ("bf16", "fp16") else "bf16"
+        name = self.format if self.format == "fp16" else "bf16"
         peak = self.machine.peak_flops_per_second.get(name) or self.machine.peak_flops_per_second[self.format]
         pieces = np.where(self.context > 1, PIECES_OF_A_RING * self.context, 1.0)
         flops = 2 * self.tokens * self.length * self.heads_width / self.tensor

@@ -30,6 +30,7 @@ from meshwright.config import (
     RunConfig,
     SGDOptimizer,
     TransformerModel,
+    check_precision,
 )
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
@@ -160,7 +161,7 @@ def space_of(config: RunConfig, fleet: Fleet, fix: Mapping[str, Sequence[str]] |
         legal &= mask
     candidates = _with_settings(config, fleet, layouts[legal], allowed)
     keep = np.ones(len(candidates), bool)
-    for rule, mask in _setting_rules(config, candidates).items():
+    for rule, mask in _setting_rules(config, fleet, candidates).items():
         if removed := int((keep & ~mask).sum()):
             illegal[rule] = removed
         keep &= mask
@@ -347,7 +348,7 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
     return np.ones(len(candidates), bool)
 
 
-def _setting_rules(config: RunConfig, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:
+def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:
     """Return for each rule about settings, which candidates keep it."""
     model, optimizer = config.model, config.optimizer
     remat, offload = candidates.settings["remat"], candidates.settings["offload"]
@@ -360,6 +361,9 @@ def _setting_rules(config: RunConfig, candidates: Candidates) -> dict[str, NDArr
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
     ]  # fmt: skip
+    lacking = [
+        place for place, name in enumerate(SETTINGS["precision"]) if not _has_units(config, fleet, name)
+    ]
     fp8 = candidates.settings["precision"] == SETTINGS["precision"].index("fp8")
     return {
         "remat needs blocks": (remat == 0) | model.has_blocks,
@@ -369,4 +373,13 @@ def _setting_rules(config: RunConfig, candidates: Candidates) -> dict[str, NDArr
         "zero1 does not divide the model's sizes": ~zero1
         | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
+        "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }
+
+
+def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:
+    try:
+        check_precision(config.model_copy(update={"precision": precision}), fleet.chip)
+    except InputError:
+        return False
+    return True
