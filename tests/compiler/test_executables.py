@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.api._weigh import _request
+from meshwright.api._weigh import request_of
 from meshwright.compiler import _cache as _executables
 from meshwright.compiler import compile_program, keep_executables
 from meshwright.config import Layout, load_config
@@ -55,7 +55,7 @@ def test_a_worker_compiles_what_jax_has_kept_from_before(monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "jax"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     config = load_config("linear")
-    asked = _request(config, Fleet.parse("1xCPU"), Layout.parse("data=1"), False)
+    asked = request_of(config, Fleet.parse("1xCPU"), Layout.parse("data=1"), False)
     fingerprints = set()
     for time in ("first", "second"):
         monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path / time))
