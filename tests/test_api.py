@@ -141,8 +141,8 @@ def test_a_config_record_takes_overrides_and_checks_them(small):
         mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["stepz=3"])
 
 
-def test_a_foreign_program_takes_no_overrides():
-    with pytest.raises(mw.InputError, match="is not a configuration, so 'steps=3' changes nothing"):
+def test_a_foreign_program_takes_no_override_that_it_does_not_declare():
+    with pytest.raises(mw.InputError, match="recurrent:program declares no knob 'steps'|no function"):
         mw.weigh("recurrent:program", on="1xCPU", overrides=["steps=3"])
 
 

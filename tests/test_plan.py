@@ -78,9 +78,10 @@ def test_every_field_of_its_json_is_documented_and_every_documented_field_is_the
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     fields = made.to_dict()
-    assert {name for name in documented if name[0] != "." and "[]" not in name} == set(fields) - {
-        "candidates"
-    }
+    of_fleets = {"fastest", "cheapest", "refused", "plans", "price_per_step"}
+    assert {name for name in documented if name[0] != "." and "[]" not in name} == (
+        set(fields) - {"candidates"}
+    ) | of_fleets
     each = {name.rpartition(".")[2] for name in documented if name[0] == "." or "[]" in name}
     assert each == set(fields["candidates"][0])
 
@@ -108,9 +109,9 @@ def test_a_second_call_goes_on_from_what_the_first_compiled(made, forked_workers
 
 
 def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(monkeypatch, forked_workers):
-    from meshwright.api import _plan
+    from meshwright.api import _candidates
 
-    real, calls = _plan.weigh_resolved, []
+    real, calls = _candidates.weigh_resolved, []
 
     def weigh(*args, **keywords):
         calls.append(args)
@@ -118,7 +119,7 @@ def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(mo
             raise CompileError("the worker died", hint="none")
         return real(*args, **keywords)
 
-    monkeypatch.setattr(_plan, "weigh_resolved", weigh)
+    monkeypatch.setattr(_candidates, "weigh_resolved", weigh)
     made = mw.plan("linear", on="2xH100", budget_seconds=5, num_workers=1)
     assert [c.failed for c in made.candidates if c.failed] == ["the worker died"]
     assert made.winner is not None
@@ -165,9 +166,153 @@ def test_a_request_that_cannot_be_met_is_refused_before_compiling(keywords, word
         mw.plan("bytes-nano", on="8xH100", **keywords)
 
 
-def test_a_foreign_program_is_refused_in_words():
-    with pytest.raises(InputError, match="is not a configuration"):
-        mw.plan("json:dumps", on="8xH100")
+OWN = """
+from typing import Literal
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def program(mesh, *, times: Literal[1, 2] = 1, narrow: bool = False):
+    def step(w, x):
+        for _ in range(times):
+            x = x @ (w.astype(jnp.bfloat16) if narrow else w)
+        return x.sum()
+    w = jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=NamedSharding(mesh, P(None, "model")))
+    x = jax.ShapeDtypeStruct((6, 1024), jnp.float32, sharding=NamedSharding(mesh, P("data")))
+    return step, (w, x)
+
+program.axes = ("data", "model")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_program.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return "own_program:program"
+
+
+def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
+    made = mw.plan(own, on="4xH100", fix=["narrow=False"], budget_seconds=60)
+    assert made.num_considered == 6  # three meshes, two values of `times`
+    by_mesh = {(c.layout, c.overrides["times"]): c for c in made.candidates}
+    # Six rows do not divide over four devices: that mesh alone is refused, and the others go on.
+    assert "data=4,model=1" in {layout for (layout, _), c in by_mesh.items() if c.failed}
+    assert made.winner.overrides["times"] == "1"
+    weighed = mw.weigh(own, on="4xH100", layout=made.winner.layout, overrides={"times": 1})
+    assert weighed.compiled.fingerprint == made.best.compiled.fingerprint
+    assert "NOT THE SAME WORK" in str(made)
+    assert made.to_dict()["config"] == own
+    assert made.winner.layout in made.to_html()
+    with pytest.raises(InputError, match="is not a configuration that `train` could run"):
+        made.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"fix": ["times=3"]}, "none of its values"),
+        ({"fix": ["model=x"]}, "no size of a mesh axis"),
+        ({"tokens": "1B"}, "tokens '1B' cannot be used"),
+        ({"fix": ["data=3"]}, "no mesh of data, model has the 4 devices"),
+    ],
+)
+def test_what_a_function_cannot_have_is_refused(own, keywords, words, forked_workers):
+    with pytest.raises(InputError, match=words):
+        mw.plan(own, on="4xH100", **keywords)
+
+
+def test_a_functions_knobs_can_be_weighed_by_name(own, forked_workers):
+    weighed = mw.weigh(own, on="2xH100", layout="data=2,model=1", overrides=["times=2", "narrow=true"])
+    assert weighed.name == "own_program:program(times=2, narrow=true)"
+    assert weighed.ledger.flops.model == 2 * 2 * 6 * 1024 * 1024
+    with pytest.raises(InputError, match="declares no knob 'speed'"):
+        mw.weigh(own, on="2xH100", overrides={"speed": 9})
+    with pytest.raises(InputError, match="times = '7' is no value"):
+        mw.weigh(own, on="2xH100", overrides={"times": 7})
+
+
+def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made):
+    slowest = max((c for c in made.candidates if c.fits), key=lambda c: c.step_seconds.expected)
+    weighed = mw.weigh("bytes-nano", on="8xH100", overrides=slowest.overrides)
+    assert weighed.step_seconds > made.winner.step_seconds.expected / 0.95, "else nothing is to be said"
+    assert weighed.plan.command == "meshwright plan bytes-nano --on 8xH100"
+    assert weighed.plan.step_seconds <= made.winner.step_seconds.expected
+    assert f"PLAN: {weighed.plan.layout}, {weighed.plan.settings} takes" in " ".join(str(weighed).split())
+    best = mw.weigh("bytes-nano", on="8xH100", overrides=made.winner.overrides)
+    assert best.plan.layout is None
+    assert "PLAN: `meshwright plan bytes-nano --on 8xH100` searches other layouts" in str(best)
+    other = mw.weigh("bytes-nano", on="8xH100", overrides=["model.num_layers=2", "remat=full"])
+    assert other.plan.layout is None
+    assert other.plan.command == "meshwright plan bytes-nano --on 8xH100 --set model.num_layers=2"
+    assert mw.weigh("linear", on="1xH100").plan is None
+
+
+def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, tmp_path):
+    from meshwright.api._known_plans import remember, remembered
+
+    monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
+    assert remembered(made.config, made.fleet) is None
+    remember(made)
+    (kept,) = (tmp_path / "plans").iterdir()
+    assert remembered(made.config, made.fleet) == made.winner.overrides
+    kept.write_text("{half")
+    assert remembered(made.config, made.fleet) is None
+    kept.write_text('{"layout": "width=8"}')
+    weighed = mw.weigh("bytes-nano", on="8xH100")
+    assert weighed.plan.layout is None
+
+
+@pytest.fixture(scope="module")
+def compared(forked_workers):
+    knobs = [*FIXED, "context=1", "stage=1", "remat=full", "tensor=1"]
+    return mw.plan_fleets("bytes-nano", on=["8xH100", "4xA100-80GB", "v2-8"], fix=knobs, budget_seconds=4)
+
+
+def test_fleets_are_compared_by_time_and_price(compared):
+    assert compared.fastest is compared.ranked[0]
+    seconds = [plan.winner.step_seconds.expected for plan in compared.ranked]
+    assert seconds == sorted(seconds)
+    for plan in compared.plans:
+        by_hand = plan.winner.step_seconds.expected * plan.fleet.num_devices / 3600
+        assert plan.price_per_step == pytest.approx(by_hand * plan.fleet.price_per_device_hour)
+    assert compared.cheapest.price_per_step == min(plan.price_per_step for plan in compared.plans)
+    fields = json.loads(compared.to_json())
+    assert fields["fastest"] == compared.fastest.fleet.name
+    assert [plan["fleet"] for plan in fields["plans"]] == [plan.fleet.name for plan in compared.ranked]
+
+
+def test_a_fleet_for_which_no_plan_can_be_made_is_listed_with_its_reason(compared):
+    assert list(compared.refused) == ["v2-8"]
+    text = " ".join(str(compared).split())
+    assert compared.refused["v2-8"] in text
+    assert "FASTEST: " in text
+    assert "CHEAPEST: " in text
+    assert "v2-8" in compared.to_html()
+
+
+def test_fleets_that_cannot_be_compared_are_refused():
+    with pytest.raises(InputError, match="name each fleet once"):
+        mw.plan_fleets("linear", on=[])
+    with pytest.raises(InputError, match="name each fleet once"):
+        mw.plan_fleets("linear", on=["2xH100", "2xH100"])
+    with pytest.raises(InputError, match="one price cannot"):
+        mw.plan_fleets("linear", on=["2xH100"], price_per_device_hour=2)
+    with pytest.raises(InputError, match="no layout of linear"):
+        mw.plan_fleets("linear", on=["2xH100"], fix=["tensor=2", "data=2"])
+
+
+def test_the_smallest_fleet_is_the_first_on_which_a_candidate_fits(forked_workers):
+    """4 x 124M parameters x 4 bytes do not fit 0.9 GB, but half of them do, beside what one device works on."""
+    fleet = Fleet.parse("8xH100")
+    small = dataclasses.replace(fleet, chip=dataclasses.replace(fleet.chip, memory_bytes=2_600_000_000))
+    knobs = [*FIXED, "context=1", "stage=1", "tensor=1", "remat=full", "microbatch=1", "zero1=false"]
+    made = mw.plan("gpt2-124m", on=small, fix=knobs, budget_seconds=5, smallest_fleet=True)
+    assert made.winner is not None
+    assert 1 < made.fleet.num_devices < 8
+    assert list(made.smaller) == [f"{n}xH100" for n in range(1, made.fleet.num_devices) if n != 5]
+    text = " ".join(str(made).split())
+    assert f"SMALLEST: {made.fleet.name}" in text
+    assert all(why in text for why in made.smaller.values())
 
 
 @pytest.mark.wide

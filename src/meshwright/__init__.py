@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from . import tools as tools
     from .api._explain import explain as explain
     from .api._plan import plan as plan
+    from .api._plan import plan_fleets as plan_fleets
     from .api._sweep import sweep as sweep
     from .api._train import reconcile as reconcile
     from .api._train import train as train
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .measure import memory as memory
     from .measure import probe as probe
     from .results import Change as Change
+    from .results import FleetPlans as FleetPlans
     from .results import Plan as Plan
     from .results import Planned as Planned
     from .results import Run as Run

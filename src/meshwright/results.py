@@ -82,12 +82,27 @@ def _write(path: Path, text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPlan:
+    """The command that searches other layouts of what was weighed, and what an earlier search found.
+
+    `layout`, `settings`, `step_seconds`: of a candidate that fits and is faster by more than 5 %, or the step
+    that was weighed does not fit; None if none is known.
+    """
+
+    command: str
+    layout: str | None = None
+    settings: str | None = None
+    step_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing(Shown):
     """One step weighed for one fleet: the program, its ledger, and its predicted time.
 
     `config` is None for a foreign program. `prediction` is None if the fleet's rates are unknown;
     `no_prediction` then says why. `folder` holds the compiled program. `num_steps` is the length of the whole
-    run; None if neither the config nor the caller states it.
+    run; None if neither the config nor the caller states it. `plan`: the command that searches other layouts;
+    None for one device, for a foreign program and where no time is predicted.
     """
 
     name: str
@@ -101,6 +116,7 @@ class Weighing(Shown):
     prediction: Prediction | None
     no_prediction: str
     num_steps: int | None = None
+    plan: KnownPlan | None = None
 
     @property
     def run_total(self) -> RunTotal | None:
@@ -186,6 +202,7 @@ class Weighing(Shown):
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.no_prediction,
             "run_total": None if total is None else dataclasses.asdict(total),
+            "plan": None if self.plan is None else dataclasses.asdict(self.plan),
             "compile": {
                 "seconds": compiled.compile_seconds,
                 "cached": self.cached,
@@ -344,16 +361,19 @@ class Changes(tuple[Change, ...], Shown):
 class Planned:
     """One candidate of a plan that was compiled, or that failed to be.
 
-    `overrides`: the changes to the run that make it this candidate. `room_bytes`: what its program may
-    reserve; None where the chip's memory is not known. `step_seconds` and `reserved_bytes` are those of its
-    compiled program, None if it failed for the reason in `failed`. `estimated_...`: the closed form's, before
-    any correction. `prediction`: of the compiled program.
+    `settings`: everything but the layout in words. `overrides`: the changes to the run that make it this
+    candidate; for a function its layout and knobs. `room_bytes`: what its program may reserve; None where the
+    chip's memory is not known. `step_seconds`, `reserved_bytes` and `model_flops` are those of its compiled
+    program, None if it failed for the reason in `failed`. `estimated_...`: the closed form's, before any
+    correction; None for a function, which has none. `prediction`: of the compiled program.
     """
 
     layout: str
+    settings: str
     overrides: dict[str, Any]
-    estimated_seconds: float
-    estimated_bytes: float
+    estimated_seconds: float | None
+    estimated_bytes: float | None
+    model_flops: int | None
     reserved_bytes: int | None
     room_bytes: int | None
     prediction: Prediction | None
@@ -373,14 +393,9 @@ class Planned:
         return self.reserved_bytes <= self.room_bytes
 
     @property
-    def settings(self) -> str:
-        """Everything but the layout in words: "microbatch 1, remat full, zero1"."""
-        given = self.overrides
-        words = [f"microbatch {given['batch.microbatch_sequences']}", f"remat {given['remat']}"]
-        words += ["zero1"] if given["zero1"] else []
-        words += [f"offload {given['offload']}"] if given["offload"] != "none" else []
-        words += [given["pipeline"]] if "stage=" in self.layout else []
-        return ", ".join(words)
+    def words(self) -> str:
+        """Layout and settings: "fsdp=8, microbatch 1, remat full"."""
+        return ", ".join(filter(None, (self.layout, self.settings)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the candidate in JSON's types."""
@@ -391,14 +406,16 @@ class Planned:
 class Plan(Shown):
     """The layouts and settings of one run on one fleet that were compiled, and the best of them.
 
+    `config`: the run; or "package.module:function", whose meshes and knobs these are.
     `num_layouts`: ways to divide the devices over the axes. `num_considered`: legal candidates, all with an
     estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
     anyone compiled. `candidates`: compiled or failed, in that order of time. `best`: the weighing of the
     fastest that fits. `ended`: why the search ended. `price`: where the price of a device-hour comes from, if
     it was not given. `suggestions`: where nothing fits, changes after which a compiled candidate does.
+    `smaller`: if the smallest fleet was asked for, the smaller ones, each with why it is not the answer.
     """
 
-    config: RunConfig
+    config: RunConfig | str
     fleet: Fleet
     num_layouts: int
     num_considered: int
@@ -410,6 +427,20 @@ class Plan(Shown):
     seconds: float
     price: str = ""
     suggestions: tuple[Change, ...] = ()
+    smaller: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> str:
+        """Name of the run, or of the function."""
+        return self.config if isinstance(self.config, str) else self.config.name
+
+    @property
+    def price_per_step(self) -> float | None:
+        """Price of one step of the best on the whole fleet; None without a price or if nothing fits."""
+        winner, price = self.winner, self.fleet.price_per_device_hour
+        if winner is None or winner.step_seconds is None or price is None:
+            return None
+        return winner.step_seconds.expected / 3600 * self.fleet.num_devices * price
 
     @property
     def interrupted(self) -> bool:
@@ -460,11 +491,16 @@ class Plan(Shown):
         """Return the run with the winner's layout and settings, as a file that `train` runs.
 
         Raises:
-            InputError: nothing fits.
+            InputError: nothing fits, or the plan is of a function.
         """
+        if isinstance(self.config, str):
+            raise InputError(
+                f"{self.config} is not a configuration that `train` could run",
+                hint="make the mesh of the best in your own script, and pass the function its knobs",
+            )
         if self.best is None or self.best.config is None:
             raise InputError(
-                f"no candidate of {self.config.name} fits {self.fleet.name}", hint="plan for more devices"
+                f"no candidate of {self.name} fits {self.fleet.name}", hint="plan for more devices"
             )
         about = f"Planned by meshwright for {self.fleet.name}: {self.ended}."
         return commented_toml(self.best.config, about=about)
@@ -474,7 +510,7 @@ class Plan(Shown):
         winner = self.winner
         return {
             "schema": PLAN_SCHEMA,
-            "config": self.config.name,
+            "config": self.name,
             "fleet": self.fleet.name,
             "num_layouts": self.num_layouts,
             "num_considered": self.num_considered,
@@ -490,6 +526,56 @@ class Plan(Shown):
             "candidates": [candidate.to_dict() for candidate in self.ranked],
             "front": [str(candidate.layout) for candidate in self.front],
             "suggestions": [change.to_dict() for change in self.suggestions],
+            "smaller": self.smaller,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlans(Shown):
+    """Plans of the same run for several fleets.
+
+    `refused`: fleets for which no plan could be made, each with the reason.
+    """
+
+    plans: tuple[Plan, ...]
+    refused: dict[str, str]
+
+    @property
+    def ranked(self) -> tuple[Plan, ...]:
+        """Plans by the seconds of their best step, the fastest first; then those where nothing fits."""
+
+        def seconds(plan: Plan) -> float:
+            winner = plan.winner
+            known = winner is not None and winner.step_seconds is not None
+            return winner.step_seconds.expected if known else float("inf")  # type: ignore[union-attr]
+
+        return tuple(sorted(self.plans, key=seconds))
+
+    @property
+    def fastest(self) -> Plan | None:
+        """Plan with the shortest step; None if nothing fits on any fleet."""
+        return next((plan for plan in self.ranked if plan.winner is not None), None)
+
+    @property
+    def cheapest(self) -> Plan | None:
+        """Plan with the lowest price of a step; None if no fleet on which something fits has a price."""
+        priced = [plan for plan in self.ranked if plan.price_per_step is not None]
+        return min(priced, key=lambda plan: plan.price_per_step or 0.0, default=None)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search."""
+        return any(plan.interrupted for plan in self.plans)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `plan --fleets --json` prints; docs/planning.md explains its fields."""
+        fastest, cheapest = self.fastest, self.cheapest
+        return {
+            "schema": PLAN_SCHEMA,
+            "fastest": None if fastest is None else fastest.fleet.name,
+            "cheapest": None if cheapest is None else cheapest.fleet.name,
+            "refused": self.refused,
+            "plans": [plan.to_dict() | {"price_per_step": plan.price_per_step} for plan in self.ranked],
         }
 
 

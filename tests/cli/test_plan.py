@@ -40,6 +40,21 @@ def test_json_goes_to_stdout_alone(planned):
     assert fields["best"]["fits"] is True
 
 
+def test_fleets_are_compared_on_one_screen(tmp_path):
+    options = ["--fleets", "8xH100,8xA100-80GB", "--budget", "0.2", *FIX]
+    done = run("bytes-nano", *options, "--html", "fleets.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "FASTEST: " in done.stdout
+    assert len(done.stdout.splitlines()) <= 30
+    assert "8xA100-80GB" in (tmp_path / "fleets.html").read_text()
+
+
+def test_without_a_fleet_it_says_how_to_name_one(tmp_path):
+    done = run("bytes-nano", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--on 64xH100" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -47,6 +62,7 @@ def test_json_goes_to_stdout_alone(planned):
         (["--emit", "slurm"], "needs the run"),
         (["--fix", "tensor"], "cannot read"),
         (["--budget", "0"], "cannot be spent"),
+        (["--fleets", "8xH100"], "--on is of one"),
     ],
 )
 def test_wrong_options_end_with_status_2_and_words(options, words, tmp_path):

@@ -4,40 +4,48 @@ Every legal candidate gets bounds and an estimate in closed form. The most promi
 in worker processes, through the cache, until the budget is spent or nothing promises a saving. Only a
 compiled candidate is ever recommended.
 
-Imports: `_weigh`, `_explain`, `planning`. Used by: `cli`, and users as `mw.plan`.
+Imports: `_candidates`, `_weigh`, `planning`. Used by: `cli`, and users as `mw.plan`, `mw.plan_fleets`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import psutil
 
-from ..compiler import cache_root, is_compiled, warm_workers
-from ..config import Layout, Overrides, RunConfig, overridden, resolve_batch
-from ..errors import InputError, MeshwrightError
+from ..compiler import cache_root, declared_by, warm_workers
+from ..config import Layout, Overrides, RunConfig, resolve_batch
+from ..errors import InputError
 from ..hardware import Fleet, list_price
 from ..ledger import allowance, usable_bytes
-from ..planning import Outcome, Search, Space, estimate, fleet_times, parsed_knobs, space_of
+from ..planning import (
+    FUNCTION_PRIORS,
+    Search,
+    Space,
+    estimate,
+    fleet_times,
+    function_space,
+    parsed_knobs,
+    smaller_fleets,
+    space_of,
+    values_by_knob,
+)
 from ..predict import checked_price, machine_of, steps_for
-from ..results import STOPPED, Change, Plan, Planned, PlanProgress, Weighing, calibration_for, ignore
-from ._weigh import config_of_run, fleet_of, request_of, resolved, weigh_resolved
+from ..results import Change, FleetPlans, Plan, PlanProgress, calibration_for, ignore
+from ._candidates import FunctionPrograms, Runner, RunPrograms, usual_workers
+from ._known_plans import remember
+from ._weigh import config_of_run, fleet_of, request_of
 
-BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
-PROGRESS_SECONDS = 0.5
-MOST_LOOKED_UP = 200  # candidates that are looked for in the cache before any is compiled
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
+LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 
 @warm_workers()
@@ -49,6 +57,7 @@ def plan(
     vary: Sequence[str] | Mapping[str, Any] = (),
     overrides: Overrides = (),
     budget_seconds: float = 60.0,
+    smallest_fleet: bool = False,
     tokens: float | str | None = None,
     price_per_device_hour: float | str | None = None,
     num_workers: int | None = None,
@@ -61,7 +70,8 @@ def plan(
     from the cache.
 
     Args:
-        config: a preset, a TOML file, a run's folder, or a `RunConfig`.
+        config: a preset, a TOML file, a run's folder, a `RunConfig`, or "package.module:function". A
+            function's mesh axes and knobs are searched, those that it declares.
         on: the fleet, as for `weigh`.
         fix, vary: the values that a knob may have: "tensor=8", "microbatch=1,2,4", or {"tensor": [4, 8]}.
             Knobs: the six axes, microbatch, remat, zero1, offload, pipeline, inner (the innermost axis), and
@@ -69,6 +79,7 @@ def plan(
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         budget_seconds: no candidate is begun after this time but the first ones; those that run then are
             finished.
+        smallest_fleet: plan for the smallest fleet of that chip, up to `on`, on which a candidate fits.
         tokens, price_per_device_hour: of the whole run, as for `weigh`. Without a price the catalog's list
             price is used, with its provider and date; if it has none, no cost is given.
         num_workers: compilations side by side; as many as the machine has cores and memory for if None.
@@ -82,75 +93,219 @@ def plan(
     >>> made.winner.fits, made.num_considered > 1
     (True, True)
     """
-    run, fleet, num_steps = _read(config, on, overrides, tokens, price_per_device_hour)
-    fleet, price = _priced(fleet)
-    knobs = _knobs(fix, vary)
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    asked = _Asked(
+        config=config,
+        overrides=overrides,
+        fix=fix,
+        vary=vary,
+        tokens=tokens,
+        price=price_per_device_hour,
+        num_workers=num_workers or usual_workers(),
+        on_event=on_event,
+        started=time.monotonic(),
+        budget_seconds=budget_seconds,
+    )
     if not 0 < budget_seconds <= MOST_SECONDS:
         raise InputError(
             f"a budget of {budget_seconds:g} s cannot be spent", hint="use 60, or more for more candidates"
         )
-    started = time.monotonic()
+    return _smallest(asked, fleet) if smallest_fleet else _planned_on(asked, fleet)
+
+
+@warm_workers()
+def plan_fleets(
+    config: str | RunConfig, *, on: Sequence[str | Fleet], budget_seconds: float = 60.0, **others: Any
+) -> FleetPlans:
+    """Plan the same run for several fleets, and compare them by the time and the cost of a step.
+
+    A fleet for which no plan can be made (its compiler is not installed, say) is listed with the reason.
+
+    Args:
+        config: as for `plan`.
+        on: the fleets. Each gets an equal share of what is left of the budget.
+        budget_seconds: of all fleets together.
+        others: further arguments of `plan`, but for a price: it would be one price for different chips.
+
+    Raises:
+        InputError: no fleet is named, one is named twice, or no plan can be made for any.
+
+    >>> made = plan_fleets("linear", on=["2xH100", "2xA100-80GB"], budget_seconds=2)
+    >>> made.fastest.fleet.name in ("2xH100", "2xA100-80GB")
+    True
+    """
+    fleets = [each if isinstance(each, Fleet) else fleet_of(each) for each in on]
+    if not fleets or len({each.name for each in fleets}) < len(fleets):
+        raise InputError("name each fleet once", hint="--fleets 64xH100,32xB200")
+    if others.get("price_per_device_hour") is not None:
+        raise InputError(
+            "one price cannot be that of different fleets",
+            hint="leave it out: list prices are used; in Python a Fleet may carry its own price",
+        )
+    plans: list[Plan] = []
+    refused: dict[str, InputError] = {}
+    ends = time.monotonic() + budget_seconds
+    for place, fleet in enumerate(fleets):
+        share = max((ends - time.monotonic()) / (len(fleets) - place), LEAST_BUDGET)
+        try:
+            plans.append(plan(config, on=fleet, budget_seconds=share, **others))
+        except InputError as why:
+            refused[fleet.name] = why
+        if plans and plans[-1].interrupted:
+            break
+    if not plans:
+        raise next(iter(refused.values()))
+    return FleetPlans(plans=tuple(plans), refused={name: why.message for name, why in refused.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a caller of `plan` asks for, but for the fleet. `started`: on the clock of `time.monotonic`."""
+
+    config: str | RunConfig
+    overrides: Overrides
+    fix: Sequence[str] | Mapping[str, Any]
+    vary: Sequence[str] | Mapping[str, Any]
+    tokens: float | str | None
+    price: float | str | None
+    num_workers: int
+    on_event: Callable[[PlanProgress], None]
+    started: float
+    budget_seconds: float
+
+
+def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
+    """Return the plan for one fleet; without compiling if no candidate fits with probability `least_hope`."""
+    price = ""
+    if asked.price is not None:
+        fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(asked.price))
+    elif fleet.price_per_device_hour is None:
+        fleet, price = _priced(fleet)
+    run = config_of_run(asked.config, asked.overrides, None)
+    if run is None:
+        return _plan_of_function(asked, fleet)
+    knobs = _knobs(asked.fix, asked.vary)
+    if run.batch.sequences_per_replica is not None:
+        run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
+    num_steps = run.steps if asked.tokens is None else steps_for(asked.tokens, run.batch.tokens_per_step)
+    runner = _runner_of(run, fleet, knobs, num_steps, asked)
+    if least_hope and runner.search.probability_of_fitting().max() < least_hope:
+        return runner.plan("no candidate is likely to fit")
+    runner.prefer_cached()
+    ended = runner.search_until_done(asked.num_workers)
+    made = dataclasses.replace(runner.plan(ended), price=price)
+    if made.winner is not None:
+        remember(made)
+    elif not made.interrupted and not least_hope:
+        found = _what_would_fit(run, fleet, knobs, asked)
+        made = dataclasses.replace(made, suggestions=found, seconds=time.monotonic() - asked.started)
+    return made
+
+
+def _runner_of(
+    run: RunConfig,
+    fleet: Fleet,
+    knobs: Mapping[str, tuple[str, ...]],
+    num_steps: int | None,
+    asked: _Asked,
+) -> Runner:
+    """Return the search over a run's candidates on a fleet.
+
+    Raises:
+        InputError: no candidate is legal.
+    """
     space = space_of(run, fleet, knobs)
     if not space.num_considered:
         raise _nothing_legal(run, fleet, space)
     estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
-    search = Search(space.candidates, estimates, _room(fleet, space))
-    runner = _Runner(
-        run=run,
+    programs = RunPrograms(config=run, fleet=fleet, candidates=space.candidates, num_steps=num_steps)
+    return Runner(
+        programs=programs,
         fleet=fleet,
-        space=space,
-        search=search,
-        num_steps=num_steps,
-        budget_seconds=budget_seconds,
-        started=started,
-        on_event=on_event,
+        search=Search(space.candidates, estimates, _room(fleet, space)),
+        num_layouts=space.num_layouts,
+        num_considered=space.num_considered,
+        illegal=space.illegal,
+        budget_seconds=asked.budget_seconds,
+        started=asked.started,
+        on_event=asked.on_event,
     )
-    workers = num_workers or _num_workers()
-    search.prefer(runner.cached_rows())
-    ended = runner.search_until_done(workers)
-    made = dataclasses.replace(runner.plan(ended), price=price)
-    if made.winner is None and not made.interrupted:
-        found = _what_would_fit(run, fleet, knobs, workers, budget_seconds)
-        made = dataclasses.replace(made, suggestions=found, seconds=time.monotonic() - started)
-    return made
 
 
-def _read(
-    config: str | RunConfig,
-    on: str | Fleet,
-    overrides: Overrides,
-    tokens: float | str | None,
-    price: float | str | None,
-) -> tuple[RunConfig, Fleet, int | None]:
-    """Return the run with its batch on its own layout, the fleet with its price, and the steps of the run."""
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
-    if price is not None:
-        fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(price))
-    run = config_of_run(config, overrides, None)
-    if run is None:
+def _plan_of_function(asked: _Asked, fleet: Fleet) -> Plan:
+    """Return the plan of a function of the user's own: its meshes and the knobs that it declares."""
+    assert isinstance(asked.config, str), "a RunConfig is no function"
+    for what, given in (("tokens", asked.tokens), ("overrides", asked.overrides or None)):
+        if given is not None:
+            raise InputError(
+                f"{asked.config} is not a configuration: {what} {given!r} cannot be used",
+                hint="fix its knobs with --fix KNOB=VALUE; time and memory of a step need nothing more",
+            )
+    axes = Layout(axes=(("data", fleet.num_devices),))
+    found = declared_by(request_of(asked.config, fleet, axes))
+    restricted = _merged(values_by_knob(asked.fix), values_by_knob(asked.vary))
+    space = function_space(fleet, found.axes or ("data",), found.knobs, restricted)
+    if not len(space):
         raise InputError(
-            f"{config} is not a configuration; `plan` chooses among the layouts of configurations",
-            hint="weigh it on the meshes you have in mind: `meshwright weigh ... --layout data=8`",
+            f"no mesh of {', '.join(space.axes)} has the {fleet.num_devices} devices of {fleet.name}",
+            hint="fix fewer sizes",
         )
-    if run.batch.sequences_per_replica is not None:
-        run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
-    num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
-    return run, fleet, num_steps
+    usable = usable_bytes(fleet)
+    kinds = [sum(allowance(fleet, space.layout(row).axes).values()) for row in range(len(space))]
+    room = np.full(len(space), np.inf) if usable is None else usable - np.array(kinds, float)
+    runner = Runner(
+        programs=FunctionPrograms(config=asked.config, fleet=fleet, space=space),
+        fleet=fleet,
+        search=Search(space, space.estimates(), room, FUNCTION_PRIORS),
+        num_layouts=space.num_layouts,
+        num_considered=len(space),
+        illegal={},
+        budget_seconds=asked.budget_seconds,
+        started=asked.started,
+        on_event=asked.on_event,
+    )
+    return runner.plan(runner.search_until_done(asked.num_workers))
+
+
+def _smallest(asked: _Asked, largest: Fleet) -> Plan:
+    """Return the plan for the smallest fleet on which a compiled candidate fits, from one device up.
+
+    Raises:
+        InputError: no plan can be made for any of the fleets.
+    """
+    smaller: dict[str, str] = {}
+    last: InputError | None = None
+    for fleet in smaller_fleets(largest):
+        try:
+            made = _planned_on(asked, fleet, 0.0 if fleet.name == largest.name else LEAST_HOPE)
+        except InputError as why:
+            smaller[fleet.name], last = why.message, why
+            continue
+        made = dataclasses.replace(made, smaller=dict(smaller))
+        if made.winner is not None or made.interrupted or fleet.name == largest.name:
+            return made
+        compiled = sum(not candidate.failed for candidate in made.candidates)
+        smaller[fleet.name] = f"none of {compiled} compiled fits" if compiled else made.ended
+    assert last is not None, "the largest fleet has a plan or an error"
+    raise last
 
 
 def _knobs(
     fix: Sequence[str] | Mapping[str, Any], vary: Sequence[str] | Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    fixed, varied = parsed_knobs(fix), parsed_knobs(vary)
+    return _merged(parsed_knobs(fix), parsed_knobs(vary))
+
+
+def _merged(
+    fixed: Mapping[str, tuple[str, ...]], varied: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
     if both := sorted(fixed.keys() & varied.keys()):
         raise InputError(f"{both[0]} is fixed and varied", hint=f"name {both[0]} once")
-    return fixed | varied
+    return {**fixed, **varied}
 
 
 def _priced(fleet: Fleet) -> tuple[Fleet, str]:
     """Return the fleet with a list price if it has none and one is known, and where that price comes from."""
-    if fleet.price_per_device_hour is not None:
-        return fleet, ""
     found = list_price(fleet.chip.name, datetime.now(UTC).date(), refreshed=cache_root() / "prices.toml")
     if found is None:
         return fleet, ""
@@ -158,7 +313,7 @@ def _priced(fleet: Fleet) -> tuple[Fleet, str]:
 
 
 def _what_would_fit(
-    run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]], workers: int, budget_seconds: float
+    run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]], asked: _Asked
 ) -> tuple[Change, ...]:
     """Return the first knob that need not be fixed, and the smallest larger fleet, with which something fits.
 
@@ -173,39 +328,24 @@ def _what_would_fit(
     ]
     found: list[Change] = []
     for options in (released, grown):
-        tried = (_first_fit(run, *option, workers, budget_seconds) for option in options)
+        tried = (_first_fit(run, *option, asked) for option in options)
         found += [change for change in itertools.islice(filter(None, tried), 1)]
     return tuple(found)
 
 
 def _first_fit(
-    run: RunConfig,
-    arguments: str,
-    fleet: Fleet,
-    knobs: Mapping[str, tuple[str, ...]],
-    workers: int,
-    budget_seconds: float,
+    run: RunConfig, arguments: str, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]], asked: _Asked
 ) -> Change | None:
     """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
-    space = space_of(run, fleet, knobs)
-    if not space.num_considered:
+    asked = dataclasses.replace(asked, started=time.monotonic(), on_event=ignore)
+    try:
+        runner = _runner_of(run, fleet, knobs, None, asked)
+    except InputError:  # no candidate is legal there
         return None
-    estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
-    search = Search(space.candidates, estimates, _room(fleet, space))
-    if search.probability_of_fitting().max() < LEAST_HOPE:
+    if runner.search.probability_of_fitting().max() < LEAST_HOPE:
         return None
-    runner = _Runner(
-        run=run,
-        fleet=fleet,
-        space=space,
-        search=search,
-        num_steps=None,
-        budget_seconds=budget_seconds,
-        started=time.monotonic(),
-        on_event=ignore,
-        stops_at_first_fit=True,
-    )
-    best = runner.plan(runner.search_until_done(workers)).winner
+    runner.stops_at_first_fit = True
+    best = runner.plan(runner.search_until_done(asked.num_workers)).winner
     if best is None or best.step_seconds is None:
         return None
     return Change(
@@ -241,149 +381,3 @@ def _room(fleet: Fleet, space: Space) -> Any:
     _, first, places = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
     by_kind = [sum(allowance(fleet, space.candidates.layout(int(row)).axes).values()) for row in first]
     return usable - np.array(by_kind, float)[places.ravel()]
-
-
-def _num_workers() -> int:
-    return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // BYTES_PER_WORKER))
-
-
-@dataclass(kw_only=True)
-class _Runner:
-    """Compile what the search asks for, side by side, and keep what came of it."""
-
-    run: RunConfig
-    fleet: Fleet
-    space: Space
-    search: Search
-    num_steps: int | None
-    budget_seconds: float
-    started: float
-    on_event: Callable[[PlanProgress], None]
-    stops_at_first_fit: bool = False
-    planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
-    best: Weighing | None = None
-    running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
-
-    def search_until_done(self, num_workers: int) -> str:
-        """Compile until the budget is spent, nothing promises a saving, or Ctrl-C. Return which."""
-        pool = ThreadPoolExecutor(num_workers)
-        try:
-            while True:
-                ended = self._begin(pool, num_workers)
-                if not self.running:
-                    return ended
-                self._tell()
-                done, _ = wait(self.running, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
-                for future in done:
-                    self._finish(self.running.pop(future), future)
-        except KeyboardInterrupt:
-            return STOPPED
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _begin(self, pool: ThreadPoolExecutor, num_workers: int) -> str:
-        """Begin compilations while workers are free. Return why no more would begin."""
-        while len(self.running) < num_workers:
-            if self.stops_at_first_fit and self.search.best is not None:
-                return "a candidate fits"
-            spent = time.monotonic() - self.started >= self.budget_seconds
-            if spent and self.search.num_begun >= num_workers:
-                return f"the budget of {self.budget_seconds:g} s is spent"
-            row = self.search.next()
-            if row is None:
-                return "no other candidate promises a saving"
-            self.running[pool.submit(self._weigh, row)] = row
-        return ""
-
-    def cached_rows(self) -> list[int]:
-        """Return the candidates among the most promising that an earlier call compiled, the best first."""
-        rows = self.search.most_promising(MOST_LOOKED_UP)
-        return [row for row in rows if is_compiled(request_of(*self._resolved(row)).key())]
-
-    def _resolved(self, row: int) -> tuple[RunConfig, Fleet, Layout]:
-        config = overridden(self.run, self.space.candidates.overrides(row))
-        config, layout = resolved(config, self.fleet)
-        return config, self.fleet, layout
-
-    def _weigh(self, row: int) -> Weighing:
-        return weigh_resolved(*self._resolved(row), num_steps=self.num_steps)
-
-    def _finish(self, row: int, future: Future[Weighing]) -> None:
-        """Record a compiled candidate, or why it could not be compiled."""
-        weighing, failed = None, ""
-        try:
-            weighing = future.result()
-        except MeshwrightError as error:
-            # Before anything compiled, an input error is most likely one that every candidate has.
-            if isinstance(error, InputError) and all(each.failed for each in self.planned.values()):
-                raise
-            failed = error.message
-        if weighing is not None and weighing.prediction is None:
-            raise InputError(
-                f"no time is predicted for {self.fleet.name}, and so no order: {weighing.no_prediction}",
-                hint="choose a fleet with known rates: `meshwright fleets`",
-            )
-        self.planned[row] = self._planned(row, weighing, failed)
-        memory = None if weighing is None else weighing.ledger.memory
-        outcome = Outcome(
-            seconds=None if weighing is None else weighing.step_seconds,
-            reserved_bytes=None if memory is None else memory.reserved_bytes,
-        )
-        self.search.finish(row, outcome)
-        if self.search.best == row:
-            self.best = weighing  # of the others, no more than `Planned` is kept
-
-    def _planned(self, row: int, weighing: Weighing | None, failed: str) -> Planned:
-        estimates = self.search.estimates
-        memory = None if weighing is None else weighing.ledger.memory
-        room = None
-        if memory is not None and memory.usable_bytes is not None:
-            room = memory.usable_bytes - memory.allowance_bytes
-        return Planned(
-            layout=str(self.space.candidates.layout(row)),
-            overrides=self.space.candidates.overrides(row),
-            estimated_seconds=float(estimates.seconds[row]),
-            estimated_bytes=float(estimates.memory[row]),
-            reserved_bytes=None if memory is None else memory.reserved_bytes,
-            room_bytes=room,
-            prediction=None if weighing is None else weighing.prediction,
-            cached=weighing is not None and weighing.cached,
-            failed=failed,
-        )
-
-    def _tell(self) -> None:
-        best = self.search.best
-        running = tuple(
-            f"{planned.layout(row)} {planned.overrides(row)['remat']}"
-            for planned in (self.space.candidates,)
-            for row in self.running.values()
-        )
-        self.on_event(
-            PlanProgress(
-                num_considered=self.space.num_considered,
-                num_compiled=sum(not each.failed for each in self.planned.values()),
-                num_failed=sum(bool(each.failed) for each in self.planned.values()),
-                best=None if best is None else self.planned[best],
-                running=running,
-                seconds=time.monotonic() - self.started,
-                budget_seconds=self.budget_seconds,
-            )
-        )
-
-    def plan(self, ended: str) -> Plan:
-        """Return the plan of what was compiled."""
-        removed = dict(self.space.illegal)
-        if too_large := self.search.num_too_large:
-            removed["state and block inputs alone do not fit"] = too_large
-        return Plan(
-            config=self.run,
-            fleet=self.fleet,
-            num_layouts=self.space.num_layouts,
-            num_considered=self.space.num_considered,
-            removed=removed,
-            num_open=self.space.num_considered - self.search.num_too_large - len(self.planned),
-            candidates=tuple(self.planned.values()),
-            best=self.best,
-            ended=ended,
-            seconds=time.monotonic() - self.started,
-        )

@@ -13,7 +13,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from ..compiler import SIMULATED, TARGET_COMPILER, Compiled, Request, compile_program, requested_options
+from ..compiler import (
+    SIMULATED,
+    TARGET_COMPILER,
+    Compiled,
+    Request,
+    compile_program,
+    is_compiled,
+    requested_options,
+)
 from ..config import (
     Layout,
     Overrides,
@@ -24,20 +32,23 @@ from ..config import (
     overridden,
     resolve_batch,
 )
-from ..errors import InputError
+from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, check_compilable, memory_fraction, topology_arguments
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
 from ..measure import cautions
+from ..planning import settings_words
 from ..predict import Prediction, checked_price, predict, steps_for
-from ..results import Phase, Weighing, calibration_for, ignore
+from ..results import KnownPlan, Phase, Weighing, calibration_for, ignore
 from ..torch_account import Account, account_torch, is_torch_module
+from ._known_plans import plan_command, remembered
 
 if TYPE_CHECKING:
     import torch
 
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config without effect on the program
 # By platform: the package whose presence shows that the compiler is installed, and the extra that brings it.
+LEAST_NAMED_SAVING = 0.05  # share of the step: an earlier plan's best is named if it saves more
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
 
 
@@ -139,10 +150,43 @@ def weigh(
     if run is None:
         _refuse_totals(config, tokens, price_per_device_hour)
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-        return weigh_resolved(config, fleet, mesh, simulate=simulate, num_steps=None, on_event=on_event)
+        knobs = knobs_of(overrides)
+        return weigh_resolved(
+            config, fleet, mesh, simulate=simulate, num_steps=None, knobs=knobs, on_event=on_event
+        )
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
-    return weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
+    made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
+    if fleet.num_devices == 1 or simulate or made.prediction is None:
+        return made
+    command = plan_command(config if isinstance(config, str) else run.name, fleet, overrides)
+    return dataclasses.replace(made, plan=_known_plan(made, run, command))
+
+
+def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
+    """Return what an earlier plan found for the same run, if it is faster by enough and still compiled."""
+    nothing = KnownPlan(command=command)
+    overrides = remembered(run, made.fleet)
+    if overrides is None or made.prediction is None:
+        return nothing
+    try:
+        request = request_of(*_on_fleet(run, overrides, made.fleet))
+        if not is_compiled(request.key()):
+            return nothing
+        best = weigh_resolved(*_on_fleet(run, overrides, made.fleet), num_steps=None)
+    except MeshwrightError:  # written by a version whose settings this one does not take
+        return nothing
+    seconds, now = best.step_seconds, made.prediction.step_seconds.expected
+    if seconds is None or best.fits is False or (made.fits and seconds > (1 - LEAST_NAMED_SAVING) * now):
+        return nothing
+    return KnownPlan(
+        command=command, layout=str(best.layout), settings=settings_words(overrides), step_seconds=seconds
+    )
+
+
+def _on_fleet(run: RunConfig, overrides: Overrides, fleet: Fleet) -> tuple[RunConfig, Fleet, Layout]:
+    config, layout = resolved(overridden(run, overrides), fleet)
+    return config, fleet, layout
 
 
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
@@ -183,10 +227,11 @@ def weigh_resolved(
     *,
     num_steps: int | None,
     simulate: bool = False,
+    knobs: Mapping[str, str] | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
-    """Weigh a config and layout from `resolved`, or a foreign program by its name."""
-    request = request_of(config, fleet, layout, simulate)
+    """Weigh a config and layout from `resolved`, or a foreign program by its name and knobs."""
+    request = request_of(config, fleet, layout, simulate, knobs)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     executions = executions_in(folder)
@@ -233,14 +278,8 @@ def load(config: str | RunConfig, overrides: Overrides = ()) -> RunConfig:
 
 
 def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig | None:
-    """Return the config with its overrides and layout; None for a foreign program, which takes none."""
+    """Return the config with its overrides and layout; None for a foreign program, named by its function."""
     if isinstance(config, str) and ":" in config and not os.path.exists(config):
-        if overrides:
-            first = overrides if isinstance(overrides, str) else next(iter(overrides))
-            raise InputError(
-                f"{config} is not a configuration, so {first!r} changes nothing",
-                hint="change the program, or leave --set out",
-            )
         return None
     if layout is None:
         return load(config, overrides)
@@ -248,6 +287,24 @@ def config_of_run(config: str | RunConfig, overrides: Overrides, layout: str | N
         return load(config, {**overrides, "layout": layout})
     given = [overrides] if isinstance(overrides, str) else overrides
     return load(config, [*given, f"layout={layout}"])
+
+
+def knobs_of(overrides: Overrides) -> dict[str, str]:
+    """Return the knobs of a foreign program's function, as text: {"remat": "full"} or ["remat=full"].
+
+    Raises:
+        InputError: a text has no "=", or a knob is given twice.
+    """
+    if isinstance(overrides, Mapping):
+        return {name: str(value) for name, value in overrides.items()}
+    knobs: dict[str, str] = {}
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        name, equals, value = text.partition("=")
+        if not equals or name.strip() in knobs:
+            problem = "is given twice" if equals else "has no value"
+            raise InputError(f"{name.strip()!r} {problem}", hint="write each knob once, as remat=full")
+        knobs[name.strip()] = value.strip()
+    return knobs
 
 
 def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layout: str | None) -> RunConfig:
@@ -261,8 +318,17 @@ def config_to_run(verb: str, config: str | RunConfig, overrides: Overrides, layo
     return run
 
 
-def request_of(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: bool = False) -> Request:
-    """Return what a compile worker is asked for: the program of a config and layout from `resolved`."""
+def request_of(
+    config: str | RunConfig,
+    fleet: Fleet,
+    layout: Layout,
+    simulate: bool = False,
+    knobs: Mapping[str, str] | None = None,
+) -> Request:
+    """Return what a compile worker is asked for: the program of a config and layout from `resolved`.
+
+    `knobs`: keyword arguments of a foreign program's function.
+    """
     platform = fleet.chip.platform
     simulated = simulate and platform != "cpu"
     topology: dict[str, Any] = {}
@@ -275,8 +341,11 @@ def request_of(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: 
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
     ours = isinstance(config, RunConfig)
+    name = config.name if ours else config
+    if knobs:
+        name += f"({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"
     return Request(
-        name=config.name if ours else config,
+        name=name,
         fleet=fleet.name,
         platform=platform,
         source=SIMULATED if simulated else TARGET_COMPILER,
@@ -287,6 +356,7 @@ def request_of(config: str | RunConfig, fleet: Fleet, layout: Layout, simulate: 
         config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),
+        knobs=dict(knobs or {}),
     )
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,8 +40,16 @@ CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if 
 def plan(
     config: Config,
     on: Annotated[
-        str, typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local.")
-    ],
+        str | None,
+        typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
+    ] = None,
+    fleets: Annotated[
+        str | None,
+        typer.Option("--fleets", metavar="A,B,C", help="Compare fleets by time and cost, in place of --on."),
+    ] = None,
+    min_devices: Annotated[
+        bool, typer.Option("--min-devices", help="Plan for the smallest fleet that fits, up to --on.")
+    ] = False,
     fix: FixOption = None,
     vary: VaryOption = None,
     overrides: SetOption = None,
@@ -68,11 +76,19 @@ def plan(
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
+    if fleets is not None:
+        _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
+        common = {"fix": fix or (), "vary": vary or (), "overrides": overrides or (), "tokens": tokens}
+        _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
+        return
+    if on is None:
+        raise InputError("no fleet is named", hint="--on 64xH100; `meshwright fleets` lists chips")
     say_readings(config, on, None)
     with _progress(f"planning {config} on {on}") as on_event:
         made = run_plan(
             config,
             on=on,
+            smallest_fleet=min_devices,
             fix=fix or (),
             vary=vary or (),
             overrides=overrides or (),
@@ -83,8 +99,6 @@ def plan(
         )
     if html is not None:
         made.to_html(html)
-    if toml is not None and made.winner is not None:
-        _write(toml, made.to_toml())
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import plan_renderable
@@ -92,11 +106,57 @@ def plan(
         return (plan_renderable(made, top, _more(toml, html, config)),)
 
     answer(as_json, made.to_dict(), page)
+    # Files come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
+    if toml is not None and made.winner is not None:
+        _write(toml, made.to_toml())
     if emit is not None and toml is not None and made.winner is not None:
-        _write_job(made, emit, toml)  # after the answer: a scheduler may not suit the fleet
+        _write_job(made, emit, toml)
     if made.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if check and made.winner is None:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _refuse_beside_fleets(**given: object) -> None:
+    """Raise if an option is given that means one fleet."""
+    for name, value in given.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"--fleets compares fleets, and {option} is of one",
+                hint=f"leave {option} out; then plan for the fleet of your choice with --on",
+            )
+
+
+def _compare(
+    config: str,
+    fleets: list[str],
+    budget: float,
+    common: dict[str, Any],
+    html: Path | None,
+    *,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Plan for several fleets and print their comparison."""
+    from meshwright import plan_fleets
+
+    for fleet in fleets:
+        say_readings(config, fleet, None)
+    with _progress(f"planning {config} on {len(fleets)} fleets") as on_event:
+        made = plan_fleets(config, on=fleets, budget_seconds=budget, on_event=on_event, **common)
+    if html is not None:
+        made.to_html(html)
+
+    def page() -> RenderableType:
+        from meshwright.report import renderable
+
+        return renderable(made, more=f"One of them in full: meshwright plan {config} --on FLEET")
+
+    answer(as_json, made.to_dict(), page)
+    if made.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if check and made.fastest is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
@@ -116,7 +176,7 @@ def _write_job(made: Plan, kind: str, toml: Path) -> None:
     """Write the job file beside the run's file, and say where."""
     from meshwright.launch import JOB_KINDS, job_file
 
-    name = made.config.name
+    name = made.name
     folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
     text = job_file(kind, config_file=str(toml), fleet=made.fleet, name=name, steps=None, folder=folder)
     path = toml.with_suffix(JOB_KINDS[kind])

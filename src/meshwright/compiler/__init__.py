@@ -20,6 +20,7 @@ from ._record import TEXTS as TEXTS
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder
+from ._record import Declared as Declared
 from ._record import OptionValue as OptionValue
 from ._record import Request as Request
 from ._record import TracedFlops as TracedFlops
@@ -32,4 +33,5 @@ from ._run import PID_FILE as PID_FILE
 from ._run import STATUS_FILE as STATUS_FILE
 from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
+from ._run import declared_by as declared_by
 from ._run import warm_workers as warm_workers

@@ -162,6 +162,8 @@ class Request:
     config: dict[str, Any] | None = None  # a RunConfig
     function: str | None = None  # "package.module:function"
     search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
+    knobs: dict[str, str] = field(default_factory=dict[str, str])  # the function's keyword arguments, as text
+    describes: bool = False  # answer with what the function declares (`Declared`) instead of compiling
 
     def to_json(self) -> str:
         """Return the JSON text that the worker reads."""
@@ -176,6 +178,17 @@ class Request:
         """Return the cache key, from the request, versions, our source, and a foreign step's lowered text."""
         parts = [str(SCHEMA), self.to_json(), json.dumps(installed_versions()), _source_digest(), lowered]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What a function of the user's own declares: its mesh axes, and its knobs with their values as text.
+
+    The default of a knob comes first.
+    """
+
+    axes: tuple[str, ...]
+    knobs: dict[str, tuple[str, ...]]
 
 
 @cache

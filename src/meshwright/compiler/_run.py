@@ -12,6 +12,7 @@ since then gets a new process instead.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ import psutil
 from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
-from ._record import Compiled, Request
+from ._record import Compiled, Declared, Request
 
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
@@ -72,6 +73,20 @@ def compile_program(
     compiled = _cache.lookup(key)
     assert compiled is not None, f"the worker left no readable program under {key}"
     return compiled, _cache.entry(key), "cached" in answer
+
+
+def declared_by(request: Request) -> Declared:
+    """Return the mesh axes and knobs that the function of `request` declares. Its module is imported apart.
+
+    Raises:
+        InputError: the module or function does not exist, or fails, or declares something that is no list.
+    """
+    asked = dataclasses.replace(request, describes=True)
+    with working_folder("meshwright-declared-") as made:
+        memory = psutil.virtual_memory().available * 9 // 10
+        answer = _work(asked, made, lambda phase: None, TIME_LIMIT_SECONDS, memory)
+    knobs = {name: tuple(values) for name, values in json.loads(answer["knobs"]).items()}
+    return Declared(axes=tuple(json.loads(answer["axes"])), knobs=knobs)
 
 
 def _work(

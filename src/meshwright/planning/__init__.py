@@ -6,14 +6,21 @@ Imports: `compiler` (its record only), `config`, `hardware`, `ledger`, `predict`
 
 from ._estimates import Estimates as Estimates
 from ._estimates import estimate as estimate
+from ._functions import FUNCTION_PRIORS as FUNCTION_PRIORS
+from ._functions import FunctionSpace as FunctionSpace
+from ._functions import function_space as function_space
 from ._search import Outcome as Outcome
+from ._search import Priors as Priors
 from ._search import Search as Search
 from ._space import Candidates as Candidates
 from ._space import Space as Space
 from ._space import parsed_knobs as parsed_knobs
+from ._space import settings_words as settings_words
 from ._space import space_of as space_of
+from ._space import values_by_knob as values_by_knob
 from ._suggestions import HandSum as HandSum
 from ._suggestions import Suggestion as Suggestion
 from ._suggestions import fleet_times as fleet_times
 from ._suggestions import hand_sum as hand_sum
+from ._suggestions import smaller_fleets as smaller_fleets
 from ._suggestions import suggestions as suggestions

@@ -2,7 +2,7 @@
 
 An estimate is wrong by a factor that is much alike within a family: candidates with the same policy of
 rematerialisation and the same kinds of axes. So the logarithm of (compiled / estimate) is taken as a sum of
-effects, one for each property of a candidate (`_properties`), each with a prior of mean 0, and every compiled
+effects, one for each property of a candidate, each with a prior of mean 0, and every compiled
 candidate narrows them: Bayesian linear regression in closed form (Bishop, "Pattern Recognition and Machine
 Learning", section 3.3). That gives each candidate an expected time and memory and how far they may be off.
 
@@ -17,24 +17,48 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._estimates import Estimates
-from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates
 
 Numbers = NDArray[np.float64]
 
 LEAST_SAVING = 0.002  # of the best step: a smaller expected saving is not worth a compilation
 NUM_FAMILIES = 6  # compiled from different families before families may repeat
 PROMISING = 1.35  # families whose best estimate is within this factor of the best of all
-TIME_EFFECT, TIME_NOISE = 0.12, 0.04  # standard deviations of ln(compiled / estimate): one effect, the rest
-MEMORY_EFFECT, MEMORY_NOISE = 0.20, 0.06
 CLOSE_TO_SURE = 0.02  # probability of fitting below which a candidate is not compiled
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priors:
+    """Standard deviations of ln(compiled / estimate): of one effect, and of what no effect explains."""
+
+    time_effect: float = 0.12
+    time_noise: float = 0.04
+    memory_effect: float = 0.20
+    memory_noise: float = 0.06
+
+
+class Searchable(Protocol):
+    """Candidates of any kind, as the search sees them."""
+
+    def __len__(self) -> int:
+        """Return the number of candidates."""
+        ...
+
+    def properties(self) -> Numbers:
+        """Return what the effects belong to, [candidates, properties]; the first column is constant."""
+        ...
+
+    def families(self) -> NDArray[np.int64]:
+        """Return a number for each candidate, the same within a family."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +110,23 @@ class Search:
 
     Args:
         room_bytes: for each candidate, what its program may reserve; infinite where nothing is known.
+        priors: how far the estimates may be off.
     """
 
-    def __init__(self, candidates: Candidates, estimates: Estimates, room_bytes: Numbers) -> None:
-        self.candidates, self.estimates = candidates, estimates
+    def __init__(
+        self,
+        candidates: Searchable,
+        estimates: Estimates,
+        room_bytes: Numbers,
+        priors: Priors = Priors(),
+    ) -> None:
+        self.estimates = estimates
         self._room = room_bytes
-        properties = _properties(candidates)
-        self._time = _Effects(properties, TIME_EFFECT, TIME_NOISE)
-        self._memory = _Effects(properties, MEMORY_EFFECT, MEMORY_NOISE)
+        properties = candidates.properties()
+        self._time = _Effects(properties, priors.time_effect, priors.time_noise)
+        self._memory = _Effects(properties, priors.memory_effect, priors.memory_noise)
         self._open = estimates.memory_bound <= room_bytes
-        self._families = _families(candidates)
+        self._families = candidates.families()
         self._tried_families: set[int] = set()
         self.num_too_large = int((~self._open).sum())
         self.outcomes: dict[int, Outcome] = {}
@@ -220,29 +251,3 @@ def normal_cdf(z: Numbers) -> Numbers:
     [0.1587, 0.5, 0.8413]
     """
     return 0.5 * (1 + np.asarray(_erf(z / math.sqrt(2)), np.float64))
-
-
-def _properties(candidates: Candidates) -> Numbers:
-    """Return what the effects belong to, [candidates, properties]: 1 for all, then kinds of candidates.
-
-    An axis counts by whether it is there and by the logarithm of its size.
-    """
-    sizes = candidates.sizes.astype(float)
-    columns = [np.ones(len(candidates))]
-    for axis in (STAGE, DATA, FSDP, CONTEXT, EXPERT, TENSOR):
-        columns += [(sizes[:, axis] > 1).astype(float), np.log2(sizes[:, axis]) / 4]
-    for name, values in SETTINGS.items():
-        columns += [(candidates.settings[name] == place).astype(float) for place in range(1, len(values))]
-    columns += [np.log2(candidates.microbatch.astype(float)) / 4]
-    columns += [(candidates.inner != TENSOR).astype(float)]
-    return np.stack(columns, axis=1)
-
-
-def _families(candidates: Candidates) -> NDArray[np.int64]:
-    """Return a number for each candidate: the same for those with the same axes, policy and offload."""
-    family = np.zeros(len(candidates), np.int64)
-    for axis in (STAGE, CONTEXT, EXPERT, TENSOR):
-        family = 2 * family + (candidates.sizes[:, axis] > 1)
-    return (family * len(SETTINGS["remat"]) + candidates.settings["remat"]) * len(SETTINGS["offload"]) + (
-        candidates.settings["offload"]
-    )

@@ -115,6 +115,35 @@ class Candidates:
         chosen["batch.microbatch_sequences"] = int(self.microbatch[row])
         return chosen
 
+    def words(self, row: int) -> str:
+        """Return everything but the layout in words: "microbatch 1, remat full, zero1"."""
+        words = settings_words(self.overrides(row))
+        one_precision = len(np.unique(self.settings["precision"])) == 1
+        return words if one_precision else f"{words}, {self.overrides(row)['precision']}"
+
+    def properties(self) -> NDArray[np.float64]:
+        """Return what the search's effects belong to, [candidates, properties]: 1, then kinds of candidates.
+
+        An axis counts by whether it is there and by the logarithm of its size.
+        """
+        sizes = self.sizes.astype(float)
+        columns = [np.ones(len(self))]
+        for axis in range(len(AXES)):
+            columns += [(sizes[:, axis] > 1).astype(float), np.log2(sizes[:, axis]) / 4]
+        for name, values in SETTINGS.items():
+            columns += [(self.settings[name] == place).astype(float) for place in range(1, len(values))]
+        columns += [np.log2(self.microbatch.astype(float)) / 4]
+        columns += [(self.inner != TENSOR).astype(float)]
+        return np.stack(columns, axis=1)
+
+    def families(self) -> Column:
+        """Return a number for each candidate: the same for those with the same axes, policy and offload."""
+        family = np.zeros(len(self), np.int64)
+        for axis in (STAGE, CONTEXT, EXPERT, TENSOR):
+            family = 2 * family + (self.sizes[:, axis] > 1)
+        family = family * len(SETTINGS["remat"]) + self.settings["remat"]
+        return family * len(SETTINGS["offload"]) + self.settings["offload"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -133,6 +162,20 @@ class Space:
     def num_considered(self) -> int:
         """Number of legal candidates."""
         return len(self.candidates)
+
+
+def settings_words(overrides: Mapping[str, Any]) -> str:
+    """Return the settings of a candidate, from `Candidates.overrides`, in words.
+
+    >>> settings_words({"layout": "fsdp=8", "batch.microbatch_sequences": 1, "remat": "full", "zero1": False,
+    ...                 "offload": "none", "pipeline": "1f1b"})
+    'microbatch 1, remat full'
+    """
+    words = [f"microbatch {overrides['batch.microbatch_sequences']}", f"remat {overrides['remat']}"]
+    words += ["zero1"] if overrides["zero1"] else []
+    words += [f"offload {overrides['offload']}"] if overrides["offload"] != "none" else []
+    words += [overrides["pipeline"]] if "stage=" in overrides["layout"] else []
+    return ", ".join(words)
 
 
 def space_of(config: RunConfig, fleet: Fleet, fix: Mapping[str, Sequence[str]] | None = None) -> Space:
@@ -177,26 +220,39 @@ def parsed_knobs(given: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[st
     >>> parsed_knobs(["tp=1,2", "remat=full"])
     {'tensor': ('1', '2'), 'remat': ('full',)}
     """
-    if isinstance(given, Mapping):
-        pairs = [
-            (name, value if isinstance(value, list | tuple) else [value]) for name, value in given.items()
-        ]
-    else:
-        pairs = [_split(text) for text in given]
     knobs: dict[str, tuple[str, ...]] = {}
-    for name, values in pairs:
+    for name, values in values_by_knob(given).items():
         knob = name if name in KNOBS else _OTHER_NAMES.get(name, name)
         if knob not in KNOBS:
             raise InputError(
                 f"{name!r} is nothing that the planner chooses",
                 hint=f"{nearest_name(name, KNOBS)}; other keys of the run: --set {name}=...",
             )
-        words = tuple(
-            str(value).strip().lower() if knob == "zero1" else str(value).strip() for value in values
-        )
+        words = tuple(value.lower() if knob == "zero1" else value for value in values)
         if knob in knobs:
             raise InputError(f"{knob} is given twice", hint=f"write all its values once: {knob}=1,2")
         knobs[knob] = _checked_values(knob, words)
+    return knobs
+
+
+def values_by_knob(given: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the values of `fix` or `vary` as text, by the name that was given.
+
+    Raises:
+        InputError: a text is not of the form name=value, or a name is given twice.
+
+    >>> values_by_knob({"remat": [True, False]})
+    {'remat': ('True', 'False')}
+    """
+    if isinstance(given, Mapping):
+        lists = {name: value if isinstance(value, list | tuple) else [value] for name, value in given.items()}
+        return {name: tuple(str(value) for value in values) for name, values in lists.items()}
+    knobs: dict[str, tuple[str, ...]] = {}
+    for text in [given] if isinstance(given, str) else given:
+        name, values = _split(text)
+        if name in knobs:
+            raise InputError(f"{name} is given twice", hint=f"write all its values once: {name}=1,2")
+        knobs[name] = tuple(value.strip() for value in values)
     return knobs
 
 

@@ -100,10 +100,34 @@ def _state_suggestions(
 
 def fleet_times(fleet: Fleet, times: int) -> Fleet | None:
     """Return a fleet of the same chip with `times` as many devices; None if none exists."""
-    devices = fleet.num_devices * times
-    name = f"{devices}x{fleet.chip.name}"
+    return _fleet_of_size(fleet, fleet.num_devices * times)
+
+
+def smaller_fleets(largest: Fleet) -> list[Fleet]:
+    """Return fleets of the same chip from the smallest up to `largest`: 1, 2, 3, 4, 6, 8, 12, 16 devices...
+
+    Sizes that no host or slice of the chip has are left out.
+
+    >>> [fleet.name for fleet in smaller_fleets(Fleet.parse("24xH100"))]
+    ['1xH100', '2xH100', '3xH100', '4xH100', '6xH100', '8xH100', '16xH100', '24xH100']
+    """
+    most = largest.num_devices
+    powers = [2**power for power in range(most.bit_length())]
+    sizes = sorted(size for size in {*powers, *(3 * power for power in powers)} if size < most)
+    found = [_fleet_of_size(largest, size) for size in sizes]
+    chip, price = largest.chip, largest.price_per_device_hour  # a caller may have changed either
+    smaller = [dataclasses.replace(each, chip=chip, price_per_device_hour=price) for each in found if each]
+    return [*smaller, largest]
+
+
+def _fleet_of_size(fleet: Fleet, num_devices: int) -> Fleet | None:
+    per_host, name = fleet.chips_per_host, f"{num_devices}x{fleet.chip.name}"
+    if fleet.num_hosts > 1 and num_devices > per_host:
+        if num_devices % per_host:
+            return None
+        name = f"{num_devices // per_host}x{per_host}x{fleet.chip.name}"
     if (slices := fleet.chip.slices) is not None:
-        cores = int(devices * slices.cores_per_chip_in_name / slices.devices_per_chip)
+        cores = int(num_devices * slices.cores_per_chip_in_name / slices.devices_per_chip)
         name = f"{fleet.chip.name}-{cores}"
     try:
         return Fleet.parse(name)

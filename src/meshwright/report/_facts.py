@@ -20,7 +20,7 @@ from meshwright.planning import HandSum, Suggestion, suggestions
 from meshwright.predict import Prediction, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
-from meshwright.results import Weighing
+from meshwright.results import KnownPlan, Weighing
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ class WeighingFacts:
     run_total: RunTotal | None = None
     hand_sum: HandSum | None = None
     pipeline: Ticks | None = None
+    plan: KnownPlan | None = None
     num_active_parameters: int | None = None
     is_published_target: bool = False
     suggestions: tuple[Suggestion, ...] = ()

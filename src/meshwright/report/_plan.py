@@ -24,6 +24,7 @@ from ._model import (
     Table,
     Tone,
     Words,
+    flop_words,
     percent,
     section,
     timeline_plot,
@@ -44,11 +45,13 @@ def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = 
         more: the last line, which says how to see and use the rest.
     """
     return Document(
-        title=f"Plan of {plan.config.name}",
+        title=f"Plan of {plan.name}",
         facts=_title_facts(plan),
         sections=(
             *section("", *_verdict(plan)),
-            *section("Ranked", _ranked_table(plan, most_rows), _rest(plan, most_rows), _ties(plan)),
+            *section(
+                "Ranked", _ranked_table(plan, most_rows), _rest(plan, most_rows), _ties(plan), _work(plan)
+            ),
             *section("Why", *_why(plan)),
             *section("Searched", *_searched(plan), Words(text=more, tone="faint") if more else None),
         ),
@@ -71,13 +74,13 @@ def plan_page(plan: Plan) -> Document:
         cards = []
     scatter = _scatter(plan)
     return Document(
-        title=f"Plan of {plan.config.name}",
+        title=f"Plan of {plan.name}",
         facts=_title_facts(plan),
         sections=(
             *section("", *_verdict(plan), *cards),
             *section("Why", *_why(plan)),
             *section("Memory against time, of every compiled candidate", scatter, _front_words(plan)),
-            *section("Ranked", _page_table(plan), _ties(plan)),
+            *section("Ranked", _page_table(plan), _ties(plan), _work(plan)),
             *pictures,
             *section("Searched", *_searched(plan)),
         ),
@@ -85,12 +88,15 @@ def plan_page(plan: Plan) -> Document:
 
 
 def _title_facts(plan: Plan) -> str:
-    tokens = plan.config.batch.tokens_per_step
-    return f"on {plan.fleet.name}, {tokens:,} {_unit(plan)} per step"
+    if isinstance(plan.config, str):
+        return f"on {plan.fleet.name}"
+    return f"on {plan.fleet.name}, {plan.config.batch.tokens_per_step:,} {_unit(plan)} per step"
 
 
 def _unit(plan: Plan) -> str:
-    return "tokens" if plan.config.model.takes == "sequences" else plan.config.model.takes
+    if isinstance(plan.config, str) or plan.config.model.takes == "sequences":
+        return "tokens"
+    return plan.config.model.takes
 
 
 def _verdict(plan: Plan) -> Iterator[Words]:
@@ -99,7 +105,9 @@ def _verdict(plan: Plan) -> Iterator[Words]:
     if best is None or plan.best is None or best.step_seconds is None or best.prediction is None:
         yield from _nothing_fits(plan)
         return
-    yield Words(text=f"BEST: {best.layout}, {best.settings}", tone="good")
+    if plan.smaller:
+        yield Words(lead="SMALLEST: ", text=f"{plan.fleet.name} of those tried", tone="good")
+    yield Words(text=f"BEST: {best.words}", tone="good")
     if best.room_bytes is not None and best.reserved_bytes is not None:
         spare = best.room_bytes - best.reserved_bytes
         yield Words(
@@ -148,11 +156,14 @@ def _figures(candidate: Planned) -> tuple[str, str, str, str]:
 
 
 def _ranked_table(plan: Plan, most_rows: int | None) -> Table:
-    rows = tuple(
-        Row(cells=(candidate.layout, candidate.settings, *_figures(candidate)), tone=_tone(plan, candidate))
-        for candidate in plan.ranked[:most_rows]
-    )
-    return Table(columns=COLUMNS, rows=rows, numbers=("step", "reserved", "MFU"), unbroken=1)
+    front = plan.front
+    rows: list[Row] = []
+    for candidate in plan.ranked[:most_rows]:
+        *figures, remark = _figures(candidate)
+        remark = remark or ("front" if candidate in front else "")
+        cells = (candidate.layout, candidate.settings, *figures, remark)
+        rows.append(Row(cells=cells, tone=_tone(plan, candidate)))
+    return Table(columns=COLUMNS, rows=tuple(rows), numbers=("step", "reserved", "MFU"), unbroken=1)
 
 
 def _tone(plan: Plan, candidate: Planned) -> Tone:
@@ -162,12 +173,11 @@ def _tone(plan: Plan, candidate: Planned) -> Tone:
 
 
 def _rest(plan: Plan, most_rows: int | None) -> Words | None:
+    """Say how many rows are left out, and what the word `front` means."""
     more = len(plan.ranked) - (most_rows or len(plan.ranked))
-    return (
-        Words(text=f"{more} more that were compiled: --top {len(plan.ranked)}", tone="faint")
-        if more > 0
-        else None
-    )
+    words = [f"{more} more that were compiled: --top {len(plan.ranked)}."] if more > 0 else []
+    words += ["front: no other is both faster and smaller."] if len(plan.front) > 1 else []
+    return Words(text=" ".join(words), tone="faint") if words else None
 
 
 def _ties(plan: Plan) -> Words | None:
@@ -180,6 +190,19 @@ def _ties(plan: Plan) -> Words | None:
         text=f"{which} that of the best: by them alone it is a tie. One model priced them all, so that their "
         "order is surer than their seconds.",
         tone="faint",
+    )
+
+
+def _work(plan: Plan) -> Words | None:
+    """Say so if a function's candidates do not all do the same work in a step."""
+    counts = [candidate.model_flops for candidate in plan.candidates if candidate.model_flops is not None]
+    if not isinstance(plan.config, str) or not counts or max(counts) <= (1 + ALIKE) * min(counts):
+        return None
+    least, most = flop_words(min(counts)), flop_words(max(counts))
+    return Words(
+        text=f"NOT THE SAME WORK: as written, the candidates' steps have {least} to {most}. A shorter step "
+        "that does less is not better.",
+        tone="warning",
     )
 
 
@@ -200,7 +223,7 @@ def _why(plan: Plan) -> Iterator[Words]:
         alike = others.index(other)
         before = f"{alike} within {100 * ALIKE:.0f} % of it; " if alike else ""
         longer = f"{100 * slower:.1f} % longer, {difference(best, other)}"
-        text = f"{before}{other.layout}, {other.settings}: {longer}"
+        text = f"{before}{other.words}: {longer}"
         yield Words(lead="Against the next: ", text=text)
         break
     parts = sorted(best.prediction.slices, key=lambda part: -part.exposed_seconds)
@@ -246,37 +269,53 @@ def _searched(plan: Plan) -> Iterator[Words]:
         yield Words(
             text=f"Left out: {'; '.join(f'{rule}, {count:,}' for rule, count in listed)}.", tone="faint"
         )
+    for fleet, why in plan.smaller.items():
+        yield Words(text=f"{fleet}: {why}.", tone="faint")
     for candidate in plan.candidates:
         if candidate.failed:
-            yield Words(text=f"{candidate.layout}, {candidate.settings}: {candidate.failed}", tone="faint")
+            yield Words(text=f"{candidate.words}: {candidate.failed}", tone="faint")
 
 
 def _page_table(plan: Plan) -> Table:
-    columns = ("layout", "microbatch", "remat", "others", "step", "reserved", "MFU", "estimated", "")
+    chosen = [_settings_by_column(plan, candidate) for candidate in plan.ranked]
+    settings = tuple(dict.fromkeys(name for each in chosen for name in each))
     rows: list[Row] = []
-    for candidate in plan.ranked:
-        given = candidate.overrides
-        others = ["zero1"] if given["zero1"] else []
-        others += [f"offload {given['offload']}"] if given["offload"] != "none" else []
-        others += [given["pipeline"]] if "stage=" in candidate.layout else []
+    for candidate, given in zip(plan.ranked, chosen, strict=True):
         step, reserved, mfu, remark = _figures(candidate)
+        estimated = candidate.estimated_seconds
         cells = (
             candidate.layout,
-            str(given["batch.microbatch_sequences"]),
-            given["remat"],
-            ", ".join(others),
+            *(given[name] for name in settings),
             step,
             reserved,
             mfu,
-            format_seconds(candidate.estimated_seconds),
+            "-" if estimated is None else format_seconds(estimated),
             remark,
         )
         expected = None if candidate.step_seconds is None else candidate.step_seconds.expected
         mfu_share = None if candidate.prediction is None else candidate.prediction.mfu
         sizes = (expected, candidate.reserved_bytes, mfu_share, candidate.estimated_seconds, None)
-        rows.append(Row(cells=cells, tone=_tone(plan, candidate), values=(None, None, None, None, *sizes)))
+        values = (None, *(None for _ in settings), *sizes)
+        rows.append(Row(cells=cells, tone=_tone(plan, candidate), values=values))
     numbers = ("microbatch", "step", "reserved", "MFU", "estimated")
+    columns = ("layout", *settings, "step", "reserved", "MFU", "estimated", "")
     return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
+
+
+def _settings_by_column(plan: Plan, candidate: Planned) -> dict[str, str]:
+    """Return what the page's table says of a candidate's settings; of a function, each of its knobs."""
+    given = candidate.overrides
+    if isinstance(plan.config, str):
+        return {name: value for name, value in given.items() if name != "layout"}
+    others = ["zero1"] if given["zero1"] else []
+    others += [f"offload {given['offload']}"] if given["offload"] != "none" else []
+    others += [given["pipeline"]] if "stage=" in candidate.layout else []
+    others += [given["precision"]] if given["precision"] != plan.config.precision else []
+    return {
+        "microbatch": str(given["batch.microbatch_sequences"]),
+        "remat": given["remat"],
+        "others": ", ".join(others),
+    }
 
 
 def _scatter(plan: Plan) -> Scatter | None:
@@ -288,7 +327,7 @@ def _scatter(plan: Plan) -> Scatter | None:
         if candidate.failed or seconds is None or reserved is None:
             continue
         figures = f"{format_seconds(seconds.expected)}, {format_bytes(reserved)}"
-        words = f"{candidate.layout}, {candidate.settings}: {figures}"
+        words = f"{candidate.words}: {figures}"
         kind = "best" if candidate is plan.winner else "does not fit" if candidate.fits is False else "fits"
         dots.append(Dot(x=seconds.expected, y=reserved, words=words, kind=kind, joined=candidate in front))
     if not dots:
@@ -307,7 +346,7 @@ def _front_words(plan: Plan) -> Words | None:
     front = plan.front
     if len(front) < 2:
         return None
-    listed = "; ".join(f"{c.layout}, {c.settings}" for c in front)
+    listed = "; ".join(candidate.words for candidate in front)
     return Words(
         text=f"The front, the fastest first: {listed}. No other is both faster and smaller.", tone="faint"
     )

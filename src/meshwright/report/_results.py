@@ -16,13 +16,14 @@ from rich.console import Console, RenderableType
 from meshwright.hardware import Calibration
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, Plan, Run, Sweep, SweepRun, Weighing
+from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._costs import cost_sections, fault_sections
 from ._facts import RunFiles, facts_of, read_run
+from ._fleets import fleets_document
 from ._model import (
     Block,
     Cards,
@@ -140,6 +141,8 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
             return _changes_document(result)
         case Plan():
             return plan_document(result)
+        case FleetPlans():
+            return fleets_document(result, "" if more in (MORE, MORE_IN_PYTHON) else more)
         case Account():
             return _account_document(result)
         case Calibration():

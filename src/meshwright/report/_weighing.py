@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from meshwright.compiler import SIMULATED
 from meshwright.predict import Interval, Prediction, RunTotal
+from meshwright.results import KnownPlan
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
 from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, unpriced
@@ -134,6 +135,19 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
         yield Words(text=f"RUN: {run_words(total)}")
         if words := cost_words(total):
             yield Words(text=f"COST: {words}")
+    if facts.plan is not None:
+        yield Words(text=f"PLAN: {_plan_words(facts.plan, prediction)}")
+
+
+def _plan_words(plan: KnownPlan, prediction: Prediction | None) -> str:
+    """Return how to search other layouts, and what an earlier search found."""
+    if plan.step_seconds is None or prediction is None:
+        return f"`{plan.command}` searches other layouts"
+    less = percent(prediction.step_seconds.expected - plan.step_seconds, prediction.step_seconds.expected)
+    found = f"{plan.layout}, {plan.settings} takes {format_seconds(plan.step_seconds)}"
+    if plan.step_seconds < prediction.step_seconds.expected:
+        found += f", {less} less"
+    return f"{found}: `{plan.command}`"
 
 
 def _rate_words(prediction: Prediction) -> str:

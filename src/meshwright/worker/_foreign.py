@@ -1,6 +1,7 @@
 """Trace and lower the user's own train step, named `package.module:function`.
 
-The function is called with the mesh and returns (step, args[, kwargs]).
+The function is called with the mesh, and with the knobs that are asked for, and returns
+(step, args[, kwargs]).
 Imports jax: only the worker process may import this module.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..compiler import USERS_FAILURES, Request, find_function, needs, place_of, where
 from ..config import Problem, input_error
-from ..errors import InputError
+from ..errors import InputError, nearest_name
 from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
 
@@ -35,13 +36,14 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     """
     assert request.function is not None
     function = find_function(request.function, request.search_path, libraries=JAX)
+    knobs = _values(request, function)
     try:
-        returned = function(mesh)
+        returned = function(mesh, **knobs)
     except ModuleNotFoundError as missing:
         raise needs(request.function, missing) from missing
     except USERS_FAILURES as failed:
         raise _failed(
-            f"{request.function}(mesh) failed",
+            f"{request.function}({', '.join(['mesh', *(f'{k}={v!r}' for k, v in knobs.items())])}) failed",
             failed,
             _known(request, {}),
             "its devices are descriptions and hold no data: return `jax.ShapeDtypeStruct` arguments "
@@ -66,6 +68,74 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     abstract = [_abstract(request, *each, mesh) for each in zip(paths, leaves, shardings, strict=True)]
     _check_division(request, dict(zip(paths, abstract, strict=True)))
     return jitted, *jax.tree.unflatten(tree, abstract)
+
+
+def declared(request: Request) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the mesh axes and the knobs that the request's function declares, as text, defaults first.
+
+    Axes: the function's attribute `axes`; none if it has no such attribute. Knobs: its parameters after the
+    mesh whose annotation is `Literal[...]` or `bool`.
+
+    Raises:
+        InputError: the module or function does not exist or fails, or `axes` is no list of names.
+    """
+    assert request.function is not None
+    function = find_function(request.function, request.search_path, libraries=JAX)
+    axes = getattr(function, "axes", ())
+    if isinstance(axes, str) or not all(isinstance(axis, str) and axis.isidentifier() for axis in axes):
+        raise InputError(
+            f"{request.function}.axes is {axes!r}", hint='give the names of its mesh axes: ("data", "model")'
+        )
+    knobs = {name: [str(value) for value in values] for name, values in _knobs(request, function).items()}
+    if both := sorted(set(axes) & knobs.keys()):
+        raise InputError(f"{request.function} has an axis and a parameter {both[0]!r}", hint="rename one")
+    return list(axes), knobs
+
+
+def _knobs(request: Request, function: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each parameter whose annotation lists them, the default first."""
+    try:
+        annotations = get_type_hints(function)
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+    except USERS_FAILURES as failed:
+        raise InputError(
+            f"the annotations of {request.function} cannot be read: {failed}",
+            hint="annotate a knob with bool or Literal[...], whose names its module imports",
+        ) from failed
+    knobs = {}
+    for each in parameters:
+        annotation = annotations.get(each.name)
+        values = (False, True) if annotation is bool else get_args(annotation)
+        if annotation is bool or get_origin(annotation) is Literal:
+            default = values[0] if each.default is inspect.Parameter.empty else each.default
+            knobs[each.name] = tuple(dict.fromkeys((default, *values)))
+    return knobs
+
+
+def _values(request: Request, function: Any) -> dict[str, Any]:
+    """Return the request's knobs as the values that the function's annotations list.
+
+    Raises:
+        InputError: the function declares no such knob, or not that value.
+    """
+    if not request.knobs:
+        return {}
+    known, values = _knobs(request, function), dict[str, Any]()
+    for name, text in request.knobs.items():
+        if name not in known:
+            raise InputError(
+                f"{request.function} declares no knob {name!r}",
+                hint=f"{nearest_name(name, list(known))}; a knob is a parameter annotated with bool or "
+                "Literal[...]",
+            )
+        matching = [value for value in known[name] if str(value).lower() == text.lower()]
+        if not matching:
+            listed = [str(value) for value in known[name]]
+            raise InputError(
+                f"{name} = {text!r} is no value of {request.function}", hint=nearest_name(text, listed)
+            )
+        values[name] = matching[0]
+    return values
 
 
 def lower_foreign(

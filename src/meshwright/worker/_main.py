@@ -80,6 +80,11 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 
     started = time.monotonic()
     say("starting")
+    if request.describes:
+        from ._foreign import declared
+
+        axes, knobs = declared(request)
+        return {"axes": json.dumps(axes), "knobs": json.dumps(knobs)}
     devices = _devices(request)
     from ..sharding import mesh_of  # imported here: jax reads its settings on import
     from ._traced import count_traced

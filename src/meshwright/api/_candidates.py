@@ -1,0 +1,272 @@
+"""Compile the candidates that a search asks for, side by side, and keep what came of each.
+
+`Programs` says what compiling one candidate means: for a run, its configuration with other settings
+(`RunPrograms`); for a function of the user's own, a call with another mesh and other knobs
+(`FunctionPrograms`). Used by: `_plan`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psutil
+
+from ..compiler import is_compiled
+from ..config import Layout, RunConfig, overridden
+from ..errors import InputError, MeshwrightError
+from ..hardware import Fleet
+from ..planning import Candidates, FunctionSpace, Outcome, Search
+from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, ignore
+from ._weigh import request_of, resolved, weigh_resolved
+
+BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
+PROGRESS_SECONDS = 0.5
+MOST_LOOKED_UP = 200  # candidates that are looked for in the cache before any is compiled
+
+
+def usual_workers() -> int:
+    """Return the compilations that run side by side: as many as the machine has cores and memory for."""
+    return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // BYTES_PER_WORKER))
+
+
+class Programs(Protocol):
+    """The candidates of a plan, each by its row, as programs that can be compiled."""
+
+    @property
+    def config(self) -> RunConfig | str:
+        """The run, or the name of the function."""
+        ...
+
+    def layout(self, row: int) -> Layout:
+        """Return the mesh of a candidate."""
+        ...
+
+    def words(self, row: int) -> str:
+        """Return everything but the layout in words."""
+        ...
+
+    def overrides(self, row: int) -> dict[str, Any]:
+        """Return what makes the program this candidate, as `weigh` takes it."""
+        ...
+
+    def is_cached(self, row: int) -> bool:
+        """Return whether a candidate is known to be compiled already."""
+        ...
+
+    def weigh(self, row: int) -> Weighing:
+        """Compile a candidate and account for it."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPrograms:
+    """The candidates of a run on a fleet."""
+
+    config: RunConfig
+    fleet: Fleet
+    candidates: Candidates
+    num_steps: int | None
+
+    def layout(self, row: int) -> Layout:
+        """Return the mesh of a candidate."""
+        return self.candidates.layout(row)
+
+    def words(self, row: int) -> str:
+        """Return everything but the layout in words."""
+        return self.candidates.words(row)
+
+    def overrides(self, row: int) -> dict[str, Any]:
+        """Return the changes to the run that make it this candidate."""
+        return self.candidates.overrides(row)
+
+    def is_cached(self, row: int) -> bool:
+        """Return whether the cache has this candidate."""
+        return is_compiled(request_of(*self._resolved(row)).key())
+
+    def weigh(self, row: int) -> Weighing:
+        """Compile a candidate and account for it."""
+        return weigh_resolved(*self._resolved(row), num_steps=self.num_steps)
+
+    def _resolved(self, row: int) -> tuple[RunConfig, Fleet, Layout]:
+        config, layout = resolved(overridden(self.config, self.overrides(row)), self.fleet)
+        return config, self.fleet, layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionPrograms:
+    """The candidates of a function of the user's own on a fleet."""
+
+    config: str
+    fleet: Fleet
+    space: FunctionSpace
+
+    def layout(self, row: int) -> Layout:
+        """Return the mesh of a candidate."""
+        return self.space.layout(row)
+
+    def words(self, row: int) -> str:
+        """Return the knobs of a candidate in words."""
+        return self.space.words(row)
+
+    def overrides(self, row: int) -> dict[str, Any]:
+        """Return mesh and knobs of a candidate."""
+        return self.space.overrides(row)
+
+    def is_cached(self, row: int) -> bool:
+        """Return False: the cache has a foreign program under its lowered text, which must be made first."""
+        return False
+
+    def weigh(self, row: int) -> Weighing:
+        """Trace and compile a candidate, and account for it."""
+        knobs = self.space.chosen(row)
+        return weigh_resolved(self.config, self.fleet, self.layout(row), num_steps=None, knobs=knobs)
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """One search: the programs, the order in which they are compiled, and what was found.
+
+    `illegal`: by rule, what was left out before. `stops_at_first_fit`: nothing is begun after a candidate
+    fits. `planned`: the candidates that were compiled or failed, by row. `best`: the fastest that fits.
+    """
+
+    programs: Programs
+    fleet: Fleet
+    search: Search
+    num_layouts: int
+    num_considered: int
+    illegal: Mapping[str, int]
+    budget_seconds: float
+    started: float
+    on_event: Callable[[PlanProgress], None] = ignore
+    stops_at_first_fit: bool = False
+    planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
+    best: Weighing | None = None
+    running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
+
+    def search_until_done(self, num_workers: int) -> str:
+        """Compile until the budget is spent, nothing promises a saving, or Ctrl-C. Return which."""
+        pool = ThreadPoolExecutor(num_workers)
+        try:
+            while True:
+                ended = self._begin(pool, num_workers)
+                if not self.running:
+                    return ended
+                self._tell()
+                done, _ = wait(self.running, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._finish(self.running.pop(future), future)
+        except KeyboardInterrupt:
+            return STOPPED
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, pool: ThreadPoolExecutor, num_workers: int) -> str:
+        """Begin compilations while workers are free. Return why no more would begin."""
+        while len(self.running) < num_workers:
+            if self.stops_at_first_fit and self.search.best is not None:
+                return "a candidate fits"
+            spent = time.monotonic() - self.started >= self.budget_seconds
+            if spent and self.search.num_begun >= num_workers:
+                return f"the budget of {self.budget_seconds:g} s is spent"
+            row = self.search.next()
+            if row is None:
+                return "no other candidate promises a saving"
+            self.running[pool.submit(self.programs.weigh, row)] = row
+        return ""
+
+    def prefer_cached(self) -> None:
+        """Let the search begin with the candidates that an earlier call compiled, the best first."""
+        promising = self.search.most_promising(MOST_LOOKED_UP)
+        self.search.prefer(row for row in promising if self.programs.is_cached(row))
+
+    def _finish(self, row: int, future: Future[Weighing]) -> None:
+        """Record a compiled candidate, or why it could not be compiled."""
+        weighing, failed = None, ""
+        try:
+            weighing = future.result()
+        except MeshwrightError as error:
+            # Before anything compiled, an input error is most likely one that every candidate of a run has.
+            # A function may well refuse the first mesh alone.
+            nothing_compiled = all(each.failed for each in self.planned.values())
+            if isinstance(error, InputError) and nothing_compiled and self._is_run:
+                raise
+            failed = error.message
+        if weighing is not None and weighing.prediction is None:
+            raise InputError(
+                f"no time is predicted for {self.fleet.name}, and so no order: {weighing.no_prediction}",
+                hint="choose a fleet with known rates: `meshwright fleets`",
+            )
+        self.planned[row] = self._planned(row, weighing, failed)
+        memory = None if weighing is None else weighing.ledger.memory
+        outcome = Outcome(
+            seconds=None if weighing is None else weighing.step_seconds,
+            reserved_bytes=None if memory is None else memory.reserved_bytes,
+        )
+        self.search.finish(row, outcome)
+        if self.search.best == row:
+            self.best = weighing  # of the others, no more than `Planned` is kept
+
+    def _planned(self, row: int, weighing: Weighing | None, failed: str) -> Planned:
+        estimates = self.search.estimates
+        memory = None if weighing is None else weighing.ledger.memory
+        room = None
+        if memory is not None and memory.usable_bytes is not None:
+            room = memory.usable_bytes - memory.allowance_bytes
+        return Planned(
+            layout=str(self.programs.layout(row)),
+            settings=self.programs.words(row),
+            overrides=self.programs.overrides(row),
+            estimated_seconds=float(estimates.seconds[row]) if self._is_run else None,
+            estimated_bytes=float(estimates.memory[row]) if self._is_run else None,
+            model_flops=None if weighing is None else weighing.ledger.flops.model,
+            reserved_bytes=None if memory is None else memory.reserved_bytes,
+            room_bytes=room,
+            prediction=None if weighing is None else weighing.prediction,
+            cached=weighing is not None and weighing.cached,
+            failed=failed,
+        )
+
+    @property
+    def _is_run(self) -> bool:
+        return isinstance(self.programs.config, RunConfig)
+
+    def _tell(self) -> None:
+        best = self.search.best
+        running = (
+            f"{self.programs.layout(row)} {self.programs.words(row)}".strip() for row in self.running.values()
+        )
+        self.on_event(
+            PlanProgress(
+                num_considered=self.num_considered,
+                num_compiled=sum(not each.failed for each in self.planned.values()),
+                num_failed=sum(bool(each.failed) for each in self.planned.values()),
+                best=None if best is None else self.planned[best],
+                running=tuple(running),
+                seconds=time.monotonic() - self.started,
+                budget_seconds=self.budget_seconds,
+            )
+        )
+
+    def plan(self, ended: str) -> Plan:
+        """Return the plan of what was compiled."""
+        removed = dict(self.illegal)
+        if too_large := self.search.num_too_large:
+            removed["state and block inputs alone do not fit"] = too_large
+        return Plan(
+            config=self.programs.config,
+            fleet=self.fleet,
+            num_layouts=self.num_layouts,
+            num_considered=self.num_considered,
+            removed=removed,
+            num_open=self.num_considered - self.search.num_too_large - len(self.planned),
+            candidates=tuple(self.planned.values()),
+            best=self.best,
+            ended=ended,
+            seconds=time.monotonic() - self.started,
+        )

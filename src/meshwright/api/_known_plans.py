@@ -1,0 +1,70 @@
+"""Remember the best candidate of each plan, so that `weigh` can name it beside a slower layout.
+
+A file in the cache keeps the winner's settings for each pair of a run without its knobs and a fleet. Nothing
+of it is believed: the winner is weighed again, from the cache of compiled programs. Used by: `_plan`,
+`_weigh`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..compiler import cache_root, writing_cache
+from ..config import AXES, Overrides, RunConfig
+from ..errors import InputError, MeshwrightError
+from ..hardware import Fleet
+from ..results import Plan
+
+SEARCHED = ("layout", "remat", "zero1", "offload", "pipeline", "batch.microbatch_sequences")
+"""The keys of a run that every plan searches. Precision is searched if asked, and stays part of the run."""
+
+
+def remember(plan: Plan) -> None:
+    """Keep the settings of a plan's winner in the cache; a cache that cannot be written is no error."""
+    winner, run = plan.winner, plan.config
+    if winner is None or not isinstance(run, RunConfig):
+        return
+    if str(winner.overrides.get("precision", run.precision)) != run.precision:
+        return  # not what a weighing of this run would compare with
+    path = _file(run, plan.fleet)
+    with contextlib.suppress(MeshwrightError), writing_cache():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(winner.overrides))
+
+
+def remembered(run: RunConfig, fleet: Fleet) -> dict[str, Any] | None:
+    """Return the settings with which an earlier plan's winner ran; None if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, InputError):
+        overrides = json.loads(_file(run, fleet).read_text())
+        if isinstance(overrides, dict) and "layout" in overrides:
+            return overrides  # pyright: ignore[reportUnknownVariableType]  checked when they are applied
+    return None
+
+
+def plan_command(config: str, fleet: Fleet, overrides: Overrides) -> str:
+    """Return the command that plans what was weighed: without a layout and what else the planner chooses.
+
+    >>> plan_command("llama3-8b", Fleet.parse("64xH100"), ["remat=full", "model.num_layers=16"])
+    'meshwright plan llama3-8b --on 64xH100 --set model.num_layers=16'
+    """
+    if isinstance(overrides, Mapping):
+        given = [f"{key}={value}" for key, value in overrides.items()]
+    else:
+        given = [overrides] if isinstance(overrides, str) else list(overrides)
+    kept = [text for text in given if text.partition("=")[0].strip() not in SEARCHED]
+    return " ".join([f"meshwright plan {config} --on {fleet.name}", *(f"--set {text}" for text in kept)])
+
+
+def _file(run: RunConfig, fleet: Fleet) -> Path:
+    """Return the file for a run without what is searched, on a fleet with its figures."""
+    fields = run.model_dump(mode="json")
+    batch = {key: value for key, value in fields["batch"].items() if key != "microbatch_sequences"}
+    kept = {key: value for key, value in fields.items() if key not in SEARCHED} | {"batch": batch}
+    parts = [json.dumps(kept, sort_keys=True), repr((fleet.name, fleet.chip)), ",".join(AXES)]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return cache_root() / "plans" / f"{digest}.json"
