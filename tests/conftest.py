@@ -25,9 +25,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
+settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
+settings.load_profile("any machine")
 jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

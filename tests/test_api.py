@@ -98,7 +98,7 @@ def test_a_step_in_fp32_keeps_no_narrow_number_and_one_in_bf16_does(small, large
 
 def test_the_json_has_the_names_that_others_build_on(small):
     found = json.loads(json.dumps(small.to_dict()))
-    assert found["schema"] == 4
+    assert found["schema"] == 5
     fleet = found["fleet"]
     assert (fleet["name"], fleet["chip"], fleet["num_devices"]) == ("8xH100", "H100", 8)
     assert fleet["inside_bytes_per_second"] > fleet["between_bytes_per_second"] > 0
@@ -142,8 +142,8 @@ def test_a_config_record_takes_overrides_and_checks_them(small):
 
 
 def test_a_foreign_program_takes_no_override_that_it_does_not_declare():
-    with pytest.raises(mw.InputError, match="recurrent:program declares no knob 'steps'|no function"):
-        mw.weigh("recurrent:program", on="1xCPU", overrides=["steps=3"])
+    with pytest.raises(mw.InputError, match="recurrent:train_step declares no knob 'steps'"):
+        mw.weigh("recurrent:train_step", on="1xCPU", overrides=["steps=3"])
 
 
 def test_a_foreign_program_is_found_in_the_working_directory(monkeypatch):

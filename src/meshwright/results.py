@@ -27,7 +27,7 @@ from .planning import HandSum, hand_sum
 from .predict import Interval, Prediction, RunTotal, predicted_trace, run_total
 from .reconciliation import Measurement, Reconciliation, Row
 
-WEIGHING_SCHEMA = 4
+WEIGHING_SCHEMA = 5
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 PLAN_SCHEMA = 1

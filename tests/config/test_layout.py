@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.config import AXES, Layout, layout_reading, load_config, near_divisors
@@ -13,13 +13,11 @@ layouts = st.lists(st.tuples(st.sampled_from(AXES), sizes), min_size=1, unique_b
 )
 
 
-@settings(deadline=None)
 @given(layouts)
 def test_a_layout_reads_back_what_it_prints(layout: Layout):
     assert Layout.parse(str(layout)) == layout
 
 
-@settings(deadline=None)
 @given(layouts, st.data())
 def test_the_open_axis_takes_what_is_left(layout: Layout, data: st.DataObject):
     opened = data.draw(st.sampled_from(layout.names))
@@ -27,7 +25,6 @@ def test_the_open_axis_takes_what_is_left(layout: Layout, data: st.DataObject):
     assert Layout.parse(text).resolve(math.prod(layout.sizes)) == layout
 
 
-@settings(deadline=None)
 @given(layouts, sizes)
 def test_resolving_uses_each_device_once_or_refuses(layout: Layout, num_devices: int):
     try:
@@ -112,7 +109,6 @@ def test_a_layout_that_does_not_multiply_to_the_fleet_is_refused(
     assert hint in caught.value.hint
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 5000))
 def test_near_divisors_are_the_nearest(number: int, wanted: int):
     divisors = [d for d in range(1, number + 1) if number % d == 0]

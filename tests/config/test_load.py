@@ -223,7 +223,7 @@ paths = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(paths, values.map(str) | values.map(json.dumps)), min_size=1, max_size=3))
 def test_whatever_is_overridden_the_answer_is_a_config_or_words(overrides: list[tuple[str, str]]):
     try:

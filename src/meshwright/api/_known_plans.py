@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler import cache_root, writing_cache
-from ..config import AXES, Overrides, RunConfig
+from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..results import Plan
@@ -46,8 +46,10 @@ def remembered(run: RunConfig, fleet: Fleet) -> dict[str, Any] | None:
     return None
 
 
-def plan_command(config: str, fleet: Fleet, overrides: Overrides) -> str:
-    """Return the command that plans what was weighed: without a layout and what else the planner chooses.
+def plan_command(config: str | RunConfig, fleet: Fleet, overrides: Overrides) -> str:
+    """Return the command that plans what was weighed, without a layout and what else the planner chooses.
+
+    Overrides that change nothing are left out.
 
     >>> plan_command("llama3-8b", Fleet.parse("64xH100"), ["remat=full", "model.num_layers=16"])
     'meshwright plan llama3-8b --on 64xH100 --set model.num_layers=16'
@@ -56,7 +58,13 @@ def plan_command(config: str, fleet: Fleet, overrides: Overrides) -> str:
         given = [f"{key}={value}" for key, value in overrides.items()]
     else:
         given = [overrides] if isinstance(overrides, str) else list(overrides)
-    kept = [text for text in given if text.partition("=")[0].strip() not in SEARCHED]
+    run = load_config(config) if isinstance(config, str) else config
+    kept = [
+        text
+        for text in given
+        if text.partition("=")[0].strip() not in SEARCHED and overridden(run, [text]) != run
+    ]
+    config = config if isinstance(config, str) else config.name
     return " ".join([f"meshwright plan {config} --on {fleet.name}", *(f"--set {text}" for text in kept)])
 
 

@@ -31,6 +31,7 @@ from ..planning import (
     estimate,
     fleet_times,
     function_space,
+    knobs_of_run,
     parsed_knobs,
     smaller_fleets,
     space_of,
@@ -45,6 +46,7 @@ from ._weigh import config_of_run, fleet_of, request_of
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
+REST = "rest"  # in `fix`: all knobs that are not named
 LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 
@@ -75,7 +77,8 @@ def plan(
         on: the fleet, as for `weigh`.
         fix, vary: the values that a knob may have: "tensor=8", "microbatch=1,2,4", or {"tensor": [4, 8]}.
             Knobs: the six axes, microbatch, remat, zero1, offload, pipeline, inner (the innermost axis), and
-            precision, which stays the config's unless it is named. The two arguments mean the same.
+            precision, which stays the config's unless it is named. The two arguments mean the same. "rest" in
+            `fix` keeps every knob that is not named as it is in the config.
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         budget_seconds: no candidate is begun after this time but the first ones; those that run then are
             finished.
@@ -184,9 +187,9 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     run = config_of_run(asked.config, asked.overrides, None)
     if run is None:
         return _plan_of_function(asked, fleet)
-    knobs = _knobs(asked.fix, asked.vary)
     if run.batch.sequences_per_replica is not None:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
+    knobs = _knobs(run, fleet, asked)
     num_steps = run.steps if asked.tokens is None else steps_for(asked.tokens, run.batch.tokens_per_step)
     runner = _runner_of(run, fleet, knobs, num_steps, asked)
     if least_hope and runner.search.probability_of_fitting().max() < least_hope:
@@ -285,15 +288,22 @@ def _smallest(asked: _Asked, largest: Fleet) -> Plan:
         if made.winner is not None or made.interrupted or fleet.name == largest.name:
             return made
         compiled = sum(not candidate.failed for candidate in made.candidates)
-        smaller[fleet.name] = f"none of {compiled} compiled fits" if compiled else made.ended
+        tried = f"none of {compiled} compiled candidates fits" if compiled else made.ended
+        smaller[fleet.name] = tried
     assert last is not None, "the largest fleet has a plan or an error"
     raise last
 
 
-def _knobs(
-    fix: Sequence[str] | Mapping[str, Any], vary: Sequence[str] | Mapping[str, Any]
-) -> dict[str, tuple[str, ...]]:
-    return _merged(parsed_knobs(fix), parsed_knobs(vary))
+def _knobs(run: RunConfig, fleet: Fleet, asked: _Asked) -> dict[str, tuple[str, ...]]:
+    """Return the values that each knob of a run may have; a knob that is not named has all."""
+    fix = dict(asked.fix) if isinstance(asked.fix, Mapping) else list(asked.fix)
+    keeps_rest = REST in fix
+    if isinstance(fix, dict):
+        fix.pop(REST, None)
+    else:
+        fix = [text for text in fix if text != REST]
+    named = _merged(parsed_knobs(fix), parsed_knobs(asked.vary))
+    return {**(knobs_of_run(run, fleet, named) if keeps_rest else {}), **named}
 
 
 def _merged(

@@ -159,7 +159,7 @@ def weigh(
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
     if fleet.num_devices == 1 or simulate or made.prediction is None:
         return made
-    command = plan_command(config if isinstance(config, str) else run.name, fleet, overrides)
+    command = plan_command(config, fleet, overrides)
     return dataclasses.replace(made, plan=_known_plan(made, run, command))
 
 

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 FixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", metavar="KNOB=VALUE", help="Keep a knob: tensor=8, remat=full. Repeatable."),
+    typer.Option(
+        "--fix",
+        metavar="KNOB=VALUE",
+        help="Keep a knob: tensor=8, remat=full; or rest: all that are not named. Repeatable.",
+    ),
 ]
 VaryOption = Annotated[
     list[str] | None,

@@ -14,6 +14,7 @@ from ._search import Priors as Priors
 from ._search import Search as Search
 from ._space import Candidates as Candidates
 from ._space import Space as Space
+from ._space import knobs_of_run as knobs_of_run
 from ._space import parsed_knobs as parsed_knobs
 from ._space import settings_words as settings_words
 from ._space import space_of as space_of

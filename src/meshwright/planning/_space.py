@@ -235,6 +235,45 @@ def parsed_knobs(given: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[st
     return knobs
 
 
+def knobs_of_run(
+    config: RunConfig, fleet: Fleet, named: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the value of each knob that a run has on a fleet, without those in `named`.
+
+    If an axis is named, the axis of size -1 in the run's layout, or else its largest, stays free, so that the
+    sizes can still multiply to the devices. The microbatch stays free if the run states none and the number
+    of its replicas is not known.
+
+    Raises:
+        InputError: the run's layout does not cover the fleet.
+
+    >>> from meshwright.config import load_config
+    >>> run, fleet = load_config("llama3-8b", ["layout=fsdp=-1,tensor=2"]), Fleet.parse("8xH100")
+    >>> knobs = knobs_of_run(run, fleet, {"microbatch": ("1", "2")})
+    >>> knobs["fsdp"], knobs["tensor"], knobs["remat"], "microbatch" in knobs
+    (('4',), ('2',), ('dots-attention',), False)
+    """
+    layout = Layout.parse(config.layout).resolve(fleet.num_devices)
+    sizes = {axis: layout.size(axis) for axis in AXES}
+    axes_move = any(axis in named for axis in AXES)
+    if axes_move:
+        open_axes = [axis for axis in AXES if f"{axis}=-1" in config.layout and axis not in named]
+        largest = max((axis for axis in AXES if axis not in named), key=lambda axis: sizes[axis])
+        del sizes[open_axes[0] if open_axes else largest]
+    knobs = {axis: (str(size),) for axis, size in sizes.items()}
+    last = layout.axes[-1][0]
+    is_usual = [axis for axis, _ in layout.axes] == [axis for axis in AXES if layout.size(axis) > 1]
+    knobs[INNER] = ("tensor" if is_usual else last,)
+    for name in SETTINGS:
+        value = getattr(config, name)
+        knobs[name] = (str(value).lower() if name == "zero1" else str(value),)
+    if config.batch.microbatch_sequences is not None:
+        knobs[MICROBATCH] = (str(config.batch.microbatch_sequences),)
+    elif not axes_move:
+        knobs[MICROBATCH] = (str(config.batch.sequences // layout.num_replicas),)
+    return {name: values for name, values in knobs.items() if name not in named}
+
+
 def values_by_knob(given: Sequence[str] | Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the values of `fix` or `vary` as text, by the name that was given.
 
