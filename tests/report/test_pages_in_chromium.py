@@ -24,7 +24,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser here: none of {', '.join(NAMES)}")
 QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+    "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
     "--enable-logging=stderr", "--v=0",
 )  # fmt: skip
