@@ -95,7 +95,8 @@ def test_the_front_has_no_candidate_that_another_beats_in_both(made):
 
 def test_its_page_has_a_dot_for_each_candidate_and_shows_all_without_a_script(made):
     page = made.to_html()
-    assert page.count("<circle") == len([c for c in made.candidates if not c.failed])
+    wide = page.partition('<svg class="wide"')[2].partition("</svg>")[0]
+    assert wide.count("<circle") == len([c for c in made.candidates if not c.failed])
     assert made.winner.layout in page
     body = page.partition("<script>")[0]
     assert all(candidate.layout in body for candidate in made.candidates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import io
 import os
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedg
 from meshwright.predict import Help, Interval, Prediction, Slice
 from meshwright.reconciliation import Measurement, Percentiles
 from meshwright.report import renderable
-from meshwright.results import Weighing
+from meshwright.results import Plan, Planned, Weighing
 
 GIB = 2**30
 NO_CHANGES: dict[str, Any] = {}
@@ -213,6 +214,101 @@ def weighing() -> Callable[..., Weighing]:
         return Weighing(**{**fields, **changes})
 
     return make
+
+
+# A product beside which weights are gathered, twenty layers that wait for theirs, and a sum over all devices.
+PROGRAM = """HloModule step, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+%body (t: (s32[], bf16[8192,8192], bf16[1024,8192])) -> (s32[], bf16[8192,8192], bf16[1024,8192]) {
+  %t = (s32[], bf16[8192,8192], bf16[1024,8192]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = bf16[8192,8192] get-tuple-element(%t), index=1
+  %s = bf16[1024,8192] get-tuple-element(%t), index=2
+  %g = (bf16[1024,8192], bf16[8192,8192]) all-gather-start(%s), replica_groups={}, dimensions={0}
+  %g-done = bf16[8192,8192] all-gather-done(%g)
+  %y = bf16[8192,8192] dot(%x, %g-done), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %next = (s32[], bf16[8192,8192], bf16[1024,8192]) tuple(%i, %y, %s)
+}
+%condition (t: (s32[], bf16[8192,8192], bf16[1024,8192])) -> pred[] {
+  %t = (s32[], bf16[8192,8192], bf16[1024,8192]) parameter(0)
+  ROOT %go = pred[] constant(true)
+}
+ENTRY %main (x: bf16[8192,8192], s: bf16[1024,8192], p: f32[400000000]) -> f32[400000000] {
+  %x = bf16[8192,8192] parameter(0)
+  %s = bf16[1024,8192] parameter(1)
+  %p = f32[400000000] parameter(2)
+  %zero = s32[] constant(0)
+  %g = (bf16[1024,8192], bf16[8192,8192]) all-gather-start(%s), replica_groups={}, dimensions={0}
+  %y = bf16[8192,8192] dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %g-done = bf16[8192,8192] all-gather-done(%g)
+  %init = (s32[], bf16[8192,8192], bf16[1024,8192]) tuple(%zero, %y, %s)
+  %w = (s32[], bf16[8192,8192], bf16[1024,8192]) while(%init), condition=%condition, body=%body, KNOWN
+  %r = f32[400000000] all-reduce(%p), replica_groups={}, to_apply=%sum
+  ROOT %q = f32[400000000] subtract(%p, %r)
+}
+""".replace("KNOWN", 'backend_config={"known_trip_count":{"n":"20"}}')
+
+
+@pytest.fixture(scope="session")
+def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the cache with a program of 22 products, written by hand."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "program.hlo.txt.gz").write_bytes(gzip.compress(PROGRAM.encode()))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plan(weighing: Callable[..., Weighing], program_folder: Path) -> Plan:
+    """A plan of eleven candidates: nine are compiled and fit, one does not fit, one failed."""
+    best = weighing(folder=program_folder, num_steps=3750, price=1.8)
+
+    def candidate(place: int, gib: float, **changes: Any) -> Planned:
+        seconds = 55.0 * 1.03**place
+        prediction = made_prediction(
+            step_seconds=Interval(low=0.8 * seconds, expected=seconds, high=1.2 * seconds), mfu=26.6 / seconds
+        )
+        overrides = {
+            "layout": f"data={2 ** (place % 4)},fsdp={8 // 2 ** (place % 4)}",
+            "batch.microbatch_sequences": 1 + place % 3,
+            "remat": ("full", "dots-attention", "none")[place % 3],
+            "zero1": place % 2 == 1,
+            "offload": "optimizer" if place == 4 else "none",
+            "pipeline": "1f1b",
+        }
+        fields: dict[str, Any] = {
+            "layout": overrides["layout"],
+            "overrides": overrides,
+            "estimated_seconds": 60.0 - place,
+            "estimated_bytes": gib * GIB,
+            "reserved_bytes": round(gib * GIB),
+            "room_bytes": 78 * GIB,
+            "prediction": prediction,
+            "cached": False,
+            "failed": "",
+        }
+        return Planned(**{**fields, **changes})
+
+    sizes = (48, 52, 40, 61.5, 33, 70, 36, 20, 44, 97)
+    failed = candidate(10, 0, reserved_bytes=None, room_bytes=None, prediction=None, failed="the worker died")
+    assert best.config is not None
+    return Plan(
+        config=best.config,
+        fleet=best.fleet,
+        num_layouts=30,
+        num_considered=2000,
+        removed={"tensor does not divide the model's sizes": 3},
+        num_open=1989,
+        candidates=(failed, *(candidate(place, gib) for place, gib in enumerate(sizes))),
+        best=best,
+        ended="the budget of 60 s is spent",
+        seconds=60.0,
+        price="$1.80 per H100 and hour, the list price of a provider (https://example.com)",
+    )
 
 
 @pytest.fixture(scope="session")

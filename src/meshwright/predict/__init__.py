@@ -5,7 +5,9 @@ jax, no clock. Used by: `reconciliation`, `report`, `api`, `results`. Coefficien
 benchmarks/fit_rates.py, and runs.toml.
 """
 
+from ._busy import Busy as Busy
 from ._predict import predict as predict
+from ._predict import predicted_busy as predicted_busy
 from ._predict import predicted_trace as predicted_trace
 from ._rates import Machine as Machine
 from ._rates import attention_seconds as attention_seconds
@@ -20,3 +22,4 @@ from ._records import Slice as Slice
 from ._records import checked_price as checked_price
 from ._records import run_total as run_total
 from ._records import steps_for as steps_for
+from ._walk import TRACKS as TRACKS

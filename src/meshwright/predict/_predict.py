@@ -27,6 +27,7 @@ from meshwright.hlo import Computation, Executions, Instruction, ProgramPhases
 from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.units import format_bytes, format_seconds
 
+from ._busy import Busy, busy_of
 from ._prices import Order
 from ._rates import CUDNN, Machine, machine_of, provenance, widths, words_of
 from ._records import Help, Interval, Prediction, Slice
@@ -214,6 +215,24 @@ def predicted_trace(
     """
     _, walked = _walked(executions, compiled, fleet, calibration, CUDNN)
     return trace_of(walked.events, f"{compiled.name} on {fleet.name}")
+
+
+def predicted_busy(
+    executions: Executions,
+    compiled: Compiled,
+    fleet: Fleet,
+    calibration: Calibration | None = None,
+    *,
+    num_spans: int,
+) -> Busy:
+    """Return how busy each stream of one device is in equal spans of the predicted step.
+
+    Raises:
+        InputError: as `predict`.
+        ValueError: as `predict`.
+    """
+    _, walked = _walked(executions, compiled, fleet, calibration, CUDNN)
+    return busy_of(walked.events, walked.seconds, num_spans)
 
 
 def _walked(

@@ -28,18 +28,27 @@ from ._prices import KernelTime, Order, Transfer, kernel_of, transfer_of
 from ._rates import Machine
 
 LAUNCH = "launch"
+WAIT = "wait"  # the stream of what the compute stream waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A span of time on one stream, by the clock of the computation in which it was walked."""
+    """A span of time on one stream, by the clock of the computation in which it was walked.
+
+    The links are those inside and those between domains. A wait is the part of a collective for which the
+    compute stream waits.
+    `further_rounds`: of a loop, how many the event stands for; the `num_events` events before it are the
+    first round.
+    """
 
     name: str
-    stream: str  # compute | inside | between: the links of those classes
+    stream: str  # compute | inside | between | wait
     begin_seconds: float
     seconds: float
     module: str = ""  # the model's own scopes, "" without any
     operation: str = ""  # the instruction's name
+    further_rounds: int = 0
+    num_events: int = 0
 
     @property
     def end_seconds(self) -> float:
@@ -286,9 +295,12 @@ class _Stream:
         for busy in reversed(self._busy[link]):
             if busy.end_seconds <= self._now:
                 break
-            overlap = min(busy.end_seconds, end) - max(busy.begin_seconds, self._now)
+            begin = max(busy.begin_seconds, self._now)
+            overlap = min(busy.end_seconds, end) - begin
             if overlap > 0:
                 _add_to(exposed, {busy.name: overlap})
+                wait = Event(name=busy.name, stream=WAIT, begin_seconds=begin, seconds=overlap)
+                self._walked.events.append(wait)
         _add_to(self._walked.exposed, exposed)
         self._now = max(self._now, end)
 
@@ -305,9 +317,15 @@ class _Stream:
         walked = self._walked
         walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
         if times > 1 and inner.events:
-            begin, seconds = self._now + inner.seconds, (times - 1) * inner.seconds
-            name = f"{times - 1} further rounds like this one"
-            walked.events.append(Event(name=name, stream="compute", begin_seconds=begin, seconds=seconds))
+            further = Event(
+                name=f"{times - 1} further rounds like this one",
+                stream="compute",
+                begin_seconds=self._now + inner.seconds,
+                seconds=(times - 1) * inner.seconds,
+                further_rounds=times - 1,
+                num_events=len(inner.events),
+            )
+            walked.events.append(further)
         self._now += times * inner.seconds
         _add_to(walked.total, inner.total, times)
         _add_to(walked.exposed, inner.exposed, times)
@@ -333,7 +351,10 @@ MICROSECONDS = 1e6
 
 
 def trace_of(events: Iterable[Event], name: str) -> dict[str, Any]:
-    """Return the trace as JSON types. Times are microseconds from the beginning of the step on one device."""
+    """Return the trace as JSON types. Times are microseconds from the beginning of the step on one device.
+
+    Waits are not drawn: they are the gaps of the track that computes.
+    """
     tracks = list(TRACKS)
     slices: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"{name}, predicted"}}
@@ -354,6 +375,6 @@ def trace_of(events: Iterable[Event], name: str) -> dict[str, Any]:
             "args": {"operation": event.operation, "module": event.module},
         }
         for event in events
-        if event.seconds > 0
+        if event.seconds > 0 and event.stream in TRACKS
     ]
     return {"displayTimeUnit": "ms", "traceEvents": slices}

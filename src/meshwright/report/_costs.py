@@ -84,7 +84,7 @@ def _memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, .
         *section("Memory of one device", bars, _memory_table(memory, on_page=on_page), *notes),
         *_hand_sum_sections(facts.hand_sum),
         *section("Number formats at the peak", _format_table(memory, on_page=on_page)),
-        *section("Largest buffers at the peak", _buffer_table(memory, on_page=on_page)),
+        *section("Largest buffers at the peak", buffer_table(memory, on_page=on_page)),
     )
 
 
@@ -205,7 +205,7 @@ def _format_table(memory: MemoryLedger, *, on_page: bool) -> Table:
     return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=1)
 
 
-def _buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
+def buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
     """Return the largest values alive at the peak, each with the module and source line that make it."""
     if not memory.buffers:
         return Words(text="none")

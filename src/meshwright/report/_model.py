@@ -1,11 +1,12 @@
 """Describe a report as sections of paragraphs, tables and pictures, independent of where it is shown.
 
 `_costs`, `_weighing` and `_results` make the `Document` of a result; `_render` shows it. Strings are plain
-text, which the renderers escape. A terminal leaves out `Cards`, `Plot` and `Scatter`.
+text, which the renderers escape. A terminal leaves out `Cards`, `Plot`, `Scatter`
+and `Lanes`.
 
-The pictures of a page are bars by category, curves by step, memory through a step, and the runs of a sweep.
-A name has the same colour in every picture and on every page: colours.toml. matplotlib is imported by
-`_render`, when it draws.
+The pictures of a page are bars by category, curves by step, memory and work through a step, the runs of a
+sweep, and the candidates of a plan. A name has the same colour in every picture and on every page:
+colours.toml. matplotlib is imported by `_render`, when it draws.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 
 from meshwright.ledger import MemoryLedger
 from meshwright.results import Sweep, SweepRun
-from meshwright.units import format_rate
+from meshwright.units import format_rate, format_seconds
 
 Tone = Literal["", "strong", "faint", "good", "bad", "open", "warning"]
 
@@ -131,18 +132,58 @@ class Dot:
     joined: bool = False
 
 
+Ticks = Sequence[tuple[float, str]]  # places on an axis, each with its words
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """Points in a plane, for a page only; `limit`: a height above which nothing fits, with its words."""
+    """Points in a plane, for a page only; `limit`: a height above which nothing fits, with its words.
+
+    `x_ticks` and `y_ticks` are called with both ends of an axis and the most ticks that it has room for.
+    """
 
     label: str
     dots: tuple[Dot, ...]
-    x_words: Callable[[float], str]
-    y_words: Callable[[float], str]
+    x_ticks: Callable[[float, float, int], Ticks]
+    y_ticks: Callable[[float, float, int], Ticks]
     limit: tuple[float, str] | None = None
 
 
-Block = Words | Table | Bars | Plot | Cards | Scatter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A span of a `Lane` from one share of its length to another, as colours with their shares of the span.
+
+    `words` appear when the pointer rests on it.
+    """
+
+    begin: float
+    end: float
+    parts: tuple[tuple[str, float], ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """What one stream does from the beginning of a step to its end; nothing between its columns."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Lanes above one another on one axis, for a page only.
+
+    `ticks` are places from 0 to 1, the last at 1. The legend's entries are pairs: a colour and words.
+    """
+
+    label: str
+    lanes: tuple[Lane, ...]
+    ticks: Ticks
+    colours: tuple[tuple[str, str], ...]
+
+
+Block = Words | Table | Bars | Plot | Cards | Scatter | Lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +236,7 @@ def percent(part: float, whole: float) -> str:
 Series = tuple[Sequence[int], Sequence[float]]  # steps and values
 
 INK, FAINT, FREE, GRID = "#1f2933", "#9aa5b1", "#f0f3f6", "#e4e7eb"
-SMALLER, BESIDE = "smaller ones", "beside the program"
+SMALLER, BESIDE, GAPS = "smaller ones", "beside the program", "gaps between kernels"
 COLOURS: dict[str, str] = {
     name: colour
     for group in tomllib.loads(
@@ -321,13 +362,32 @@ def timeline_plot(memory: MemoryLedger) -> Plot:
 
 
 def _label_bytes(axes: Any) -> None:
-    """Set ticks at multiples of 1, 2 or 5 times a power of ten of a binary unit, at most six above zero."""
-    _, most = axes.get_ylim()
-    power = max(0, math.floor(math.log(max(most / 3, 1), 1024)))
+    """Set at most six ticks above zero."""
+    ticks = byte_ticks(0, axes.get_ylim()[1], 6)
+    axes.set_yticks([place for place, _ in ticks], [words for _, words in ticks])
+
+
+def byte_ticks(low: float, high: float, most: int) -> Ticks:
+    """Return multiples of 1, 2 or 5 times a power of ten of a binary unit, at most `most` above zero."""
+    power = min(max(0, math.floor(math.log(max(high / 3, 1), 1024))), 4)
     unit, name = 1024**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
-    step = next(s * 10**n for n in range(4) for s in (1, 2, 5) if s * 10**n * 6 >= most / unit)
-    counts = range(0, int(most / unit) + 1, step)
-    axes.set_yticks([n * unit for n in counts], [f"{n} {name}" if n else "0" for n in counts])
+    counts = (round(place / unit) for place in _multiples(low, high, most, unit))
+    return [(count * unit, f"{count} {name}" if count else "0") for count in counts]
+
+
+def second_ticks(low: float, high: float, most: int) -> Ticks:
+    """Return multiples of 1, 2 or 5 times a power of ten of a second."""
+    places = _multiples(low, high, most, 0.0)
+    return [(place, format_seconds(place) if place else "0") for place in places]
+
+
+def _multiples(low: float, high: float, most: int, least: float) -> list[float]:
+    """Return the multiples from `low` to `high` of a step of at least `least`: 1, 2 or 5 powers of ten."""
+    unit = least or 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(
+        s * 10**n * unit for n in range(9) for s in (1, 2, 5) if s * 10**n * unit * most >= high - low
+    )
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def values_plot(sweep: Sweep, key: str) -> Plot:

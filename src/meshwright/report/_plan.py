@@ -11,25 +11,28 @@ from collections.abc import Iterator
 from meshwright.results import Plan, Planned
 from meshwright.units import format_bytes, format_count, format_seconds
 
-from ._costs import largest_words
-from ._facts import facts_of
+from ._costs import buffer_table, memory_bars
+from ._facts import WeighingFacts, facts_of
 from ._model import (
-    Block,
     Cards,
     Document,
     Dot,
+    Lanes,
     Row,
     Scatter,
     Section,
     Table,
     Tone,
     Words,
+    byte_ticks,
     flop_words,
     percent,
+    second_ticks,
     section,
     timeline_plot,
 )
-from ._weighing import cost_words, interval_words, run_words, time_figures
+from ._schedule import schedule_lanes
+from ._weighing import cost_words, interval_words, run_words, schedule_blocks, time_bars, time_figures
 
 MOST_ROWS = 8  # of the ranked table on a terminal, unless told
 ALIKE = 0.01  # share of the step below which two candidates are practically the same
@@ -60,29 +63,37 @@ def plan_document(plan: Plan, *, most_rows: int | None = MOST_ROWS, more: str = 
 
 def plan_page(plan: Plan) -> Document:
     """Return the page of a plan, with pictures."""
-    pictures: tuple[Section, ...] = ()
-    if plan.best is not None:
-        facts = facts_of(plan.best)
-        memory = facts.ledger.memory
-        pictures = section(
-            "Memory of the best through its step",
-            timeline_plot(memory),
-            Words(text=largest_words(memory), tone="faint"),
-        )
-        cards: list[Block] = [Cards(items=tuple(time_figures(facts)))]
-    else:
-        cards = []
-    scatter = _scatter(plan)
+    facts = None if plan.best is None else facts_of(plan.best)
+    cards = None if facts is None else Cards(items=tuple(time_figures(facts)))
     return Document(
         title=f"Plan of {plan.name}",
         facts=_title_facts(plan),
         sections=(
-            *section("", *_verdict(plan), *cards),
+            *section("", *_verdict(plan), cards),
             *section("Why", *_why(plan)),
-            *section("Memory against time, of every compiled candidate", scatter, _front_words(plan)),
+            *section("Memory against time, of every compiled candidate", _scatter(plan), _front_words(plan)),
             *section("Ranked", _page_table(plan), _ties(plan), _work(plan)),
-            *pictures,
+            *(() if facts is None or plan.best is None else _best_sections(facts, schedule_lanes(plan.best))),
             *section("Searched", *_searched(plan)),
+        ),
+    )
+
+
+def _best_sections(facts: WeighingFacts, lanes: Lanes | None) -> tuple[Section, ...]:
+    """Return the time and the memory of the best through its step, and what fills the memory at its peak."""
+    memory, prediction = facts.ledger.memory, facts.prediction
+    bars = None if prediction is None else time_bars(prediction)
+    return (
+        *section("Time of the best through its step", bars, *schedule_blocks(lanes)),
+        *section(
+            "Memory of the best through its step",
+            timeline_plot(memory) if memory.timeline.instants else None,
+        ),
+        *section(
+            "Memory of the best at its peak",
+            memory_bars(memory, on_page=True),
+            Words(text="Largest buffers at the peak:"),
+            buffer_table(memory, on_page=True),
         ),
     )
 
@@ -279,26 +290,22 @@ def _searched(plan: Plan) -> Iterator[Words]:
 def _page_table(plan: Plan) -> Table:
     chosen = [_settings_by_column(plan, candidate) for candidate in plan.ranked]
     settings = tuple(dict.fromkeys(name for each in chosen for name in each))
+    estimated = ("estimated",) if any(c.estimated_seconds is not None for c in plan.ranked) else ()
+    remarks = ("",) if any(_figures(candidate)[-1] for candidate in plan.ranked) else ()
+    columns = ("layout", *settings, "step", "reserved", "MFU", *estimated, *remarks)
     rows: list[Row] = []
     for candidate, given in zip(plan.ranked, chosen, strict=True):
-        step, reserved, mfu, remark = _figures(candidate)
-        estimated = candidate.estimated_seconds
-        cells = (
-            candidate.layout,
-            *(given[name] for name in settings),
-            step,
-            reserved,
-            mfu,
-            "-" if estimated is None else format_seconds(estimated),
-            remark,
-        )
+        *figures, remark = _figures(candidate)
+        seconds = candidate.estimated_seconds
+        cells = [candidate.layout, *(given[name] for name in settings), *figures]
+        cells += ["-" if seconds is None else format_seconds(seconds)] if estimated else []
+        cells += [remark] if remarks else []
         expected = None if candidate.step_seconds is None else candidate.step_seconds.expected
         mfu_share = None if candidate.prediction is None else candidate.prediction.mfu
-        sizes = (expected, candidate.reserved_bytes, mfu_share, candidate.estimated_seconds, None)
-        values = (None, *(None for _ in settings), *sizes)
-        rows.append(Row(cells=cells, tone=_tone(plan, candidate), values=values))
+        sizes = (expected, candidate.reserved_bytes, mfu_share, *([seconds] if estimated else []))
+        values = (None, *(None for _ in settings), *sizes, *(None for _ in remarks))
+        rows.append(Row(cells=tuple(cells), tone=_tone(plan, candidate), values=values))
     numbers = ("microbatch", "step", "reserved", "MFU", "estimated")
-    columns = ("layout", *settings, "step", "reserved", "MFU", "estimated", "")
     return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
 
 
@@ -336,8 +343,8 @@ def _scatter(plan: Plan) -> Scatter | None:
     return Scatter(
         label="reserved bytes of one device against seconds of a step",
         dots=tuple(dots),
-        x_words=format_seconds,
-        y_words=format_bytes,
+        x_ticks=second_ticks,
+        y_ticks=byte_ticks,
         limit=None if room is None else (room, f"room, {format_bytes(room)}"),
     )
 

@@ -25,7 +25,22 @@ from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ._model import FAINT, GRID, INK, Bars, Block, Cards, Document, Plot, Row, Scatter, Section, Table, Words
+from ._drawings import DOT_COLOURS, lane_svg, scatter_svg
+from ._model import (
+    FAINT,
+    INK,
+    Bars,
+    Block,
+    Cards,
+    Document,
+    Lanes,
+    Plot,
+    Row,
+    Scatter,
+    Section,
+    Table,
+    Words,
+)
 
 BAR_WIDTH = 32  # columns of a terminal
 STYLES = {
@@ -185,7 +200,10 @@ def _page_block(block: Block) -> str:
             legend = _legend(block.colours, block.lines, block.shapes)
             return f"<figure>\n{svg_of(block)}{legend}</figure>\n"
         case Scatter():
-            return f"<figure>\n{_scatter_svg(block)}{_scatter_legend(block)}</figure>\n"
+            drawn = scatter_svg(block, "wide") + scatter_svg(block, "narrow")
+            return f"<figure>\n{drawn}{_scatter_legend(block)}</figure>\n"
+        case Lanes():
+            return f"<figure>\n{_page_lanes(block)}{_legend(block.colours)}</figure>\n"
         case Cards():
             cards = "".join(
                 f"<div><b>{escape(value)}</b><span>{escape(words)}</span></div>\n"
@@ -207,8 +225,8 @@ def _class(kind: str) -> str:
 
 
 def _text(words: str) -> str:
-    """Return escaped text in which file names do not break and paths may break after a slash."""
-    broken = re.sub(r"(?<=[\w\]])/(?=[\w\[])", "/<wbr>", escape(words))
+    """Return escaped text in which file names and rates do not break and paths may break after a slash."""
+    broken = re.sub(r"(?<=[\w\]])/(?!s\b)(?=[\w\[])", "/<wbr>", escape(words))
     return FILE.sub(lambda name: f"<span class=file>{name[0]}</span>", broken)
 
 
@@ -262,6 +280,17 @@ def _page_bars(bars: Bars) -> str:
     return bar + interval + _legend(items, lines)
 
 
+def _page_lanes(lanes: Lanes) -> str:
+    """Return each lane below its name, and the words of the axis below all of them."""
+    drawn = "".join(
+        f"<p class=facts>{escape(lane.name)}</p>\n{lane_svg(lane, lanes.label)}" for lane in lanes.lanes
+    )
+    ticks = "".join(
+        f'<span style="left:{100 * place:.2f}%">{escape(words)}</span>' for place, words in lanes.ticks
+    )
+    return f"<div class=lanes>\n{drawn}<div class=ticks>{ticks}</div>\n</div>\n"
+
+
 def _legend(
     colours: Iterable[tuple[str, str]],
     lines: Iterable[tuple[str, str]] = (),
@@ -304,56 +333,6 @@ def _svg(plot: Plot, width: float, kind: str) -> str:
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the ids would repeat among the plots of one page
     label = f'<svg class="{kind}" viewBox="\\1" role="img" aria-label="{escape(plot.label)}">'
     return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', label, svg)
-
-
-DOT_COLOURS = {"best": "#3f8f4f", "fits": "#2f6f8f", "does not fit": "#c8372d"}
-SCATTER_WIDTH, SCATTER_HEIGHT = 620, 300  # units of the drawing
-MARGINS = (70, 32, 12, 36)  # left, right, top, bottom
-MOST_TICKS = 5
-
-
-def _scatter_svg(scatter: Scatter) -> str:
-    """Return the dots on axes that begin at zero for y; each dot's words are its SVG title."""
-    left, right, top, bottom = MARGINS
-    xs, ys = [dot.x for dot in scatter.dots], [dot.y for dot in scatter.dots]
-    low, high = min(xs) * 0.97, max(xs) * 1.03
-    most = max([*ys, *((scatter.limit[0],) if scatter.limit else ())]) * 1.05
-
-    def across(x: float) -> float:
-        return left + (SCATTER_WIDTH - left - right) * (x - low) / (high - low)
-
-    def down(y: float) -> float:
-        return SCATTER_HEIGHT - bottom - (SCATTER_HEIGHT - top - bottom) * y / most
-
-    lines: list[str] = []
-    for place in range(MOST_TICKS):
-        share = place / (MOST_TICKS - 1)
-        x, y = low + (high - low) * share, most * share
-        lines.append(_svg_level(down(y), f'stroke="{GRID}"'))
-        lines.append(_svg_text(left - 8, down(y) + 4, scatter.y_words(y), "end"))
-        lines.append(_svg_text(across(x), SCATTER_HEIGHT - bottom + 18, scatter.x_words(x), "middle"))
-    if scatter.limit is not None:
-        lines.append(_svg_level(down(scatter.limit[0]), f'stroke="{INK}" stroke-dasharray="5 4"'))
-    front = sorted((dot.x, dot.y) for dot in scatter.dots if dot.joined)
-    points = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in front)
-    lines.append(f'<polyline points="{points}" fill="none" stroke="{FAINT}"/>')
-    for dot in reversed(scatter.dots):
-        size = 7 if dot.kind == "best" else 5
-        place = f'cx="{across(dot.x):.1f}" cy="{down(dot.y):.1f}" r="{size}"'
-        title = f"<title>{escape(dot.words)}</title>"
-        lines.append(f'<circle {place} fill="{DOT_COLOURS[dot.kind]}" stroke="white">{title}</circle>')
-    box, label = f"0 0 {SCATTER_WIDTH} {SCATTER_HEIGHT}", escape(scatter.label)
-    inside = "\n".join(lines)
-    return f'<svg viewBox="{box}" role="img" aria-label="{label}" font-size="12">\n{inside}\n</svg>\n'
-
-
-def _svg_level(height: float, style: str) -> str:
-    ends = f'x1="{MARGINS[0]}" x2="{SCATTER_WIDTH - MARGINS[1]}"'
-    return f'<line {ends} y1="{height:.1f}" y2="{height:.1f}" {style}/>'
-
-
-def _svg_text(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{INK}">{escape(words)}</text>'
 
 
 def _scatter_legend(scatter: Scatter) -> str:

@@ -28,6 +28,7 @@ from ._model import (
     Block,
     Cards,
     Document,
+    Lanes,
     Row,
     Section,
     Series,
@@ -43,6 +44,7 @@ from ._model import (
 )
 from ._plan import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
+from ._schedule import schedule_lanes
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
 
 WIDTH = 100  # columns of the text that `str` returns
@@ -93,7 +95,7 @@ def page_of(result: object) -> str:
     match result:
         case Weighing():
             files = RunFiles(name=result.name, weighing=facts_of(result))
-            return page(_run_page(files))
+            return page(_run_page(files, schedule_lanes(result)))
         case Run():
             return run_page(result.folder)
         case Sweep():
@@ -256,8 +258,11 @@ def _seconds_sections(measurement: Measurement | None) -> tuple[Section, ...]:
     return section("Where the time went", Words(text=words), table)
 
 
-def _run_page(run: RunFiles) -> Document:
-    """Return the page of a run's folder, or of a weighing alone, as far as the files go."""
+def _run_page(run: RunFiles, lanes: Lanes | None = None) -> Document:
+    """Return the page of a run's folder, or of a weighing alone, as far as the files go.
+
+    `lanes`: the schedule of the step, for which the files do not suffice.
+    """
     weighing, measured = run.weighing, run.measurement
     facts = [] if weighing is None else [title_facts(weighing)]
     if measured is not None:
@@ -269,7 +274,7 @@ def _run_page(run: RunFiles) -> Document:
             *section("", *(() if weighing is None else verdict(weighing))),
             *section("Not whole", *(Words(text=note) for note in run.notes), tone="warning"),
             *section("", _cards(run)),
-            *(() if weighing is None else time_sections(weighing, on_page=True)),
+            *(() if weighing is None else time_sections(weighing, on_page=True, lanes=lanes)),
             *_loss_sections(run),
             *_notice_sections(run),
             *_seconds_sections(measured),

@@ -17,9 +17,11 @@ from meshwright.units import format_bytes, format_count, format_rate, format_sec
 from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, unpriced
 from ._facts import WeighingFacts
 from ._model import (
+    GAPS,
     Bars,
     Block,
     Document,
+    Lanes,
     Section,
     Table,
     Words,
@@ -42,11 +44,14 @@ HELP_NOTE = (
     "By walking the same schedule again; savings do not add up. A bound names no change: `--explain` "
     "compiles the changes that may reach it, and says what each really saves."
 )
+SCHEDULE_NOTE = (
+    "The same step from its beginning to its end. The height of a colour is its share of the time there. A "
+    "message for which the device waits is exposed; one beside which it computes is hidden."
+)
 WASTE = "work done twice"  # the lint's kind for FLOPs beyond the model's
 LEAST_LOSS = 0.02  # share of the step: smaller losses do not limit it
 LEAST_DEVICE_HOURS = 0.1  # below it, device-hours add nothing to the seconds
 MOST_MATTERS, MOST_SLICES = 3, 8
-GAPS = "gaps between kernels"
 # Classes of the step's time other than products, in words.
 LOSSES = {
     "memory-bound": "kernels bound by memory, not by arithmetic",
@@ -247,10 +252,10 @@ def _first(lines: tuple[str, ...]) -> str:
     return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
-def time_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def time_sections(facts: WeighingFacts, *, on_page: bool, lanes: Lanes | None = None) -> tuple[Section, ...]:
     """Return the predicted time by class of work, and what would make the step faster.
 
-    A page has the timeline of the memory between them.
+    A page has the timeline of the memory between them. `lanes`: the step's schedule, if a page shows it.
     """
     has_plot = on_page and facts.ledger.memory.timeline.instants
     middle = section("Memory through the step", timeline_plot(facts.ledger.memory) if has_plot else None)
@@ -271,13 +276,18 @@ def time_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]
         shares = (f"{KINDS[kind]} {percent(part, whole)}" for kind, part in by_kind.items())
         blocks.append(Words(text=f"{', '.join(shares)} of the step."))
     if on_page:
-        blocks.append(_time_bars(prediction))
+        blocks += [time_bars(prediction), *schedule_blocks(lanes)]
         if facts.run_total is not None:
             blocks.append(Words(text=f"The whole run: {run_words(facts.run_total)}."))
             cost = cost_words(facts.run_total)
             blocks.append(Words(text=f"Cost: {cost}.") if cost else None)
     blocks += [_slice_table(prediction), Words(text=prediction.basis, tone="faint")]
     return (*section(title, *blocks), *middle, *_faster_sections(prediction))
+
+
+def schedule_blocks(lanes: Lanes | None) -> tuple[Block, ...]:
+    """Return the lanes of a step, below words that say how to read them."""
+    return () if lanes is None else (Words(text=SCHEDULE_NOTE, tone="faint"), lanes)
 
 
 def _slice_table(prediction: Prediction) -> Table | None:
@@ -295,7 +305,7 @@ def _slice_table(prediction: Prediction) -> Table | None:
     return Table(columns=columns, rows=plain_rows(cells), numbers=numbers) if rows else None
 
 
-def _time_bars(prediction: Prediction) -> Bars:
+def time_bars(prediction: Prediction) -> Bars:
     """Return the step's time by class of work, with its interval on the same scale."""
     seconds, classes = prediction.step_seconds, dict[str, float]()
     for part in prediction.slices:

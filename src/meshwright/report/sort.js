@@ -6,13 +6,12 @@ for (const table of document.querySelectorAll("table.sorts")) {
     if (!head.textContent) return;
     head.tabIndex = 0;
     head.setAttribute("role", "button");
-    let ascending = false;
     const key = (row) => {
       const cell = row.cells[column];
       return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
     };
     const sort = () => {
-      ascending = !ascending;
+      const ascending = head.getAttribute("aria-sort") !== "ascending";
       const order = ascending ? 1 : -1;
       const rows = [...body.rows].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
