@@ -78,7 +78,7 @@ def test_every_field_of_its_json_is_documented_and_every_documented_field_is_the
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
     fields = made.to_dict()
-    of_fleets = {"fastest", "cheapest", "refused", "plans", "price_per_step"}
+    of_fleets = {"fastest", "cheapest", "refused", "plans"}
     assert {name for name in documented if name[0] != "." and "[]" not in name} == (
         set(fields) - {"candidates"}
     ) | of_fleets
@@ -242,9 +242,9 @@ def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made)
     best = mw.weigh("bytes-nano", on="8xH100", overrides=made.winner.overrides)
     assert best.plan.layout is None
     assert "PLAN: `meshwright plan bytes-nano --on 8xH100` searches other layouts" in str(best)
-    other = mw.weigh("bytes-nano", on="8xH100", overrides=["model.num_layers=2", "remat=full"])
+    other = mw.weigh("bytes-nano", on="8xH100", overrides=["model.num_layers=3", "remat=full"])
     assert other.plan.layout is None
-    assert other.plan.command == "meshwright plan bytes-nano --on 8xH100 --set model.num_layers=2"
+    assert other.plan.command == "meshwright plan bytes-nano --on 8xH100 --set model.num_layers=3"
     assert mw.weigh("linear", on="1xH100").plan is None
 
 

@@ -521,6 +521,7 @@ class Plan(Shown):
             "ended": self.ended,
             "seconds": self.seconds,
             "price": self.price,
+            "price_per_step": self.price_per_step,
             "best": None if winner is None else winner.to_dict(),
             "weighing": None if self.best is None else self.best.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.ranked],
@@ -575,7 +576,7 @@ class FleetPlans(Shown):
             "fastest": None if fastest is None else fastest.fleet.name,
             "cheapest": None if cheapest is None else cheapest.fleet.name,
             "refused": self.refused,
-            "plans": [plan.to_dict() | {"price_per_step": plan.price_per_step} for plan in self.ranked],
+            "plans": [plan.to_dict() for plan in self.ranked],
         }
 
 

@@ -17,6 +17,7 @@ from meshwright.compiler import Argument, Compiled, TracedFlops
 from meshwright.config import Layout, load_config
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, Collective, FlopLedger, Ledger, MemoryLedger, Timeline
+from meshwright.planning import settings_words
 from meshwright.predict import Help, Interval, Prediction, Slice
 from meshwright.reconciliation import Measurement, Percentiles
 from meshwright.report import renderable
@@ -279,10 +280,13 @@ def plan(weighing: Callable[..., Weighing], program_folder: Path) -> Plan:
             "zero1": place % 2 == 1,
             "offload": "optimizer" if place == 4 else "none",
             "pipeline": "1f1b",
+            "precision": "bf16",
         }
         fields: dict[str, Any] = {
             "layout": overrides["layout"],
+            "settings": settings_words(overrides),
             "overrides": overrides,
+            "model_flops": 10**18,
             "estimated_seconds": 60.0 - place,
             "estimated_bytes": gib * GIB,
             "reserved_bytes": round(gib * GIB),

@@ -23,6 +23,30 @@ if TYPE_CHECKING:
 
     from meshwright.results import Plan, PlanProgress
 
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
+]
+FleetsOption = Annotated[
+    str | None,
+    typer.Option("--fleets", metavar="A,B,C", help="Compare fleets by time and cost, in place of --on."),
+]
+MinDevicesFlag = Annotated[
+    bool, typer.Option("--min-devices", help="Plan for the smallest fleet that fits, up to --on.")
+]
+BudgetOption = Annotated[
+    float, typer.Option("--budget", metavar="SECONDS", help="Begin no compilation after this time.")
+]
+TomlOption = Annotated[
+    Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
+]
+EmitOption = Annotated[
+    str | None,
+    typer.Option("--emit", metavar="KIND", help="Write a job file beside --toml: slurm, k8s, skypilot."),
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with pictures.")
+]
 FixOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -43,36 +67,19 @@ CheckFlag = Annotated[bool, typer.Option("--check", help="Exit with status 3 if 
 
 def plan(
     config: Config,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local."),
-    ] = None,
-    fleets: Annotated[
-        str | None,
-        typer.Option("--fleets", metavar="A,B,C", help="Compare fleets by time and cost, in place of --on."),
-    ] = None,
-    min_devices: Annotated[
-        bool, typer.Option("--min-devices", help="Plan for the smallest fleet that fits, up to --on.")
-    ] = False,
+    on: OnOption = None,
+    fleets: FleetsOption = None,
+    min_devices: MinDevicesFlag = False,
     fix: FixOption = None,
     vary: VaryOption = None,
     overrides: SetOption = None,
-    budget: Annotated[
-        float, typer.Option("--budget", metavar="SECONDS", help="Begin no compilation after this time.")
-    ] = 60.0,
+    budget: BudgetOption = 60.0,
     tokens: TokensOption = None,
     price: PriceOption = None,
     top: TopOption = None,
-    toml: Annotated[
-        Path | None, typer.Option("--toml", metavar="FILE", help="Write the best as a run that `train` runs.")
-    ] = None,
-    emit: Annotated[
-        str | None,
-        typer.Option("--emit", metavar="KIND", help="Write a job file beside --toml: slurm, k8s, skypilot."),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the plan as a page with pictures.")
-    ] = None,
+    toml: TomlOption = None,
+    emit: EmitOption = None,
+    html: HtmlOption = None,
     check: CheckFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -80,9 +87,9 @@ def plan(
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
+    common = {"fix": fix or (), "vary": vary or (), "overrides": overrides or (), "tokens": tokens}
     if fleets is not None:
         _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
-        common = {"fix": fix or (), "vary": vary or (), "overrides": overrides or (), "tokens": tokens}
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
         return
     if on is None:
@@ -93,13 +100,10 @@ def plan(
             config,
             on=on,
             smallest_fleet=min_devices,
-            fix=fix or (),
-            vary=vary or (),
-            overrides=overrides or (),
             budget_seconds=budget,
-            tokens=tokens,
             price_per_device_hour=price,
             on_event=on_event,
+            **common,
         )
     if html is not None:
         made.to_html(html)

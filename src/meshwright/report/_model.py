@@ -335,11 +335,13 @@ def thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], l
     return [steps[place] for place in places], [values[place] for place in places]
 
 
-def timeline_plot(memory: MemoryLedger) -> Plot:
+def timeline_plot(memory: MemoryLedger) -> Plot | None:
     """Return a plot of the bytes alive through a step, stacked by category.
 
-    An instant is the position of an instruction in the schedule.
+    An instant is the position of an instruction in the schedule. None for a program with fewer than two.
     """
+    if len(memory.timeline.instants) < 2:
+        return None
     timeline, colours = memory.timeline, memory_colours(memory)
     sizes = timeline.by_category
     largest = sorted((name for name in sizes if name in colours), key=lambda n: -max(sizes[n]))[:MOST_LAYERS]

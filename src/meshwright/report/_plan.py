@@ -87,7 +87,7 @@ def _best_sections(facts: WeighingFacts, lanes: Lanes | None) -> tuple[Section, 
         *section("Time of the best through its step", bars, *schedule_blocks(lanes)),
         *section(
             "Memory of the best through its step",
-            timeline_plot(memory) if memory.timeline.instants else None,
+            timeline_plot(memory),
         ),
         *section(
             "Memory of the best at its peak",

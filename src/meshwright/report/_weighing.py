@@ -257,8 +257,7 @@ def time_sections(facts: WeighingFacts, *, on_page: bool, lanes: Lanes | None = 
 
     A page has the timeline of the memory between them. `lanes`: the step's schedule, if a page shows it.
     """
-    has_plot = on_page and facts.ledger.memory.timeline.instants
-    middle = section("Memory through the step", timeline_plot(facts.ledger.memory) if has_plot else None)
+    middle = section("Memory through the step", timeline_plot(facts.ledger.memory) if on_page else None)
     title, prediction = "Predicted time of one step", facts.prediction
     if prediction is None:
         return (*section(title, Words(text=f"none: {facts.no_prediction}")), *middle)

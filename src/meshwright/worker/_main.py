@@ -67,11 +67,19 @@ def main(work: Path, made: Path, parent: int) -> None:
     (work / "pid").write_text(str(os.getpid()))
     request = Request.from_json((work / "request.json").read_text())
     try:
-        answer = _compile(request, work, made)
+        answer = _describe(request) if request.describes else _compile(request, work, made)
     except MeshwrightError as error:
         kind = "InputError" if isinstance(error, InputError) else "CompileError"
         answer = {"error": kind, "message": error.message, "hint": error.hint}
     (work / "answer.json").write_text(json.dumps(answer))
+
+
+def _describe(request: Request) -> dict[str, str]:
+    set_environment()
+    from ._foreign import declared
+
+    axes, knobs = declared(request)
+    return {"axes": json.dumps(axes), "knobs": json.dumps(knobs)}
 
 
 def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
@@ -80,11 +88,6 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 
     started = time.monotonic()
     say("starting")
-    if request.describes:
-        from ._foreign import declared
-
-        axes, knobs = declared(request)
-        return {"axes": json.dumps(axes), "knobs": json.dumps(knobs)}
     devices = _devices(request)
     from ..sharding import mesh_of  # imported here: jax reads its settings on import
     from ._traced import count_traced
