@@ -141,7 +141,8 @@ def test_a_config_record_takes_overrides_and_checks_them(small):
         mw.weigh(load_config("bytes-nano"), on="1xCPU", overrides=["stepz=3"])
 
 
-def test_a_foreign_program_takes_no_override_that_it_does_not_declare():
+def test_a_foreign_program_takes_no_override_that_it_does_not_declare(monkeypatch):
+    monkeypatch.chdir(EXAMPLES)
     with pytest.raises(mw.InputError, match="recurrent:train_step declares no knob 'steps'"):
         mw.weigh("recurrent:train_step", on="1xCPU", overrides=["steps=3"])
 

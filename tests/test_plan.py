@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import meshwright as mw
+from meshwright.api._known_plans import remember, remembered
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet
 from meshwright.results import PlanProgress
@@ -239,7 +240,8 @@ def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made)
     assert weighed.plan.command == "meshwright plan bytes-nano --on 8xH100"
     assert weighed.plan.step_seconds <= made.winner.step_seconds.expected
     assert f"PLAN: {weighed.plan.layout}, {weighed.plan.settings} takes" in " ".join(str(weighed).split())
-    best = mw.weigh("bytes-nano", on="8xH100", overrides=made.winner.overrides)
+    best = mw.weigh("bytes-nano", on="8xH100", overrides=remembered(made.config, made.fleet))
+    assert best.step_seconds == weighed.plan.step_seconds
     assert best.plan.layout is None
     assert "PLAN: `meshwright plan bytes-nano --on 8xH100` searches other layouts" in str(best)
     other = mw.weigh("bytes-nano", on="8xH100", overrides=["model.num_layers=3", "remat=full"])
@@ -249,8 +251,6 @@ def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made)
 
 
 def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, tmp_path):
-    from meshwright.api._known_plans import remember, remembered
-
     monkeypatch.setenv("MESHWRIGHT_CACHE_DIR", str(tmp_path))
     assert remembered(made.config, made.fleet) is None
     remember(made)
@@ -265,11 +265,17 @@ def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, t
 
 def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
     made = mw.plan(
-        "bytes-nano", on="8xH100", fix=["rest"], vary=["remat=dots,full"], budget_seconds=60, num_workers=1
+        "bytes-nano",
+        on="8xH100",
+        fix=["rest"],
+        vary=["remat=full,dots-attention"],
+        budget_seconds=60,
+        num_workers=1,
     )
     run = mw.load("bytes-nano")
     assert made.num_considered == 2
-    assert {c.overrides["remat"] for c in made.candidates} <= {"dots", "full"}
+    assert made.candidates[0].overrides["remat"] == run.remat, "the run as it stands comes first"
+    assert {c.overrides["remat"] for c in made.candidates} <= {"full", "dots-attention"}
     for candidate in made.candidates:
         assert candidate.overrides["zero1"] == run.zero1
         assert candidate.overrides["offload"] == run.offload

@@ -180,10 +180,14 @@ class Runner:
             self.running[pool.submit(self.programs.weigh, row)] = row
         return ""
 
-    def prefer_cached(self) -> None:
-        """Let the search begin with the candidates that an earlier call compiled, the best first."""
+    def begin_with(self, own: int | None) -> None:
+        """Let the search begin with the run as it stands, then what an earlier call compiled, the best first.
+
+        So no plan is slower than what the user has.
+        """
         promising = self.search.most_promising(MOST_LOOKED_UP)
-        self.search.prefer(row for row in promising if self.programs.is_cached(row))
+        cached = [row for row in promising if self.programs.is_cached(row)]
+        self.search.prefer(dict.fromkeys([*([] if own is None else [own]), *cached]))
 
     def _finish(self, row: int, future: Future[Weighing]) -> None:
         """Record a compiled candidate, or why it could not be compiled."""

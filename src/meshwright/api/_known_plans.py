@@ -59,13 +59,17 @@ def plan_command(config: str | RunConfig, fleet: Fleet, overrides: Overrides) ->
     else:
         given = [overrides] if isinstance(overrides, str) else list(overrides)
     run = load_config(config) if isinstance(config, str) else config
-    kept = [
-        text
-        for text in given
-        if text.partition("=")[0].strip() not in SEARCHED and overridden(run, [text]) != run
-    ]
+    named = [text for text in given if text.partition("=")[0].strip() not in SEARCHED]
+    kept = [text for text in named if _changes(run, text)]
     config = config if isinstance(config, str) else config.name
     return " ".join([f"meshwright plan {config} --on {fleet.name}", *(f"--set {text}" for text in kept)])
+
+
+def _changes(run: RunConfig, override: str) -> bool:
+    try:
+        return overridden(run, [override]) != run
+    except InputError:  # it needs another override
+        return True
 
 
 def _file(run: RunConfig, fleet: Fleet) -> Path:

@@ -191,10 +191,11 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     knobs = _knobs(run, fleet, asked)
     num_steps = run.steps if asked.tokens is None else steps_for(asked.tokens, run.batch.tokens_per_step)
-    runner = _runner_of(run, fleet, knobs, num_steps, asked)
+    space = _legal_space(run, fleet, knobs)
+    runner = _runner_of(run, fleet, space, num_steps, asked)
     if least_hope and runner.search.probability_of_fitting().max() < least_hope:
         return runner.plan("no candidate is likely to fit")
-    runner.prefer_cached()
+    runner.begin_with(_own_row(run, fleet, space))
     ended = runner.search_until_done(asked.num_workers)
     made = dataclasses.replace(runner.plan(ended), price=price)
     if made.winner is not None:
@@ -205,21 +206,28 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     return made
 
 
-def _runner_of(
-    run: RunConfig,
-    fleet: Fleet,
-    knobs: Mapping[str, tuple[str, ...]],
-    num_steps: int | None,
-    asked: _Asked,
-) -> Runner:
-    """Return the search over a run's candidates on a fleet.
+def _legal_space(run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]]) -> Space:
+    """Return the candidates of a run on a fleet.
 
     Raises:
-        InputError: no candidate is legal.
+        InputError: none is legal.
     """
     space = space_of(run, fleet, knobs)
     if not space.num_considered:
         raise _nothing_legal(run, fleet, space)
+    return space
+
+
+def _own_row(run: RunConfig, fleet: Fleet, space: Space) -> int | None:
+    """Return the candidate that the run is as it stands; None if it is none on this fleet."""
+    try:
+        return space.row_of(run, Layout.parse(run.layout).resolve(fleet.num_devices))
+    except InputError:  # its layout is for another number of devices
+        return None
+
+
+def _runner_of(run: RunConfig, fleet: Fleet, space: Space, num_steps: int | None, asked: _Asked) -> Runner:
+    """Return the search over a run's candidates on a fleet."""
     estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
     programs = RunPrograms(config=run, fleet=fleet, candidates=space.candidates, num_steps=num_steps)
     return Runner(
@@ -349,7 +357,7 @@ def _first_fit(
     """Return a change of fleet or knobs with a compiled candidate that fits; None if none is found."""
     asked = dataclasses.replace(asked, started=time.monotonic(), on_event=ignore)
     try:
-        runner = _runner_of(run, fleet, knobs, None, asked)
+        runner = _runner_of(run, fleet, _legal_space(run, fleet, knobs), None, asked)
     except InputError:  # no candidate is legal there
         return None
     if runner.search.probability_of_fitting().max() < LEAST_HOPE:

@@ -163,6 +163,19 @@ class Space:
         """Number of legal candidates."""
         return len(self.candidates)
 
+    def row_of(self, config: RunConfig, layout: Layout) -> int | None:
+        """Return the candidate that a run on a resolved layout is; None if it is none of them."""
+        found, batch = self.candidates, config.batch
+        replicas = max(layout.num_replicas, 1)
+        microbatch = batch.microbatch_sequences or batch.sequences // replicas
+        same = (found.sizes == [layout.size(axis) for axis in AXES]).all(axis=1)
+        same &= found.microbatch == microbatch
+        for name, values in SETTINGS.items():
+            same &= found.settings[name] == values.index(str(getattr(config, name)).lower())
+        named = Layout(axes=tuple(axis for axis in layout.axes if axis[1] > 1) or (("data", 1),))
+        rows = (int(row) for row in same.nonzero()[0])
+        return next((row for row in rows if found.layout(row) == named), None)
+
 
 def settings_words(overrides: Mapping[str, Any]) -> str:
     """Return the settings of a candidate, from `Candidates.overrides`, in words.
