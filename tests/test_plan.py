@@ -258,7 +258,7 @@ def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, t
     assert remembered(made.config, made.fleet) == made.winner.overrides
     kept.write_text("{half")
     assert remembered(made.config, made.fleet) is None
-    kept.write_text('{"layout": "width=8"}')
+    kept.write_text('{"overrides": {"layout": "width=8"}, "seconds": 1e-9, "program": "none"}')
     weighed = mw.weigh("bytes-nano", on="8xH100")
     assert weighed.plan.layout is None
 

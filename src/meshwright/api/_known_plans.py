@@ -1,8 +1,8 @@
 """Remember the best candidate of each plan, so that `weigh` can name it beside a slower layout.
 
-A file in the cache keeps the winner's settings for each pair of a run without its knobs and a fleet. Nothing
-of it is believed: the winner is weighed again, from the cache of compiled programs. Used by: `_plan`,
-`_weigh`.
+A file in the cache keeps the settings of the fastest winner for each pair of a run without its knobs and a
+fleet. None of its figures is reported: the winner is weighed again, from the cache of compiled programs. Used
+by: `_plan`, `_weigh`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compiler import cache_root, writing_cache
+from ..compiler import cache_root, is_compiled, writing_cache
 from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
@@ -25,25 +25,29 @@ SEARCHED = ("layout", "remat", "zero1", "offload", "pipeline", "batch.microbatch
 
 
 def remember(plan: Plan) -> None:
-    """Keep the settings of a plan's winner in the cache; a cache that cannot be written is no error."""
-    winner, run = plan.winner, plan.config
-    if winner is None or not isinstance(run, RunConfig):
+    """Keep the settings of a plan's winner in the cache, unless an earlier plan found a faster one.
+
+    A cache that cannot be written is no error.
+    """
+    winner, best, run = plan.winner, plan.best, plan.config
+    if winner is None or best is None or best.step_seconds is None or not isinstance(run, RunConfig):
         return
     if str(winner.overrides.get("precision", run.precision)) != run.precision:
         return  # not what a weighing of this run would compare with
     path = _file(run, plan.fleet)
+    known = _read(path)
+    if known is not None and known["seconds"] < best.step_seconds and is_compiled(known["program"]):
+        return
+    fields = {"overrides": winner.overrides, "seconds": best.step_seconds, "program": best.folder.name}
     with contextlib.suppress(MeshwrightError), writing_cache():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(winner.overrides))
+        path.write_text(json.dumps(fields))
 
 
 def remembered(run: RunConfig, fleet: Fleet) -> dict[str, Any] | None:
     """Return the settings with which an earlier plan's winner ran; None if there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, InputError):
-        overrides = json.loads(_file(run, fleet).read_text())
-        if isinstance(overrides, dict) and "layout" in overrides:
-            return overrides  # pyright: ignore[reportUnknownVariableType]  checked when they are applied
-    return None
+    known = _read(_file(run, fleet))
+    return None if known is None else known["overrides"]
 
 
 def plan_command(config: str | RunConfig, fleet: Fleet, overrides: Overrides) -> str:
@@ -70,6 +74,18 @@ def _changes(run: RunConfig, override: str) -> bool:
         return overridden(run, [override]) != run
     except InputError:  # it needs another override
         return True
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return what `remember` wrote: overrides, seconds and the key of the program; None if it is not whole."""
+    with contextlib.suppress(OSError, ValueError):
+        fields = json.loads(path.read_text())
+        match fields:
+            case {"overrides": dict(), "seconds": float(), "program": str()}:
+                return fields
+            case _:
+                return None
+    return None
 
 
 def _file(run: RunConfig, fleet: Fleet) -> Path:
