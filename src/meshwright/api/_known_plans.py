@@ -77,7 +77,7 @@ def _changes(run: RunConfig, override: str) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return what `remember` wrote: overrides, seconds and the key of the program; None if it is not whole."""
+    """Return what `remember` wrote: overrides, seconds and the program's key; None if it is not whole."""
     with contextlib.suppress(OSError, ValueError):
         fields = json.loads(path.read_text())
         match fields:
