@@ -313,6 +313,19 @@ def test_a_fleet_for_which_no_plan_can_be_made_is_listed_with_its_reason(compare
     assert "8xV100-32GB" in compared.to_html()
 
 
+def test_a_batch_that_grows_with_the_fleet_is_not_compared():
+    run = {"batch.sequences_per_replica": 1}
+    with pytest.raises(InputError, match="its step is another one on each fleet"):
+        mw.plan_fleets("bytes-nano", on=["2xH100", "4xH100"], overrides=run)
+    with pytest.raises(InputError, match="its step is another one on each fleet"):
+        mw.plan("bytes-nano", on="4xH100", overrides=run, smallest_fleet=True)
+
+
+def test_one_knob_may_be_given_as_a_text(forked_workers):
+    fixed = mw.plan("bytes-nano", on="8xH100", fix="data=8", budget_seconds=0.1)
+    assert {candidate.layout for candidate in fixed.candidates} == {"data=8"}
+
+
 def test_fleets_that_cannot_be_compared_are_refused():
     with pytest.raises(InputError, match="name each fleet once"):
         mw.plan_fleets("linear", on=[])

@@ -113,7 +113,10 @@ def plan(
         raise InputError(
             f"a budget of {budget_seconds:g} s cannot be spent", hint="use 60, or more for more candidates"
         )
-    return _smallest(asked, fleet) if smallest_fleet else _planned_on(asked, fleet)
+    if not smallest_fleet:
+        return _planned_on(asked, fleet)
+    _refuse_batch_per_replica(config, overrides)
+    return _smallest(asked, fleet)
 
 
 @warm_workers()
@@ -145,6 +148,7 @@ def plan_fleets(
             "one price cannot be that of different fleets",
             hint="leave it out: list prices are used; in Python a Fleet may carry its own price",
         )
+    _refuse_batch_per_replica(config, others.get("overrides", ()))
     plans: list[Plan] = []
     refused: dict[str, InputError] = {}
     ends = time.monotonic() + budget_seconds
@@ -175,6 +179,16 @@ class _Asked:
     on_event: Callable[[PlanProgress], None]
     started: float
     budget_seconds: float
+
+
+def _refuse_batch_per_replica(config: str | RunConfig, overrides: Overrides) -> None:
+    """Raise if the batch of a run grows with the fleet, so that its step is not the same on each."""
+    run = config_of_run(config, overrides, None)
+    if run is not None and run.batch.sequences_per_replica is not None:
+        raise InputError(
+            f"{run.name} has batch.sequences_per_replica: its step is another one on each fleet",
+            hint="set the global batch, batch.sequences=..., and leave sequences_per_replica out",
+        )
 
 
 def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
@@ -304,13 +318,13 @@ def _smallest(asked: _Asked, largest: Fleet) -> Plan:
 
 def _knobs(run: RunConfig, fleet: Fleet, asked: _Asked) -> dict[str, tuple[str, ...]]:
     """Return the values that each knob of a run may have; a knob that is not named has all."""
-    fix = dict(asked.fix) if isinstance(asked.fix, Mapping) else list(asked.fix)
-    keeps_rest = REST in fix
-    if isinstance(fix, dict):
-        fix.pop(REST, None)
+    given: Mapping[str, Any] | list[str]
+    if isinstance(asked.fix, Mapping):
+        keeps_rest, given = REST in asked.fix, {k: v for k, v in asked.fix.items() if k != REST}
     else:
-        fix = [text for text in fix if text != REST]
-    named = _merged(parsed_knobs(fix), parsed_knobs(asked.vary))
+        texts = [asked.fix] if isinstance(asked.fix, str) else asked.fix
+        keeps_rest, given = REST in texts, [text for text in texts if text != REST]
+    named = _merged(parsed_knobs(given), parsed_knobs(asked.vary))
     return {**(knobs_of_run(run, fleet, named) if keeps_rest else {}), **named}
 
 
