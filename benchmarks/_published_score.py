@@ -13,7 +13,7 @@ from _published_rows import ASSUMED, Expressed
 
 import meshwright as mw
 from meshwright.errors import CompileError, InputError
-from meshwright.hardware import find_chip
+from meshwright.hardware import Fleet, find_chip
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, predict
 from meshwright.predict._rates import sustained_share
@@ -34,7 +34,7 @@ def score(row: Expressed) -> dict[str, Any]:
         "source": row.source,
         "chip": row.fleet.chip.name,
         "num_devices": row.fleet.num_devices,
-        "scale": next(name for most, name in SCALES if row.fleet.num_devices <= most),
+        "scale": scale_of(row.fleet.num_devices),
         "layout": row.config.layout,
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
@@ -44,7 +44,7 @@ def score(row: Expressed) -> dict[str, Any]:
         "notes": list(row.notes),
     }
     try:
-        weighed, told["remat"] = _weighed(row, told["notes"])
+        weighed, told["remat"] = weighed_run(row, told["notes"])
         executions = executions_in(weighed.folder)
         # Without a calibration of this machine's, and with the row's own chip and attention kernel.
         prediction = predict(
@@ -78,16 +78,14 @@ def _short(seconds: float) -> float:
     return float(f"{seconds:.5g}")
 
 
-def _weighed(row: Expressed, notes: list[str]) -> tuple[mw.Weighing, str]:
+def weighed_run(row: Expressed, notes: list[str]) -> tuple[mw.Weighing, str]:
     """The row's step as its fleet's compiler makes it, and what it keeps.
 
     What was published fitted its chip. Where our program does not, XLA holds collectives back until
     there is memory for them, which the published run did not: it is then compiled for a chip with room.
     A row that does not state its rematerialisation repeats everything if keeping more does not fit.
     """
-    chip = row.fleet.chip
-    known = find_chip(ASSUMED["compiled_as"].get(chip.name, chip.name))
-    fleet = replace(row.fleet, chip=replace(chip, target=known.target, device_kinds=known.device_kinds))
+    fleet = compiled_fleet(row)
     config = row.config
     weighed = mw.weigh(config, on=fleet)
     memory = weighed.ledger.memory
@@ -103,6 +101,18 @@ def _weighed(row: Expressed, notes: list[str]) -> tuple[mw.Weighing, str]:
         roomy = replace(fleet.chip, memory_bytes=int(fleet.chip.memory_bytes * room))
         weighed = mw.weigh(config, on=replace(fleet, chip=roomy))
     return weighed, config.remat
+
+
+def compiled_fleet(row: Expressed) -> Fleet:
+    """The row's fleet; chips for which XLA has no target have that of the chip of the same silicon."""
+    chip = row.fleet.chip
+    known = find_chip(ASSUMED["compiled_as"].get(chip.name, chip.name))
+    return replace(row.fleet, chip=replace(chip, target=known.target, device_kinds=known.device_kinds))
+
+
+def scale_of(num_devices: int) -> str:
+    """The one of `SCALES` in which a fleet of that many devices lies."""
+    return next(name for most, name in SCALES if num_devices <= most)
 
 
 def spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
