@@ -1,7 +1,7 @@
 """Does the predicted order hold? Plan for simulated CPU devices, and run the best and the worst candidates.
 
 Of what `plan` compiled and found to fit, the three fastest and the three slowest are compiled again, as
-`train` compiles them, in one process. They take turns: in each round each of them trains for one step, forwards
+`train` compiles them, in one process. They take turns: in each round each trains for one step, forwards
 and backwards by turns. So what else the machine does slows all alike. A candidate's time is the median over
 rounds, without the first `WARM_UP`.
 
