@@ -105,6 +105,7 @@ def run_in_turns(rows: Sequence[dict[str, Any]], rounds: int) -> None:
             jax.block_until_ready(state)
             seconds = time.perf_counter() - started
             steps[place] = step, state, batch
+            print(f"round {number}, {settings(rows[place])}: {seconds:.3f} s", file=sys.stderr, flush=True)
             if number >= WARM_UP:
                 rows[place]["measured"].append(short(seconds))
 
