@@ -1,10 +1,9 @@
 """Is what `plan` finds in a minute the best? Compile other candidates one by one, and compare.
 
-llama3-8b on 64 H100: against four sets of candidates, each of `--best-of`. "bound": the smallest bound of
+llama3-8b on 64 H100: against three sets of candidates, each of `--best-of`. "bound": the smallest bound of
 seconds among those whose bound of memory fits; thousands share that bound, so the estimate orders them, and
-most turn out not to fit. "drawn": of those that share it, a random draw. "estimate": the smallest estimate
-among those whose estimated memory is at most 1.25 times the room. "family": the same, but one for each set of
-axes, policy of rematerialisation and microbatch.
+most turn out not to fit. "estimate": the smallest estimate among those whose estimated memory is at most 1.25
+times the room. "family": the same, but one for each set of axes, policy of rematerialisation and microbatch.
 
 llama3-405b on 4,096 H100: against the layouts with which 405B was trained in public, scaled to 4,096 by data
 parallelism with the preset's batch (`PUBLISHED`); the best over policies of rematerialisation. Each plan
@@ -38,7 +37,7 @@ from meshwright.predict import machine_of
 from meshwright.units import aligned
 
 SMALL, LARGE = ("llama3-8b", "64xH100"), ("llama3-405b", "4096xH100")
-REFERENCES = ("bound", "drawn", "estimate", "family")
+REFERENCES = ("bound", "estimate", "family")
 LOOSE = 1.25  # times the room: compiled memory was 0.65 to 1.24 of its estimate
 DIGITS = 9  # of a bound, beyond which two are the same
 EQUAL_STAGES = 128  # layers that divide over 8 and 16 stages, where 405B has 126
@@ -142,10 +141,9 @@ def reference(
     name: str, candidates: Candidates, estimates: Estimates, room_bytes: float, count: int
 ) -> list[int]:
     """Return the places of the candidates of one of `REFERENCES`, the most promising first."""
-    if name in ("bound", "drawn"):
+    if name == "bound":
         scale = 10.0 ** (DIGITS - np.ceil(np.log10(estimates.seconds_bound)))
-        ties = estimates.seconds if name == "bound" else np.random.default_rng(0).random(len(candidates))
-        order = np.lexsort((ties, np.round(estimates.seconds_bound * scale) / scale))
+        order = np.lexsort((estimates.seconds, np.round(estimates.seconds_bound * scale) / scale))
         return [int(place) for place in order if estimates.memory_bound[place] <= room_bytes][:count]
     order = np.argsort(estimates.seconds, kind="stable")
     order = order[estimates.memory[order] <= LOOSE * room_bytes]

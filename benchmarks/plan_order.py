@@ -1,8 +1,9 @@
 """Does the predicted order hold? Plan for simulated CPU devices, and run the best and the worst candidates.
 
-Of what `plan` compiled and found to fit, the three fastest and the three slowest are trained, in rounds: each
-round runs each of them for `--steps` steps, in another order. A candidate's time is the median over rounds of
-the run's median step, without its first two steps. The machine should be quiet.
+Of what `plan` compiled and found to fit, the three fastest and the three slowest are compiled again, as
+`train` compiles them, in one process. They take turns: in each round each trains for one step, forwards
+and backwards by turns. So what else the machine does slows all alike. A candidate's time is the median over
+rounds, without the first `WARM_UP`.
 
     python benchmarks/plan_order.py --record
 """
@@ -10,12 +11,14 @@ the run's median step, without its first two steps. The machine should be quiet.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # a CUDA plugin without a GPU complains
 
 import numpy as np
 from _plan_compiled import planned_row, short
@@ -24,31 +27,30 @@ from _record import write_record
 from plan_best import settings
 
 import meshwright as mw
+from meshwright.config import Layout, load_config, overridden
+from meshwright.hardware import Fleet
+from meshwright.training import devices_of
 from meshwright.units import aligned
 
 MODEL, FLEET = "bytes-10m", "8xCPU"
 EACH_END = 3  # candidates of the best, and of the worst
 FIXED = ("offload=none",)  # a CPU has no other memory: with and without are one program
-QUIET = ("evaluation.every_steps=100000", "evaluation.batches=1", "checkpoint.every_steps=none")
+WARM_UP = 2  # rounds
+KEYS = ("layout", "remat", "zero1", "offload", "pipeline", "precision", "batch.microbatch_sequences")
 
 
 def main() -> None:
     """Plan, run, print, and write a record if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--budget", type=float, default=90.0, help="seconds of the plan")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=12, help="of one run")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--record", action="store_true", help="write records/DATE_plan_order.toml")
     given = parser.parse_args()
     plan = mw.plan(MODEL, on=FLEET, fix=FIXED, budget_seconds=given.budget)
     print(plan)
     rows = [planned_row(each) for each in plan.fitting]
     chosen = ends(rows)
-    for number in range(given.rounds):
-        for row in chosen if number % 2 == 0 else chosen[::-1]:
-            seconds = measured_seconds(row, given.steps)
-            row.setdefault("measured", []).append(short(seconds))
-            print(f"round {number + 1}: {settings(row)}: {seconds:.4g} s", file=sys.stderr, flush=True)
+    run_in_turns(chosen, given.rounds)
     told = [told_row(row) for row in chosen]
     summary = {"compiled": len(rows), "num_considered": plan.num_considered, **summary_of(told)}
     names = ("settings", "predicted_seconds", "measured_seconds")
@@ -74,18 +76,38 @@ def ends(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*rows[:EACH_END], *rows[-EACH_END:]]
 
 
-def measured_seconds(row: Mapping[str, Any], steps: int) -> float:
-    """Return the median seconds of a step of a new run."""
-    overrides = [f"{name}={str(value).lower()}" for name, value in row.items() if name in KEYS]
-    with tempfile.TemporaryDirectory() as folder:
-        run = mw.train(
-            MODEL, on=FLEET, overrides=[*QUIET, *overrides], steps=steps, folder=Path(folder, "run")
-        )
-    assert run.measurement.step_seconds is not None, "the run had more than two steps"
-    return run.measurement.step_seconds.median
+def run_in_turns(rows: Sequence[dict[str, Any]], rounds: int) -> None:
+    """Train each row's candidate for a step in each round, and add the seconds of its steps as `measured`."""
+    import jax
 
+    from meshwright.sharding import mesh_of
+    from meshwright.training._loop import compile_programs
 
-KEYS = ("layout", "remat", "zero1", "offload", "pipeline", "precision", "batch.microbatch_sequences")
+    fleet, steps, rng = Fleet.parse(FLEET), [], np.random.default_rng(0)
+    for row in rows:
+        run = overridden(load_config(MODEL), {name: row[name] for name in KEYS})
+        layout = Layout.parse(run.layout).resolve(fleet.num_devices)
+        programs = compile_programs(run, mesh_of(layout.axes, devices_of(fleet, layout)), "cpu")
+        batch = {
+            name: jax.device_put(rng.integers(0, 256, leaf.shape).astype(leaf.dtype), leaf.sharding)
+            for name, leaf in programs.built.batch.items()
+        }
+        steps.append((programs.step, programs.init(np.uint32(0)), batch))
+        row["measured"] = []
+        print(f"compiled {settings(row)}", file=sys.stderr, flush=True)
+    for number in range(WARM_UP + rounds):
+        places = range(len(rows)) if number % 2 == 0 else range(len(rows) - 1, -1, -1)
+        for place in places:
+            step, state, batch = steps[place]
+            started = time.perf_counter()
+            state, metrics = step(state, batch)
+            float(metrics["loss"])
+            jax.block_until_ready(state)
+            seconds = time.perf_counter() - started
+            steps[place] = step, state, batch
+            print(f"round {number}, {settings(rows[place])}: {seconds:.3f} s", file=sys.stderr, flush=True)
+            if number >= WARM_UP:
+                rows[place]["measured"].append(short(seconds))
 
 
 def told_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +116,7 @@ def told_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "settings": settings(row),
         "predicted_seconds": row["seconds"],
         "measured_seconds": statistics.median(row["measured"]),
-        "measured": row["measured"],
+        "measured_seconds_5_95": [short(float(q)) for q in np.quantile(row["measured"], [0.05, 0.95])],
         "predicted_exposed_seconds": row["exposed_seconds"],
     }
 
