@@ -204,6 +204,7 @@ def test_a_function_is_planned_over_its_meshes_and_knobs(own, forked_workers):
     assert weighed.compiled.fingerprint == made.best.compiled.fingerprint
     assert "NOT THE SAME WORK" in str(made)
     assert made.to_dict()["config"] == own
+    assert "list price" in made.price, "a price that was not given has a source"
     assert made.winner.layout in made.to_html()
     with pytest.raises(InputError, match="is not a configuration that `train` could run"):
         made.to_toml()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Shown:
         """
         page = _renderers["page"](self)
         if path is not None:
-            _write(Path(path), page)
+            write_result(Path(path), page)
         return page
 
     def __str__(self) -> str:
@@ -73,7 +74,12 @@ class Shown:
         return f'<iframe style="width:100%;height:48em;border:0" srcdoc="{escape(self.to_html())}"></iframe>'
 
 
-def _write(path: Path, text: str) -> None:
+def write_result(path: Path, text: str) -> None:
+    """Write a text that the user asked for.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     try:
         path.write_text(text, "utf-8")
     except OSError as refused:
@@ -173,7 +179,7 @@ class Weighing(Shown):
         Raises:
             InputError: no time is predicted, or the file cannot be written.
         """
-        _write(Path(path), json.dumps(self.trace()))
+        write_result(Path(path), json.dumps(self.trace()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/json.md explains its fields."""
@@ -444,7 +450,7 @@ class Plan(Shown):
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the search."""
+        """Tell whether Ctrl-C ended the search."""
         return self.ended == STOPPED
 
     @property
@@ -473,10 +479,16 @@ class Plan(Shown):
     def front(self) -> tuple[Planned, ...]:
         """Candidates than which no other is both faster and smaller, the fastest first; they need not fit."""
         front: list[Planned] = []
-        timed = [c for c in self.candidates if c.step_seconds is not None and c.reserved_bytes is not None]
-        for each in sorted(timed, key=lambda c: (c.step_seconds.expected, c.reserved_bytes)):  # type: ignore[union-attr]
-            if not front or (each.reserved_bytes or 0) < (front[-1].reserved_bytes or 0):
-                front.append(each)
+        least: float = math.inf
+        timed = [
+            (seconds.expected, size, place)
+            for place, each in enumerate(self.candidates)
+            if (seconds := each.step_seconds) is not None and (size := each.reserved_bytes) is not None
+        ]
+        for _, size, place in sorted(timed):
+            if size < least:
+                least = size
+                front.append(self.candidates[place])
         return tuple(front)
 
     def is_tie(self, candidate: Planned) -> bool:
@@ -546,9 +558,9 @@ class FleetPlans(Shown):
         """Plans by the seconds of their best step, the fastest first; then those where nothing fits."""
 
         def seconds(plan: Plan) -> float:
-            winner = plan.winner
-            known = winner is not None and winner.step_seconds is not None
-            return winner.step_seconds.expected if known else float("inf")  # type: ignore[union-attr]
+            if plan.winner is None or plan.winner.step_seconds is None:
+                return math.inf
+            return plan.winner.step_seconds.expected
 
         return tuple(sorted(self.plans, key=seconds))
 
@@ -565,7 +577,7 @@ class FleetPlans(Shown):
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the search."""
+        """Tell whether Ctrl-C ended the search."""
         return any(plan.interrupted for plan in self.plans)
 
     def to_dict(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def plan_fleets(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a caller of `plan` asks for, but for the fleet. `started`: on the clock of `time.monotonic`."""
+    """Hold what a caller of `plan` asks for, without the fleet. `started`: by `time.monotonic`."""
 
     config: str | RunConfig
     overrides: Overrides
@@ -200,7 +200,7 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         fleet, price = _priced(fleet)
     run = config_of_run(asked.config, asked.overrides, None)
     if run is None:
-        return _plan_of_function(asked, fleet)
+        return dataclasses.replace(_plan_of_function(asked, fleet), price=price)
     if run.batch.sequences_per_replica is not None:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     knobs = _knobs(run, fleet, asked)

@@ -115,8 +115,10 @@ def plan(
 
     answer(as_json, made.to_dict(), page)
     # Files come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
+    from meshwright.results import write_result
+
     if toml is not None and made.winner is not None:
-        _write(toml, made.to_toml())
+        write_result(toml, made.to_toml())
     if emit is not None and toml is not None and made.winner is not None:
         _write_job(made, emit, toml)
     if made.interrupted:
@@ -183,12 +185,13 @@ def _check_emit(kind: str | None, toml: Path | None) -> None:
 def _write_job(made: Plan, kind: str, toml: Path) -> None:
     """Write the job file beside the run's file, and say where."""
     from meshwright.launch import JOB_KINDS, job_file
+    from meshwright.results import write_result
 
     name = made.name
     folder = f"runs/{name}" if kind == "slurm" else f"/runs/{name}"
     text = job_file(kind, config_file=str(toml), fleet=made.fleet, name=name, steps=None, folder=folder)
     path = toml.with_suffix(JOB_KINDS[kind])
-    _write(path, text)
+    write_result(path, text)
     print(f"job file: {path}", file=sys.stderr)
 
 
@@ -201,14 +204,6 @@ def _more(toml: Path | None, html: Path | None, config: str) -> str:
         else [f"A file to train it: --toml {Path(config).stem}-plan.toml"]
     )
     return " ".join(words)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as refused:
-        hint = "name a file in a folder that exists and can be written"
-        raise InputError(f"cannot write {path}: {refused.strerror}", hint=hint) from refused
 
 
 @contextmanager

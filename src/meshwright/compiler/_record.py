@@ -182,7 +182,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What a function of the user's own declares: its mesh axes, and its knobs with their values as text.
+    """Hold what a user's function declares: its mesh axes, and its knobs with their values as text.
 
     The default of a knob comes first.
     """

@@ -63,7 +63,7 @@ class Searchable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one candidate turned out to be: seconds of a step and bytes that one device reserves.
+    """Hold the figures of one compiled candidate: seconds of a step and bytes that one device reserves.
 
     Both are None if it could not be compiled.
     """

@@ -18,7 +18,7 @@ FEW_SPANS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """How busy each stream of one device is in equal spans of a step of `seconds`.
+    """Hold how busy each stream of one device is in equal spans of a step of `seconds`.
 
     `shares`: by stream (compute | wait | inside | between) and class of work, the share of every span that
     the class takes. Those of `wait` are the exposed parts of collectives. What `compute` and `wait` leave of

@@ -164,7 +164,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What one stream does from the beginning of a step to its end; nothing between its columns."""
+    """Show what one stream does from the beginning of a step to its end; between columns it is idle."""
 
     name: str
     columns: tuple[Column, ...]
