@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
+from ._huggingface import cached_config, is_huggingface, run_of_huggingface
 from ._models import TransformerModel
 from ._run import RunConfig
 
@@ -63,7 +64,8 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
 
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
-            one; the folder of a run, or the `config.json` in it. A file's `data.path` or `data.folder` is
+            one; the folder of a run or of a Hugging Face model, or the `config.json` in it; or the id of a
+            model in the local Hugging Face cache. A file's `data.path` or `data.folder` is
             relative to the file.
         overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
             dict {"section.key": value}. A `data.path` or `data.folder` from an override or a preset is
@@ -131,6 +133,9 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     path = Path(text)
     if path.suffix == ".toml":
         return _read_file(path)
+    if "/" in text and not path.exists() and (cached := cached_config(text)) is not None:
+        _, tree = _read_json(cached)
+        return path.name, tree
     if text not in preset_names() and path.is_dir():
         path = path / _RUN_FILE
     return _read_json(path) if path.suffix == ".json" else (text, _read_preset(text))
@@ -209,7 +214,7 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tree of a run, from the file that `train` writes to its folder."""
+    """Return the name and the tree of a run, from the file that `train` writes or from Hugging Face's."""
     try:
         tree = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -219,6 +224,8 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}", hint=f"name the {_RUN_FILE} of a run") from None
+    if is_huggingface(tree):
+        return path.resolve().parent.name, run_of_huggingface(tree, str(path))
     if not is_table(tree) or not isinstance(tree.get("name"), str):
         raise InputError(f"{path} is not the configuration of a run", hint=_foreign_hint(tree))
     return tree.pop("name"), tree

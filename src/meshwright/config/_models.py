@@ -302,6 +302,17 @@ class TransformerModel(ModelKind):
     rope_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths.
     Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
+    rope_factor: OptionalPositiveFloat = None
+    """How many times longer the slow rotary wavelengths become, as Llama 3.1 stretches them.
+    Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
+    `rope_original_positions` / `rope_high_factor` are not, and those between in part.
+    Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
+    rope_low_factor: PositiveFloat = 1.0
+    """Divides `rope_original_positions` to give the wavelength above which all are stretched. Unit: none"""
+    rope_high_factor: PositiveFloat = 4.0
+    """Divides `rope_original_positions` to give the wavelength below which none is stretched. Unit: none"""
+    rope_original_positions: OptionalPositive = None
+    """Length of the sequences of pretraining, before the wavelengths were stretched. Unit: positions"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
@@ -314,6 +325,15 @@ class TransformerModel(ModelKind):
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
     Effect: a few vectors of parameters per layer."""
+    qkv_bias: bool = False
+    """Biases on queries, keys and values alone, as Qwen2 has them; not with `bias`.
+    Effect: three vectors of parameters per layer."""
+    qk_norm: bool = False
+    """RMSNorm over the numbers of each head of queries and keys, before positions turn them, as in Qwen3.
+    Effect: two vectors of `head_dim` parameters per layer; elementwise arithmetic."""
+    window: OptionalPositive = None
+    """Positions that attention looks back, as Mistral has it.
+    Effect: none on sequences of at most that length; longer ones are refused. Unit: positions"""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
     Effect: above 0 it draws random numbers and saves masks. Unit: share"""
@@ -348,15 +368,18 @@ class TransformerModel(ModelKind):
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
         (2 E for a LayerNorm with bias):
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
-            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases)
+            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X.
         """
         norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
         block = 2 * norm + self._block_matmul_parameters(self.num_experts or 0)
+        if self.bias or self.qkv_bias:
+            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
-            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.embed_dim
-            block += (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+            block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+        if self.qk_norm:
+            block += 2 * self.head_dim
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         return tables * self.embed_dim + norm + self.num_layers * block
 
@@ -413,6 +436,9 @@ class TransformerModel(ModelKind):
         if self.max_positions is not None and length > self.max_positions:
             what = f"= {length} is longer than model.max_positions = {self.max_positions} learned positions"
             yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.max_positions}"
+        if self.window is not None and length > self.window:
+            what = f"= {length} is longer than model.window = {self.window}, and windows are not computed yet"
+            yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.window}"
         chunk = min(self.loss_chunk, length)
         if length % chunk:
             what = f"= {self.loss_chunk} does not divide batch.sequence_length = {length}"
@@ -460,6 +486,8 @@ class TransformerModel(ModelKind):
             what = f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}"
             nearest = near_divisors(self.num_heads, self.num_kv_heads)[0]
             yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
+        if self.bias and self.qkv_bias:
+            yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
         if self.unroll and self.num_layers > MOST_UNROLLED:
             what = (
                 f"= true writes out num_layers = {self.num_layers} blocks, and at most {MOST_UNROLLED} can be"
@@ -493,6 +521,14 @@ class TransformerModel(ModelKind):
         if (value := getattr(self, unused)) is not None:
             what = f"= {value} has no effect with position = {self.position!r}"
             yield unused, what, f'leave {unused} out, or set {unused} = "none"'
+        if self.rope_factor is not None and self.rope_theta is None:
+            yield "rope_factor", "has no effect without rope_theta", "leave rope_factor out"
+        if (self.rope_factor is None) != (self.rope_original_positions is None):
+            what = "and rope_original_positions need each other"
+            yield "rope_factor", what, "set both, or neither"
+        if self.rope_low_factor >= self.rope_high_factor:
+            what = f"= {self.rope_low_factor} is not below rope_high_factor = {self.rope_high_factor}"
+            yield "rope_low_factor", what, "use rope_low_factor = 1.0"
         if self.position == "rotary" and self.head_dim % 2:
             what = f"= {self.head_dim} is odd; rotary positions turn pairs of numbers"
             yield "head_dim", what, f"use head_dim = {self.head_dim + 1}"

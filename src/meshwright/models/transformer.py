@@ -198,9 +198,12 @@ class Transformer(Model):
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
             parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
             declared.setdefault(group, {})[name] = parameter
-            if c.bias:
+            if c.bias or (c.qkv_bias and name in ("query", "key", "value")):
                 bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
                 declared[group][f"{name}_bias"] = bias
+        if c.qk_norm:
+            scale = Parameter(shape=(c.head_dim,), dims=("head_dim",), initial="ones", wide=True)
+            declared["attention"] |= {"query_norm": scale, "key_norm": scale}
         return declared
 
     def hidden(
@@ -338,9 +341,14 @@ class Transformer(Model):
             query, key, value = (
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
+            if c.qk_norm:
+                query, key = (
+                    self._head_norm(t, layer["attention"][f"{name}_norm"], context)
+                    for t, name in ((query, "query"), (key, "key"))
+                )
             if c.rope_theta is not None:
                 places = _places(x.shape[1], context, documents)
-                query, key = (_rotate(t, c.rope_theta, places) for t in (query, key))
+                query, key = (_rotate(t, _frequencies(c), places) for t in (query, key))
             out = causal_attention(query, key, value, context, documents)
             out = self._project(out, layer, "attention", "output", context)
             x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
@@ -390,7 +398,7 @@ class Transformer(Model):
             # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
-            if self.config.bias:
+            if f"{name}_bias" in layer[group]:
                 bias = context.gather(layer[group][f"{name}_bias"], *outputs)
                 y = y + bias.reshape(1, 1, *bias.shape)
             return y
@@ -407,6 +415,14 @@ class Transformer(Model):
             wide = wide + context.gather(group["bias"], "embed", wide=True)[None, None]
         normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # otherwise float32 would cross `tensor`
         return context.pin(normed, "batch", "sequence", "embed")
+
+    def _head_norm(self, x: Array, scale: Array, context: Context) -> Array:
+        """Apply RMSNorm in float32 to the numbers of each head of `x` [batch, sequence, heads, head_dim]."""
+        wide = x.astype(jnp.float32)
+        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
+        scale = context.gather(scale, "head_dim", wide=True)
+        return (wide * scale[None, None, None]).astype(x.dtype)
 
     def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
         """Zero a share of `x` and scale up the rest; each use and layer has its own random key (`place`)."""
@@ -446,15 +462,33 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
     return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]
 
 
+def _frequencies(config: TransformerModel) -> Float[Array, " half"]:
+    """Return the angles per position by which rotary embedding turns each pair of numbers.
+
+    With `rope_factor` F, original length L and factors l < h, a wavelength w stays below L / h and is
+    stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l) of
+    the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
+    """
+    assert config.rope_theta is not None, "positions are rotary"
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if config.rope_factor is None or config.rope_original_positions is None:
+        return frequency
+    low, high = config.rope_low_factor, config.rope_high_factor
+    turns = config.rope_original_positions * frequency / (2 * math.pi)  # in the original length
+    share = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequency * (share + (1 - share) / config.rope_factor)
+
+
 def _rotate(
-    x: Float[Array, "batch sequence heads head_dim"], theta: float, positions: Array | None = None
+    x: Float[Array, "batch sequence heads head_dim"],
+    frequency: Float[Array, " half"],
+    positions: Array | None = None,
 ) -> Array:
     """Apply rotary position embedding (Su et al. 2021), rotating the two halves as Llama does.
 
     `positions` [batch, sequence]: each token's position; None counts from the first token of the window.
     """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
     angle = places.astype(jnp.float32)[:, :, None] * frequency[None, None]
     cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))

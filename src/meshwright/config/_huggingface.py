@@ -1,0 +1,320 @@
+"""Read the `config.json` of a Hugging Face model as the configuration of a run.
+
+One table for each `model_type` says which of our keys each of theirs means. A key that is in no table is
+refused by name: it may change the model. `BESIDE` lists the keys that change neither parameters nor
+arithmetic of a training step, or belong to a recipe (dropout, initial values), which a run states itself.
+
+What the file does not say is the same for all: 4,194,304 tokens in a step, the batch with which Llama 3 405B
+began, in sequences of at most 8192 tokens; AdamW; parameters sharded over all devices.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import InputError, nearest_name
+
+Tree = Mapping[str, Any]
+
+TOKENS_PER_STEP = 2**22
+LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "relu": "relu",
+}
+BESIDE = frozenset(
+    [
+        "architectures",
+        "model_type",
+        "_name_or_path",
+        "name_or_path",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "auto_map",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "use_cache",
+        "initializer_range",
+        "pretraining_tp",
+        "is_decoder",
+        "is_encoder_decoder",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+        "attention_dropout",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "hidden_dropout",
+        "task_specific_params",
+        "summary_type",
+        "summary_use_proj",
+        "summary_activation",
+        "summary_proj_to_labels",
+        "summary_first_dropout",
+        "gradient_checkpointing",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "return_dict_in_generate",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "reorder_and_upcast_attn",
+        "n_ctx",
+        "_attn_implementation",
+        "attn_implementation",
+        "_flash_attn_2_enabled",
+        "quantization_config",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "finetuning_task",
+        "prefix",
+        "tokenizer_class",
+        "max_window_layers",
+        "transformers.js_config",
+        "is_llama_config",
+        "rope_interleaved",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One `model_type`: `keys` of its file by ours, with `fixed` values of ours that it always has.
+
+    `defaults`: what `transformers` takes for a key of theirs that the file leaves out. `only`: keys of theirs
+    that are understood with one value alone.
+    """
+
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    only: Mapping[str, tuple[Any, ...]]
+
+
+_LLAMA_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "embed_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "mlp_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "norm_epsilon": "rms_norm_eps",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_LLAMA_FIXED = {"norm": "rms", "position": "rotary", "mlp": "gated"}
+_LLAMA_DEFAULTS = {
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+}
+_NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
+    "mistral": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
+    "mixtral": Family(
+        keys={**_LLAMA_KEYS, "experts_per_token": "num_experts_per_tok"},
+        fixed=_LLAMA_FIXED,
+        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        only=_NO_BIAS,
+    ),
+    "qwen2": Family(
+        keys=_LLAMA_KEYS, fixed={**_LLAMA_FIXED, "qkv_bias": True}, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS
+    ),
+    "qwen3": Family(
+        keys=_LLAMA_KEYS,
+        fixed={**_LLAMA_FIXED, "qk_norm": True},
+        defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
+        only=_NO_BIAS,
+    ),
+    "qwen3_moe": Family(
+        keys={
+            **_LLAMA_KEYS,
+            "mlp_dim": "moe_intermediate_size",
+            "experts_per_token": "num_experts_per_tok",
+        },
+        fixed={**_LLAMA_FIXED, "qk_norm": True},
+        defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
+        only={**_NO_BIAS, "norm_topk_prob": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    ),
+    "gpt2": Family(
+        keys={
+            "num_layers": "n_layer",
+            "embed_dim": "n_embd",
+            "num_heads": "n_head",
+            "mlp_dim": "n_inner",
+            "vocab_size": "vocab_size",
+            "norm_epsilon": "layer_norm_epsilon",
+            "max_positions": "n_positions",
+            "tied_embeddings": "tie_word_embeddings",
+        },
+        fixed={"norm": "layer", "position": "learned", "mlp": "plain", "bias": True},
+        defaults={"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+        only={
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+        },
+    ),
+}  # fmt: skip
+
+
+def is_huggingface(tree: object) -> bool:
+    """Return whether a JSON object is the configuration of a Hugging Face model."""
+    return isinstance(tree, Mapping) and isinstance(tree.get("model_type"), str)
+
+
+def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
+    """Return the tree of a run of the model that a `config.json` describes.
+
+    Args:
+        where: the file, for errors.
+
+    Raises:
+        InputError: the family is not known, or a key or its value is not understood.
+
+    >>> tree = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    ...         "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 512}
+    >>> run = run_of_huggingface(tree, "config.json")
+    >>> run["model"]["embed_dim"], run["batch"]["sequence_length"]
+    (64, 512)
+    """
+    family = FAMILIES.get(tree["model_type"])
+    if family is None:
+        raise InputError(
+            f"{where}: model_type {tree['model_type']!r} is not known",
+            hint=f"{nearest_name(tree['model_type'], FAMILIES)}; or weigh the model's own training step",
+        )
+    given = {**family.defaults, **{key: value for key, value in tree.items() if value is not None}}
+    unread = set(given) - BESIDE - {"layer_types"}
+    model: dict[str, Any] = {"kind": "transformer", **family.fixed}
+    for ours, theirs in family.keys.items():
+        unread.discard(theirs)
+        if theirs in given:
+            model[ours] = given[theirs]
+    for read in READERS:
+        read(given, model, unread, where)
+    for key, values in family.only.items():
+        unread.discard(key)
+        if key in given and given[key] not in values:
+            raise _not_understood(where, {key: given[key]})
+    if unread:
+        raise _not_understood(where, {key: given[key] for key in sorted(unread)})
+    limits = (tree.get("max_position_embeddings"), tree.get("n_positions"), model.get("window"))
+    length = min(LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit))
+    return {
+        "layout": "fsdp=-1",
+        "model": model,
+        "data": {"source": "synthetic"},
+        "optimizer": {"kind": "adamw", "learning_rate": 3e-4, "clip_norm": 1.0},
+        "batch": {
+            "sequences": max(1, TOKENS_PER_STEP // length),
+            "sequence_length": length,
+            "microbatch_sequences": 1,
+        },
+    }
+
+
+def _not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
+    listed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in keys.items())
+    return InputError(
+        f"{where}: not understood, and it may change the model: {listed}",
+        hint="remove what you know to have no effect, or weigh the model's own training step",
+    )
+
+
+def _activation(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    for key in ("hidden_act", "activation_function", "hidden_activation"):
+        if key in given:
+            unread.discard(key)
+            if given[key] not in ACTIVATIONS:
+                raise _not_understood(where, {key: given[key]})
+            model["activation"] = ACTIVATIONS[given[key]]
+
+
+def _kv_heads(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    model.setdefault("num_kv_heads", model.get("num_heads"))
+
+
+def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    if "mlp_dim" not in model and "embed_dim" in model:  # GPT-2's n_inner is usually null
+        model["mlp_dim"] = 4 * model["embed_dim"]
+
+
+def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the base of the rotary wavelengths and how they are stretched."""
+    unread -= {"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "n_positions"}
+    if model["position"] != "rotary":
+        return
+    scaling = dict(given.get("rope_parameters") or {})  # transformers 5 keeps the base there as well
+    scaling |= dict(given.get("rope_scaling") or {})
+    model["rope_theta"] = float(scaling.pop("rope_theta", given.get("rope_theta", 10_000.0)))
+    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
+    scaling.pop("type", None)
+    if kind == "default" and not scaling:
+        return
+    names = {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low_factor",
+        "high_freq_factor": "rope_high_factor",
+        "original_max_position_embeddings": "rope_original_positions",
+    }
+    if kind != "llama3" or set(scaling) != set(names):
+        raise _not_understood(where, {"rope_scaling": {"rope_type": kind, **scaling}})
+    model |= {ours: scaling[theirs] for theirs, ours in names.items()}
+
+
+def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read a sliding window; `use_sliding_window = false` (Qwen) switches it off."""
+    unread -= {"sliding_window", "use_sliding_window"}
+    if given.get("use_sliding_window", True) and given.get("sliding_window"):
+        model["window"] = given["sliding_window"]
+
+
+def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the number of experts; leave out the width of a dense MLP where every MLP has experts."""
+    if "experts_per_token" in model:
+        unread -= {"num_experts", "num_local_experts"}  # releases of transformers differ in the name
+        model.setdefault("num_experts", given.get("num_experts", given.get("num_local_experts")))
+        if "moe_intermediate_size" in given:
+            unread.discard("intermediate_size")
+
+
+def cached_config(name: str) -> Path | None:
+    """Return the `config.json` of "organisation/model" in the local Hugging Face cache, or None.
+
+    The cache is at `HF_HUB_CACHE`, or below `HF_HOME`, or in the user's cache folder, as `huggingface_hub` has
+    it. Nothing is downloaded.
+    """
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+    )
+    root = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    folder = root / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (folder / "refs/main").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    path = folder / "snapshots" / revision / "config.json"
+    return path if path.is_file() else None
+
+
+READERS: tuple[Callable[..., None], ...] = (_activation, _kv_heads, _inner, _rotary, _window, _expert_mlp)

@@ -1,0 +1,9 @@
+"""Convert parameters between our arrays and the files of Hugging Face models.
+
+Imports: `config`, `errors`, numpy. No jax. Used by: `training` and `cli`.
+"""
+
+from ._huggingface import Weight as Weight
+from ._huggingface import from_huggingface as from_huggingface
+from ._huggingface import to_huggingface as to_huggingface
+from ._huggingface import weights_of as weights_of

@@ -1,0 +1,204 @@
+"""Say which array of a Hugging Face file holds which of our parameters, and convert both ways.
+
+A `Weight` is one array of theirs, or one for each layer and expert. Ours have the inputs of a product first
+and the outputs last, heads apart, layers stacked in front; `torch.nn.Linear` has [outputs, inputs], GPT-2's
+`Conv1D` has [inputs, outputs]. Some of theirs hold several of ours side by side.
+
+Nothing is computed: every number is copied, so both directions are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.config import TransformerModel
+from meshwright.errors import InputError, nearest_name
+
+Path = tuple[str, ...]
+Numbers = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One array of theirs, or one for each layer and expert.
+
+    `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
+    by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
+    theirs has the outputs first.
+    """
+
+    name: str
+    ours: tuple[Path, ...]
+    num_inputs: int = 0
+    transposed: bool = True
+
+
+def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
+    """Return the arrays of a model's file, for a `model_type` of Hugging Face.
+
+    Raises:
+        InputError: the family is not known.
+
+    >>> from meshwright.config import load_config
+    >>> [weight.name for weight in weights_of(load_config("llama3-8b").model, "llama")][:2]
+    ['model.embed_tokens.weight', 'model.layers.{layer}.input_layernorm.weight']
+    """
+    makers: dict[str, Callable[[TransformerModel], Iterator[Weight]]] = {
+        "gpt2": _gpt2,
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"), _llama),
+    }
+    if family not in makers:
+        raise InputError(f"no weights of model_type {family!r} are known", hint=nearest_name(family, makers))
+    weights = tuple(makers[family](model))
+    if family == "mixtral":
+        names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+        weights = tuple(_renamed(weight, names) for weight in weights)
+    return weights
+
+
+def _llama(model: TransformerModel) -> Iterator[Weight]:
+    yield Weight(name="model.embed_tokens.weight", ours=(("embedding",),))
+    block = "model.layers.{layer}."
+    yield Weight(name=f"{block}input_layernorm.weight", ours=(("layers", "attention_norm", "scale"),))
+    yield Weight(name=f"{block}post_attention_layernorm.weight", ours=(("layers", "mlp_norm", "scale"),))
+    theirs = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    for ours, name in theirs.items():
+        path = ("layers", "attention", ours)
+        yield Weight(
+            name=f"{block}self_attn.{name}.weight", ours=(path,), num_inputs=2 if ours == "output" else 1
+        )
+        if model.qkv_bias and ours != "output":
+            yield Weight(
+                name=f"{block}self_attn.{name}.bias", ours=(("layers", "attention", f"{ours}_bias"),)
+            )
+    if model.qk_norm:
+        for ours, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
+            yield Weight(name=f"{block}self_attn.{name}.weight", ours=(("layers", "attention", ours),))
+    group, prefix = "mlp", f"{block}mlp."
+    if model.num_experts is not None:
+        group, prefix = "experts", f"{block}mlp.experts.{{expert}}."
+        router = ("layers", "experts", "router")
+        yield Weight(name=f"{block}mlp.gate.weight", ours=(router,), num_inputs=1)
+    for ours in ("gate", "up", "down"):
+        yield Weight(name=f"{prefix}{ours}_proj.weight", ours=(("layers", group, ours),), num_inputs=1)
+    yield Weight(name="model.norm.weight", ours=(("final_norm", "scale"),))
+    if not model.tied_embeddings:
+        yield Weight(name="lm_head.weight", ours=(("head",),))
+
+
+def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
+    """Return a weight of Mixtral, which has names of its own for the experts."""
+    name = weight.name.replace(".mlp.", ".block_sparse_moe.")
+    for ours, theirs in names.items():
+        name = name.replace(f".{ours}.", f".{theirs}.")
+    return Weight(name=name, ours=weight.ours, num_inputs=weight.num_inputs, transposed=weight.transposed)
+
+
+def _gpt2(model: TransformerModel) -> Iterator[Weight]:
+    yield Weight(name="transformer.wte.weight", ours=(("embedding",),))
+    yield Weight(name="transformer.wpe.weight", ours=(("positions",),))
+    block = "transformer.h.{layer}."
+    names = ("query", "key", "value")
+    products = {
+        "attn.c_attn": ("attention", names, 1),
+        "attn.c_proj": ("attention", ("output",), 2),
+        "mlp.c_fc": ("mlp", ("up",), 1),
+        "mlp.c_proj": ("mlp", ("down",), 1),
+    }
+    for theirs, (group, ours, num_inputs) in products.items():
+        paths = tuple(("layers", group, name) for name in ours)
+        yield Weight(name=f"{block}{theirs}.weight", ours=paths, num_inputs=num_inputs, transposed=False)
+        biases = tuple(("layers", group, f"{name}_bias") for name in ours)
+        yield Weight(name=f"{block}{theirs}.bias", ours=biases)
+    for theirs, ours in (
+        (f"{block}ln_1", ("layers", "attention_norm")),
+        (f"{block}ln_2", ("layers", "mlp_norm")),
+    ):
+        yield Weight(name=f"{theirs}.weight", ours=((*ours, "scale"),))
+        yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
+    yield Weight(name="transformer.ln_f.weight", ours=(("final_norm", "scale"),))
+    yield Weight(name="transformer.ln_f.bias", ours=(("final_norm", "bias"),))
+
+
+def to_huggingface(
+    weights: tuple[Weight, ...], parameters: Mapping[Path, Numbers]
+) -> Iterator[tuple[str, Numbers]]:
+    """Yield each array of theirs with its name.
+
+    Args:
+        parameters: ours by path; those of layers stacked in front.
+    """
+    for weight in weights:
+        arrays = [parameters[path] for path in weight.ours]
+        for name, place in _places(weight, arrays[0].shape):
+            yield name, _joined(weight, [array[place] for array in arrays])
+
+
+def from_huggingface(
+    weights: tuple[Weight, ...],
+    shapes: Mapping[Path, tuple[int, ...]],
+    read: Callable[[str], Numbers],
+) -> Iterator[tuple[Path, Numbers]]:
+    """Yield each parameter of ours with its path.
+
+    Args:
+        shapes: those of ours, by path.
+        read: returns an array of theirs by its name.
+
+    Raises:
+        InputError: an array has another shape than the model needs.
+    """
+    for weight in weights:
+        parts: dict[Path, Numbers] = {}
+        for name, place in _places(weight, shapes[weight.ours[0]]):
+            array = read(name)
+            for path, piece in _divided(weight, array, name, {p: shapes[p] for p in weight.ours}).items():
+                parts.setdefault(path, np.empty(shapes[path], array.dtype))[place] = piece
+        yield from parts.items()
+
+
+def _places(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
+    stacked = [field for field in ("layer", "expert") if f"{{{field}}}" in weight.name]
+    for place in product(*(range(size) for size in shape[: len(stacked)])):
+        yield weight.name.format(**dict(zip(stacked, place, strict=True))), place
+
+
+def _joined(weight: Weight, arrays: list[Numbers]) -> Numbers:
+    if not weight.num_inputs:
+        if len(arrays) == 1 and arrays[0].ndim == 2 and weight.name.count("bias") == 0:
+            return arrays[0]  # a table
+        return np.concatenate([array.reshape(-1) for array in arrays])
+    matrices = [array.reshape(math.prod(array.shape[: weight.num_inputs]), -1) for array in arrays]
+    joined = np.concatenate(matrices, axis=1)
+    return joined.T if weight.transposed else joined
+
+
+def _divided(
+    weight: Weight, array: Numbers, name: str, shapes: Mapping[Path, tuple[int, ...]]
+) -> dict[Path, Numbers]:
+    """Return the pieces of an array of theirs, by our path, in our shapes."""
+    num_stacked = sum(f"{{{field}}}" in weight.name for field in ("layer", "expert"))
+    ours = {path: shape[num_stacked:] for path, shape in shapes.items()}
+    wanted = _joined(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape
+    if array.shape != wanted:
+        raise InputError(
+            f"{name} has the shape {array.shape}, and the configuration needs {wanted}",
+            hint="use the config.json that lies beside the weights",
+        )
+    if weight.num_inputs and weight.transposed:
+        array = array.T
+    pieces: dict[Path, Numbers] = {}
+    begin = 0
+    for path, shape in ours.items():
+        size = math.prod(shape[weight.num_inputs :]) if weight.num_inputs else math.prod(shape)
+        whole = array if len(ours) == 1 else array[..., begin : begin + size]
+        pieces[path] = whole.reshape(shape)
+        begin += size
+    return pieces
