@@ -28,6 +28,7 @@ ACTIVATIONS = {
     "swish": "silu",
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    "gelu": "gelu-erf",
     "relu": "relu",
 }
 BESIDE = frozenset(
@@ -54,6 +55,7 @@ BESIDE = frozenset(
         "add_cross_attention",
         "cross_attention_hidden_size",
         "attention_dropout",
+        "classifier_dropout",
         "attn_pdrop",
         "resid_pdrop",
         "embd_pdrop",
@@ -142,7 +144,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen3": Family(
         keys=_LLAMA_KEYS,
-        fixed={**_LLAMA_FIXED, "qk_norm": True},
+        fixed={**_LLAMA_FIXED, "qk_norm": "head"},
         defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
         only=_NO_BIAS,
     ),
@@ -152,9 +154,43 @@ FAMILIES: Mapping[str, Family] = {
             "mlp_dim": "moe_intermediate_size",
             "experts_per_token": "num_experts_per_tok",
         },
-        fixed={**_LLAMA_FIXED, "qk_norm": True},
+        fixed={**_LLAMA_FIXED, "qk_norm": "head"},
         defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
-        only={**_NO_BIAS, "norm_topk_prob": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+        only={
+            **_NO_BIAS,
+            "norm_topk_prob": (True,),
+            "decoder_sparse_step": (1,),
+            "mlp_only_layers": ([],),
+        },
+    ),
+    "olmo2": Family(
+        keys=_LLAMA_KEYS,
+        fixed={**_LLAMA_FIXED, "qk_norm": "all", "norm_place": "after"},
+        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5},
+        only=_NO_BIAS,
+    ),
+    "phi3": Family(
+        keys=_LLAMA_KEYS,
+        fixed=_LLAMA_FIXED,
+        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5},
+        only=_NO_BIAS,
+    ),
+    "gpt_neox": Family(
+        keys={
+            **{ours: theirs for ours, theirs in _LLAMA_KEYS.items() if ours != "num_kv_heads"},
+            "norm_epsilon": "layer_norm_eps",
+            "parallel": "use_parallel_residual",
+            "rotary_share": "rotary_pct",
+        },
+        fixed={"norm": "layer", "position": "rotary", "mlp": "plain", "bias": True},
+        defaults={
+            "layer_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "use_parallel_residual": True,
+            "rotary_pct": 0.25,
+            "hidden_act": "gelu",
+        },
+        only={"attention_bias": (True,)},
     ),
     "gpt2": Family(
         keys={
@@ -262,11 +298,16 @@ def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> 
 def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the base of the rotary wavelengths and how they are stretched."""
     unread -= {"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "n_positions"}
+    unread -= {"rotary_emb_base", "partial_rotary_factor", "original_max_position_embeddings"}
     if model["position"] != "rotary":
         return
     scaling = dict(given.get("rope_parameters") or {})  # transformers 5 keeps the base there as well
     scaling |= dict(given.get("rope_scaling") or {})
-    model["rope_theta"] = float(scaling.pop("rope_theta", given.get("rope_theta", 10_000.0)))
+    base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
+    model["rope_theta"] = float(scaling.pop("rope_theta", base))
+    share = scaling.pop("partial_rotary_factor", given.get("partial_rotary_factor"))
+    if share is not None:
+        model["rotary_share"] = share
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
     scaling.pop("type", None)
     if kind == "default" and not scaling:
@@ -301,8 +342,8 @@ def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str
 def cached_config(name: str) -> Path | None:
     """Return the `config.json` of "organisation/model" in the local Hugging Face cache, or None.
 
-    The cache is at `HF_HUB_CACHE`, or below `HF_HOME`, or in the user's cache folder, as `huggingface_hub` has
-    it. Nothing is downloaded.
+    The cache is at `HF_HUB_CACHE`, or below `HF_HOME`, or in the user's cache folder, as `huggingface_hub`
+    has it. Nothing is downloaded.
     """
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"

@@ -24,6 +24,7 @@ from ._base import (
     PositiveFloat,
     Problem,
     Section,
+    Share,
     near_divisors,
     or_list,
     raise_problems,
@@ -317,8 +318,9 @@ class TransformerModel(ModelKind):
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
     Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
-    activation: Literal["silu", "gelu", "relu"] = "silu"
-    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses. Effect: elementwise arithmetic."""
+    activation: Literal["silu", "gelu", "gelu-erf", "relu"] = "silu"
+    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one.
+    Effect: elementwise arithmetic."""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head.
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
@@ -328,9 +330,19 @@ class TransformerModel(ModelKind):
     qkv_bias: bool = False
     """Biases on queries, keys and values alone, as Qwen2 has them; not with `bias`.
     Effect: three vectors of parameters per layer."""
-    qk_norm: bool = False
-    """RMSNorm over the numbers of each head of queries and keys, before positions turn them, as in Qwen3.
-    Effect: two vectors of `head_dim` parameters per layer; elementwise arithmetic."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """RMSNorm of queries and keys before positions turn them.
+    `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
+    Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    norm_place: Literal["before", "after", "both"] = "before"
+    """Where the norms of attention and MLP stand: before each, after each (OLMo 2), or both (Gemma 2).
+    Effect: `both` has two vectors of `embed_dim` parameters more per layer."""
+    parallel: bool = False
+    """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.
+    Effect: both products can overlap; the parameters stay."""
+    rotary_share: Share = 1.0
+    """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
+    Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
     """Positions that attention looks back, as Mistral has it.
     Effect: none on sequences of at most that length; longer ones are refused. Unit: positions"""
@@ -368,7 +380,8 @@ class TransformerModel(ModelKind):
         MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
         (2 E for a LayerNorm with bias):
             V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
-            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads)
+            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
+                                                    or (H + K) D for one of all)
             MLP       = G E M                      (+ (G - 1) M + E biases)
         With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X.
         """
@@ -378,8 +391,11 @@ class TransformerModel(ModelKind):
             block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         if self.bias:
             block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
-        if self.qk_norm:
-            block += 2 * self.head_dim
+        if self.qk_norm != "none":
+            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
+            block += sum(heads) * self.head_dim
+        if self.norm_place == "both":
+            block += 2 * norm
         tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
         return tables * self.embed_dim + norm + self.num_layers * block
 

@@ -136,7 +136,12 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
 
 
-ACTIVATIONS = {"silu": jax.nn.silu, "gelu": partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+    "gelu-erf": partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+}
 
 
 class Transformer(Model):
@@ -191,7 +196,8 @@ class Transformer(Model):
             matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
             matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
         norm = self._norm_parameters()
-        declared = {"attention_norm": norm, "mlp_norm": norm}
+        names = [f"{group}_{place}" for group in ("attention", "mlp") for place in _norm_names(c)]
+        declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
         if c.num_experts is not None:
             declared["experts"] = expert_parameters(c)
         for (group, name), dims in matrices.items():
@@ -201,9 +207,12 @@ class Transformer(Model):
             if c.bias or (c.qkv_bias and name in ("query", "key", "value")):
                 bias = Parameter(shape=shape[num_inputs:], dims=dims[num_inputs:], initial="zeros")
                 declared[group][f"{name}_bias"] = bias
-        if c.qk_norm:
-            scale = Parameter(shape=(c.head_dim,), dims=("head_dim",), initial="ones", wide=True)
-            declared["attention"] |= {"query_norm": scale, "key_norm": scale}
+        for name, heads in (("query", "heads"), ("key", "kv_heads")) if c.qk_norm != "none" else ():
+            dims = ("head_dim",) if c.qk_norm == "head" else (heads, "head_dim")
+            shape = tuple(sizes[dim] for dim in dims)
+            declared["attention"][f"{name}_norm"] = Parameter(
+                shape=shape, dims=dims, initial="ones", wide=True
+            )
         return declared
 
     def hidden(
@@ -337,23 +346,23 @@ class Transformer(Model):
     ) -> tuple[Array, Balance | None]:
         c = self.config
         with jax.named_scope("attention_block"):
-            h = self._norm(x, layer["attention_norm"], context)
+            h = self._normed(x, layer, "attention_norm", context)
             query, key, value = (
                 self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
             )
-            if c.qk_norm:
+            if c.qk_norm != "none":
                 query, key = (
-                    self._head_norm(t, layer["attention"][f"{name}_norm"], context)
-                    for t, name in ((query, "query"), (key, "key"))
+                    self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key"))
                 )
             if c.rope_theta is not None:
                 places = _places(x.shape[1], context, documents)
                 query, key = (_rotate(t, _frequencies(c), places) for t in (query, key))
             out = causal_attention(query, key, value, context, documents)
             out = self._project(out, layer, "attention", "output", context)
-            x = context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
+            out = self._normed(out, layer, "attention_out_norm", context)
+            entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
         with jax.named_scope("mlp_block"):
-            h = self._norm(x, layer["mlp_norm"], context)
+            h = self._normed(entered if c.parallel else x, layer, "mlp_norm", context)
             if c.num_experts is None:
                 out, balance = self._mlp(h, layer, context), None
             else:
@@ -361,6 +370,7 @@ class Transformer(Model):
                 out, balance = expert_mlp(split, layer["experts"], c, context, ACTIVATIONS[c.activation])
                 if c.num_shared_experts:
                     out = out + self._mlp(h, layer, context)
+            out = self._normed(out, layer, "mlp_out_norm", context)
             return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL), balance
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
@@ -403,8 +413,11 @@ class Transformer(Model):
                 y = y + bias.reshape(1, 1, *bias.shape)
             return y
 
-    def _norm(self, x: Array, group: Tree, context: Context) -> Array:
-        """Apply RMSNorm or LayerNorm in float32, sharded by position; gather the result for the matmuls."""
+    def _norm(self, x: Array, group: Tree, context: Context, splits: bool = False) -> Array:
+        """Apply RMSNorm or LayerNorm in float32, sharded by position.
+
+        The result is gathered for the matmuls; with `splits` it stays sharded as a residual.
+        """
         wide = x.astype(jnp.float32)
         if self.config.norm == "layer":
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
@@ -414,15 +427,25 @@ class Transformer(Model):
         if "bias" in group:
             wide = wide + context.gather(group["bias"], "embed", wide=True)[None, None]
         normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # otherwise float32 would cross `tensor`
-        return context.pin(normed, "batch", "sequence", "embed")
+        return normed if splits else context.pin(normed, "batch", "sequence", "embed")
 
-    def _head_norm(self, x: Array, scale: Array, context: Context) -> Array:
-        """Apply RMSNorm in float32 to the numbers of each head of `x` [batch, sequence, heads, head_dim]."""
+    def _normed(self, x: Array, layer: Tree, name: str, context: Context) -> Array:
+        """Apply a norm of the block if it has one of that name; after a product, the result stays split."""
+        if name not in layer:
+            return x
+        return self._norm(x, layer[name], context, splits=name.endswith("out_norm"))
+
+    def _head_norm(self, x: Array, layer: Tree, name: str, context: Context) -> Array:
+        """Apply RMSNorm in float32 to queries or keys [batch, sequence, heads, head_dim].
+
+        Over the numbers of each head, or of all heads together.
+        """
+        dims = self.block["attention"][f"{name}_norm"].dims
         wide = x.astype(jnp.float32)
-        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(wide), axis=tuple(range(-len(dims), 0)), keepdims=True)
         wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        scale = context.gather(scale, "head_dim", wide=True)
-        return (wide * scale[None, None, None]).astype(x.dtype)
+        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True)
+        return (wide * scale.reshape(1, 1, -1, scale.shape[-1])).astype(x.dtype)
 
     def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
         """Zero a share of `x` and scale up the rest; each use and layer has its own random key (`place`)."""
@@ -462,15 +485,25 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
     return batch["tokens"][:, :-1], None if segments is None else segments[:, :-1]
 
 
+def _norm_names(config: TransformerModel) -> tuple[str, ...]:
+    """Return the ends of the names of a block's norms: before attention or MLP, after it, or both."""
+    return {"before": ("norm",), "after": ("out_norm",), "both": ("norm", "out_norm")}[config.norm_place]
+
+
+def rotated_dim(config: TransformerModel) -> int:
+    """Return how many numbers of each head rotary positions turn: an even number."""
+    return 2 * int(config.head_dim * config.rotary_share / 2)
+
+
 def _frequencies(config: TransformerModel) -> Float[Array, " half"]:
     """Return the angles per position by which rotary embedding turns each pair of numbers.
 
     With `rope_factor` F, original length L and factors l < h, a wavelength w stays below L / h and is
-    stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l) of
-    the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
+    stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l)
+    of the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
     """
     assert config.rope_theta is not None, "positions are rotary"
-    half = config.head_dim // 2
+    half = rotated_dim(config) // 2
     frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if config.rope_factor is None or config.rope_original_positions is None:
         return frequency
@@ -489,6 +522,10 @@ def _rotate(
 
     `positions` [batch, sequence]: each token's position; None counts from the first token of the window.
     """
+    num_turned = 2 * frequency.shape[0]
+    if num_turned < x.shape[-1]:
+        turned, rest = jnp.split(x, [num_turned], axis=-1)
+        return jnp.concatenate([_rotate(turned, frequency, positions), rest], axis=-1)
     places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
     angle = places.astype(jnp.float32)[:, :, None] * frequency[None, None]
     cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))

@@ -23,6 +23,9 @@ from meshwright.errors import InputError, nearest_name
 Path = tuple[str, ...]
 Numbers = NDArray[np.generic]
 
+STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
+TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
@@ -30,13 +33,14 @@ class Weight:
 
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
-    theirs has the outputs first.
+    theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
     """
 
     name: str
     ours: tuple[Path, ...]
     num_inputs: int = 0
     transposed: bool = True
+    by_head: bool = False
 
 
 def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
@@ -51,7 +55,9 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     """
     makers: dict[str, Callable[[TransformerModel], Iterator[Weight]]] = {
         "gpt2": _gpt2,
-        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"), _llama),
+        "gpt_neox": _gpt_neox,
+        "phi3": _phi3,
+        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2"), _llama),
     }
     if family not in makers:
         raise InputError(f"no weights of model_type {family!r} are known", hint=nearest_name(family, makers))
@@ -62,11 +68,17 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     return weights
 
 
+_LLAMA_NORMS = {
+    "before": {"attention_norm": "input", "mlp_norm": "post_attention"},
+    "after": {"attention_out_norm": "post_attention", "mlp_out_norm": "post_feedforward"},
+}
+
+
 def _llama(model: TransformerModel) -> Iterator[Weight]:
     yield Weight(name="model.embed_tokens.weight", ours=(("embedding",),))
     block = "model.layers.{layer}."
-    yield Weight(name=f"{block}input_layernorm.weight", ours=(("layers", "attention_norm", "scale"),))
-    yield Weight(name=f"{block}post_attention_layernorm.weight", ours=(("layers", "mlp_norm", "scale"),))
+    for ours, name in _LLAMA_NORMS[model.norm_place].items():
+        yield Weight(name=f"{block}{name}_layernorm.weight", ours=(("layers", ours, "scale"),))
     theirs = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
     for ours, name in theirs.items():
         path = ("layers", "attention", ours)
@@ -77,7 +89,7 @@ def _llama(model: TransformerModel) -> Iterator[Weight]:
             yield Weight(
                 name=f"{block}self_attn.{name}.bias", ours=(("layers", "attention", f"{ours}_bias"),)
             )
-    if model.qk_norm:
+    if model.qk_norm != "none":
         for ours, name in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
             yield Weight(name=f"{block}self_attn.{name}.weight", ours=(("layers", "attention", ours),))
     group, prefix = "mlp", f"{block}mlp."
@@ -90,6 +102,46 @@ def _llama(model: TransformerModel) -> Iterator[Weight]:
     yield Weight(name="model.norm.weight", ours=(("final_norm", "scale"),))
     if not model.tied_embeddings:
         yield Weight(name="lm_head.weight", ours=(("head",),))
+
+
+def _phi3(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's with queries, keys and values in one array, and gate and up in another."""
+    fused = {
+        "self_attn.qkv_proj": ("attention", ("query", "key", "value")),
+        "mlp.gate_up_proj": ("mlp", ("gate", "up")),
+    }
+    apart = {("layers", group, name) for group, names in fused.values() for name in names}
+    yield from (weight for weight in _llama(model) if weight.ours[0] not in apart)
+    for name, (group, names) in fused.items():
+        paths = tuple(("layers", group, each) for each in names)
+        yield Weight(name=f"model.layers.{{layer}}.{name}.weight", ours=paths, num_inputs=1)
+
+
+def _gpt_neox(model: TransformerModel) -> Iterator[Weight]:
+    yield Weight(name="gpt_neox.embed_in.weight", ours=(("embedding",),))
+    block = "gpt_neox.layers.{layer}."
+    products = {
+        "attention.query_key_value": ("attention", ("query", "key", "value"), 1),
+        "attention.dense": ("attention", ("output",), 2),
+        "mlp.dense_h_to_4h": ("mlp", ("up",), 1),
+        "mlp.dense_4h_to_h": ("mlp", ("down",), 1),
+    }
+    for theirs, (group, names, num_inputs) in products.items():
+        paths = tuple(("layers", group, name) for name in names)
+        biases = tuple(("layers", group, f"{name}_bias") for name in names)
+        by_head = len(names) > 1
+        yield Weight(name=f"{block}{theirs}.weight", ours=paths, num_inputs=num_inputs, by_head=by_head)
+        yield Weight(name=f"{block}{theirs}.bias", ours=biases, by_head=by_head)
+    norms = {
+        f"{block}input_layernorm": ("layers", "attention_norm"),
+        f"{block}post_attention_layernorm": ("layers", "mlp_norm"),
+        "gpt_neox.final_layer_norm": ("final_norm",),
+    }
+    for theirs, ours in norms.items():
+        yield Weight(name=f"{theirs}.weight", ours=((*ours, "scale"),))
+        yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
+    if not model.tied_embeddings:
+        yield Weight(name="embed_out.weight", ours=(("head",),))
 
 
 def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
@@ -165,26 +217,37 @@ def from_huggingface(
 
 def _places(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
-    stacked = [field for field in ("layer", "expert") if f"{{{field}}}" in weight.name]
+    stacked = [field for field in STACKED if f"{{{field}}}" in weight.name]
     for place in product(*(range(size) for size in shape[: len(stacked)])):
         yield weight.name.format(**dict(zip(stacked, place, strict=True))), place
 
 
 def _joined(weight: Weight, arrays: list[Numbers]) -> Numbers:
+    """Return theirs from ours: of one layer and expert."""
+    if weight.ours[0][0] in TABLES:
+        return arrays[0]
+    rows = [_rows(weight, array) for array in arrays]
+    joined = np.stack(rows, axis=2).reshape(len(rows[0]), -1) if weight.by_head else _side_by_side(rows)
     if not weight.num_inputs:
-        if len(arrays) == 1 and arrays[0].ndim == 2 and weight.name.count("bias") == 0:
-            return arrays[0]  # a table
-        return np.concatenate([array.reshape(-1) for array in arrays])
-    matrices = [array.reshape(math.prod(array.shape[: weight.num_inputs]), -1) for array in arrays]
-    joined = np.concatenate(matrices, axis=1)
+        return joined[0]
     return joined.T if weight.transposed else joined
+
+
+def _rows(weight: Weight, array: Numbers) -> Numbers:
+    """Return one of ours as [inputs, outputs]; as [inputs, heads, numbers] if theirs are by head."""
+    num_rows = math.prod(array.shape[: weight.num_inputs])
+    return array.reshape(num_rows, *array.shape[-2:]) if weight.by_head else array.reshape(num_rows, -1)
+
+
+def _side_by_side(rows: list[Numbers]) -> Numbers:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
 
 def _divided(
     weight: Weight, array: Numbers, name: str, shapes: Mapping[Path, tuple[int, ...]]
 ) -> dict[Path, Numbers]:
     """Return the pieces of an array of theirs, by our path, in our shapes."""
-    num_stacked = sum(f"{{{field}}}" in weight.name for field in ("layer", "expert"))
+    num_stacked = sum(f"{{{field}}}" in weight.name for field in STACKED)
     ours = {path: shape[num_stacked:] for path, shape in shapes.items()}
     wanted = _joined(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape
     if array.shape != wanted:
@@ -192,13 +255,14 @@ def _divided(
             f"{name} has the shape {array.shape}, and the configuration needs {wanted}",
             hint="use the config.json that lies beside the weights",
         )
-    if weight.num_inputs and weight.transposed:
-        array = array.T
-    pieces: dict[Path, Numbers] = {}
-    begin = 0
-    for path, shape in ours.items():
-        size = math.prod(shape[weight.num_inputs :]) if weight.num_inputs else math.prod(shape)
-        whole = array if len(ours) == 1 else array[..., begin : begin + size]
-        pieces[path] = whole.reshape(shape)
-        begin += size
-    return pieces
+    if weight.ours[0][0] in TABLES:
+        return dict.fromkeys(ours, array)
+    rows = array.T if weight.num_inputs and weight.transposed else array
+    rows = rows if weight.num_inputs else rows[None]
+    if weight.by_head:
+        heads, numbers = next(iter(ours.values()))[-2:]
+        rows = rows.reshape(len(rows), heads, len(ours), numbers)
+        return {path: rows[:, :, place].reshape(shape) for place, (path, shape) in enumerate(ours.items())}
+    ends = np.cumsum([math.prod(shape[weight.num_inputs :]) for shape in ours.values()])
+    pieces = np.split(rows, ends[:-1], axis=1)
+    return {path: piece.reshape(shape) for piece, (path, shape) in zip(pieces, ours.items(), strict=True)}
