@@ -172,7 +172,7 @@ class Runner:
             if self.stops_at_first_fit and self.search.best is not None:
                 return "a candidate fits"
             spent = time.monotonic() - self.started >= self.budget_seconds
-            if spent and self.search.num_begun >= num_workers:
+            if spent and self.search.num_begun >= num_workers and not self.search.has_preferred:
                 return f"the budget of {self.budget_seconds:g} s is spent"
             row = self.search.next()
             if row is None:

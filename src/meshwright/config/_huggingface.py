@@ -155,7 +155,7 @@ FAMILIES: Mapping[str, Family] = {
             "experts_per_token": "num_experts_per_tok",
         },
         fixed={**_LLAMA_FIXED, "qk_norm": "head"},
-        defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
+        defaults=_LLAMA_DEFAULTS,
         only={
             **_NO_BIAS,
             "norm_topk_prob": (True,),
@@ -174,6 +174,17 @@ FAMILIES: Mapping[str, Family] = {
         fixed=_LLAMA_FIXED,
         defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5},
         only=_NO_BIAS,
+    ),
+    "gemma": Family(
+        keys=_LLAMA_KEYS,
+        fixed={**_LLAMA_FIXED, "scaled_embedding": True, "activation": "gelu"},
+        defaults={
+            **_LLAMA_DEFAULTS,
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        only={"attention_bias": (False,), "use_bidirectional_attention": (False,)},
     ),
     "gpt_neox": Family(
         keys={

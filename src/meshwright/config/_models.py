@@ -334,6 +334,9 @@ class TransformerModel(ModelKind):
     """RMSNorm of queries and keys before positions turn them.
     `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
     Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    scaled_embedding: bool = False
+    """Multiply embeddings by the root of `embed_dim`, as Gemma does.
+    Effect: nothing that is weighed but one product per number."""
     norm_place: Literal["before", "after", "both"] = "before"
     """Where the norms of attention and MLP stand: before each, after each (OLMo 2), or both (Gemma 2).
     Effect: `both` has two vectors of `embed_dim` parameters more per layer."""

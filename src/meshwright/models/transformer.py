@@ -242,6 +242,8 @@ class Transformer(Model):
             tokens = context.pin(tokens, "batch", "sequence")
             table = context.gather(parameters["embedding"], "vocab", "embed")
             x = look_up(table, tokens, context.mesh, context.zero1)
+            if self.config.scaled_embedding:
+                x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = _places(tokens.shape[1], context, documents)

@@ -139,6 +139,11 @@ class Search:
         return len(self._pending) + len(self.outcomes)
 
     @property
+    def has_preferred(self) -> bool:
+        """Whether `next` returns a candidate that was preferred."""
+        return bool(self._preferred)
+
+    @property
     def best(self) -> int | None:
         """The fastest compiled candidate that fits; None so far."""
         fitting = [

@@ -478,6 +478,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "offload of activations needs remat = full and one stage": ~activations
         | (full & model.has_blocks & (candidates.size(STAGE) == 1)),
         "offload of moments needs moments": ~moments | has_moments,
+        "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
         | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,

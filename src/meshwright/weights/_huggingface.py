@@ -4,14 +4,14 @@ A `Weight` is one array of theirs, or one for each layer and expert. Ours have t
 and the outputs last, heads apart, layers stacked in front; `torch.nn.Linear` has [outputs, inputs], GPT-2's
 `Conv1D` has [inputs, outputs]. Some of theirs hold several of ours side by side.
 
-Nothing is computed: every number is copied, so both directions are exact.
+Numbers are copied, so both directions are exact; but for Gemma's scales, to which 1 is added.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -34,6 +34,7 @@ class Weight:
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
+    `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Weight:
     num_inputs: int = 0
     transposed: bool = True
     by_head: bool = False
+    added: float = 0.0
 
 
 def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
@@ -57,7 +59,9 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
         "phi3": _phi3,
-        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2"), _llama),
+        **dict.fromkeys(
+            ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "gemma"), _llama
+        ),
     }
     if family not in makers:
         raise InputError(f"no weights of model_type {family!r} are known", hint=nearest_name(family, makers))
@@ -65,6 +69,10 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     if family == "mixtral":
         names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
         weights = tuple(_renamed(weight, names) for weight in weights)
+    if family == "gemma":
+        weights = tuple(
+            replace(weight, added=1.0) if weight.ours[0][-1] == "scale" else weight for weight in weights
+        )
     return weights
 
 
@@ -149,7 +157,7 @@ def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
     name = weight.name.replace(".mlp.", ".block_sparse_moe.")
     for ours, theirs in names.items():
         name = name.replace(f".{ours}.", f".{theirs}.")
-    return Weight(name=name, ours=weight.ours, num_inputs=weight.num_inputs, transposed=weight.transposed)
+    return replace(weight, name=name)
 
 
 def _gpt2(model: TransformerModel) -> Iterator[Weight]:
@@ -189,7 +197,8 @@ def to_huggingface(
     for weight in weights:
         arrays = [parameters[path] for path in weight.ours]
         for name, place in _places(weight, arrays[0].shape):
-            yield name, _joined(weight, [array[place] for array in arrays])
+            joined = _joined(weight, [array[place] for array in arrays])
+            yield name, joined - np.asarray(weight.added, joined.dtype) if weight.added else joined
 
 
 def from_huggingface(
@@ -210,6 +219,7 @@ def from_huggingface(
         parts: dict[Path, Numbers] = {}
         for name, place in _places(weight, shapes[weight.ours[0]]):
             array = read(name)
+            array = array + np.asarray(weight.added, array.dtype) if weight.added else array
             for path, piece in _divided(weight, array, name, {p: shapes[p] for p in weight.ours}).items():
                 parts.setdefault(path, np.empty(shapes[path], array.dtype))[place] = piece
         yield from parts.items()

@@ -1,0 +1,166 @@
+"""Models of `transformers` and ours agree: parameters, logits, loss and gradients, with weights both ways."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright.config import load_config
+from meshwright.models import Transformer
+from meshwright.weights import from_huggingface, to_huggingface, weights_of
+
+torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
+transformers = pytest.importorskip("transformers", reason="compared with transformers, which is not installed")
+safetensors = pytest.importorskip("safetensors.numpy")
+
+VOCABULARY = 96
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+EXPERTS = {"num_experts_per_tok": 2}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+CASES = {
+    "llama": ("LlamaConfig", GROUPED),
+    "llama, heads of their own size": ("LlamaConfig", {**GROUPED, "head_dim": 16}),
+    "llama 3.1": ("LlamaConfig", {**GROUPED, "rope_parameters": STRETCHED, "tie_word_embeddings": True}),
+    "mistral": ("MistralConfig", {**GROUPED, "head_dim": 16, "sliding_window": 64}),
+    "mixtral": ("MixtralConfig", {**GROUPED, **EXPERTS, "num_local_experts": 4}),
+    "qwen2": ("Qwen2Config", GROUPED),
+    "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
+    "qwen3 with experts": (
+        "Qwen3MoeConfig",
+        {**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True},
+    ),
+    "olmo2": ("Olmo2Config", GROUPED),
+    "gemma": ("GemmaConfig", {**GROUPED, "head_dim": 16}),
+    "phi3": ("Phi3Config", {**GROUPED, **IDS}),
+    "gpt-neox": ("GPTNeoXConfig", SIZES),
+    "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "gpt2": ("GPT2Config", {**GPT2, **IDS}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+def theirs(request, tmp_path_factory):
+    """A small model of `transformers` with random weights, saved as it saves itself."""
+    kind, sizes = CASES[request.param]
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**sizes)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2 + float(parameter.ndim == 1))
+    folder = tmp_path_factory.mktemp("huggingface")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def ours(theirs):
+    """Our model of the same folder, its parameters by path, and how they lie in the file."""
+    _, folder = theirs
+    run = load_config(str(folder))
+    model = Transformer(run.model)
+    declared, _ = jax.tree_util.tree_flatten_with_path(
+        model.parameters(), is_leaf=lambda leaf: hasattr(leaf, "fan_in")
+    )
+    shapes = {tuple(key.key for key in path): leaf.shape for path, leaf in declared}
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    weights = weights_of(run.model, family)
+    arrays = safetensors.load_file(folder / "model.safetensors")
+    return model, weights, shapes, dict(from_huggingface(weights, shapes, arrays.__getitem__))
+
+
+def tree_of(by_path):
+    tree = {}
+    for path, array in by_path.items():
+        branch = tree
+        for key in path[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[path[-1]] = jnp.asarray(array)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(0).integers(3, VOCABULARY, (2, 33))  # PyTorch gives padding no gradient
+
+
+def test_parameters_are_as_many_as_transformers_counts(theirs, ours):
+    model, *_ = ours
+    assert model.config.num_parameters == sum(each.numel() for each in theirs[0].parameters())
+
+
+def test_every_array_of_the_file_is_read_and_written_as_it_was(theirs, ours):
+    _, weights, shapes, parameters = ours
+    arrays = safetensors.load_file(theirs[1] / "model.safetensors")
+    written = dict(to_huggingface(weights, parameters))
+    assert set(parameters) == set(shapes)
+    assert {path: array.shape for path, array in parameters.items()} == shapes
+    tied = {"lm_head.weight"} if ours[0].config.tied_embeddings else set()
+    assert set(written) == set(arrays) - tied
+    for name, array in written.items():
+        np.testing.assert_allclose(array, arrays[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_logits_agree(theirs, ours, tokens, context):
+    model, _, _, parameters = ours
+    with torch.no_grad():
+        expected = theirs[0](torch.tensor(tokens)).logits.numpy()
+    tree, run = tree_of(parameters), context()
+    with jax.default_matmul_precision("highest"):
+        hidden, _ = model.hidden(tree, jnp.asarray(tokens), run)
+        logits = np.asarray(hidden @ model.head(tree, run).T)
+    assert np.abs(logits - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
+
+
+def test_loss_and_gradients_agree(theirs, ours, tokens, context):
+    model, weights, shapes, parameters = ours
+    theirs_model = theirs[0]
+    theirs_model.zero_grad()
+    given = torch.tensor(tokens)
+    logits = theirs_model(given).logits[:, :-1].reshape(-1, VOCABULARY)
+    expected = torch.nn.functional.cross_entropy(logits, given[:, 1:].reshape(-1))
+    expected.backward()
+    batch = {"tokens": jnp.asarray(tokens, jnp.int32)}
+
+    def loss(tree):
+        return model.loss(tree, {}, batch, context())[0]
+
+    with jax.default_matmul_precision("highest"):
+        found, gradients = jax.value_and_grad(loss)(tree_of(parameters))
+    assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+    flat = {
+        tuple(key.key for key in path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(gradients)[0]
+    }
+    theirs_flat = {name: each.grad for name, each in theirs_model.named_parameters()}
+    total = np.sqrt(sum(float((leaf**2).sum()) for leaf in flat.values()))
+    theirs_total = np.sqrt(sum(float((grad**2).sum()) for grad in theirs_flat.values()))
+    assert total == pytest.approx(theirs_total, rel=1e-4)
+    assert set(flat) == set(shapes)
+    for weight in weights:
+        if weight.ours[0][0] not in ("embedding", "final_norm"):
+            continue
+        name = weight.name
+        np.testing.assert_allclose(
+            flat[weight.ours[0]], theirs_flat[name].numpy(), rtol=1e-3, atol=1e-5, err_msg=name
+        )
