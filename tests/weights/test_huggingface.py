@@ -12,7 +12,9 @@ from meshwright.models import Transformer
 from meshwright.weights import from_huggingface, to_huggingface, weights_of
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
-transformers = pytest.importorskip("transformers", reason="compared with transformers, which is not installed")
+transformers = pytest.importorskip(
+    "transformers", reason="compared with transformers, which is not installed"
+)
 safetensors = pytest.importorskip("safetensors.numpy")
 
 VOCABULARY = 96

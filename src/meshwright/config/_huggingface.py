@@ -19,6 +19,8 @@ from typing import Any
 
 from meshwright.errors import InputError, nearest_name
 
+from ._base import is_table
+
 Tree = Mapping[str, Any]
 
 TOKENS_PER_STEP = 2**22
@@ -140,7 +142,10 @@ FAMILIES: Mapping[str, Family] = {
         only=_NO_BIAS,
     ),
     "qwen2": Family(
-        keys=_LLAMA_KEYS, fixed={**_LLAMA_FIXED, "qkv_bias": True}, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS
+        keys=_LLAMA_KEYS,
+        fixed={**_LLAMA_FIXED, "qkv_bias": True},
+        defaults=_LLAMA_DEFAULTS,
+        only={**_NO_BIAS, "use_mrope": (False,)},
     ),
     "qwen3": Family(
         keys=_LLAMA_KEYS,
@@ -226,7 +231,7 @@ FAMILIES: Mapping[str, Family] = {
 
 def is_huggingface(tree: object) -> bool:
     """Return whether a JSON object is the configuration of a Hugging Face model."""
-    return isinstance(tree, Mapping) and isinstance(tree.get("model_type"), str)
+    return is_table(tree) and isinstance(tree.get("model_type"), str)
 
 
 def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:

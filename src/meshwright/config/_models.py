@@ -309,11 +309,14 @@ class TransformerModel(ModelKind):
     `rope_original_positions` / `rope_high_factor` are not, and those between in part.
     Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
     rope_low_factor: PositiveFloat = 1.0
-    """Divides `rope_original_positions` to give the wavelength above which all are stretched. Unit: none"""
+    """Divides `rope_original_positions` to give the wavelength above which all are stretched.
+    Effect: that of `rope_factor`, without which it has none. Unit: none"""
     rope_high_factor: PositiveFloat = 4.0
-    """Divides `rope_original_positions` to give the wavelength below which none is stretched. Unit: none"""
+    """Divides `rope_original_positions` to give the wavelength below which none is stretched.
+    Effect: that of `rope_factor`, without which it has none. Unit: none"""
     rope_original_positions: OptionalPositive = None
-    """Length of the sequences of pretraining, before the wavelengths were stretched. Unit: positions"""
+    """Length of the sequences of pretraining, before the wavelengths were stretched.
+    Effect: that of `rope_factor`, which needs it. Unit: positions"""
     mlp: Literal["gated", "plain"] = "gated"
     """Form of the MLP.
     `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from meshwright.config import TransformerModel
 from meshwright.errors import InputError, nearest_name
 
 Path = tuple[str, ...]
-Numbers = NDArray[np.generic]
+Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloat16 and others
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
