@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.models import Transformer
+from meshwright.step import build_step
+from meshwright.training import FirstWeights
 from meshwright.weights import from_huggingface, to_huggingface, weights_of
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
@@ -166,3 +168,21 @@ def test_loss_and_gradients_agree(theirs, ours, tokens, context):
         np.testing.assert_allclose(
             flat[weight.ours[0]], theirs_flat[name].numpy(), rtol=1e-3, atol=1e-5, err_msg=name
         )
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"fsdp": 2, "tensor": 2}, {"stage": 2, "fsdp": 2}, {"data": 2, "unroll": True}]
+)
+def test_each_device_of_a_run_begins_with_its_part_of_the_weights(theirs, ours, mesh, layout):
+    axes = {axis: size for axis, size in layout.items() if axis != "unroll"}
+    run = load_config(str(theirs[1]), {"model.unroll": "unroll" in layout, "batch.sequences": 4})
+    abstract = build_step(run, mesh(**axes)).state["parameters"]
+    begun = FirstWeights(theirs[1], run).parameters(abstract)
+    parameters = ours[3]
+    for path, leaf in jax.tree_util.tree_flatten_with_path(begun)[0]:
+        keys = [getattr(key, "key", getattr(key, "idx", None)) for key in path]
+        layer = keys.pop(1) if isinstance(keys[1:2] and keys[1], int) else None
+        expected = parameters[tuple(keys)] if layer is None else parameters[tuple(keys)][layer]
+        np.testing.assert_array_equal(np.asarray(leaf), expected.astype(np.float32))
+    shardings = jax.tree.map(lambda a, b: a.sharding == b.sharding, begun, abstract)
+    assert jax.tree.all(shardings)

@@ -40,6 +40,7 @@ def train(
     folder: Path | None = None,
     resume: bool = False,
     discard_steps: bool = False,
+    begin_from: str | Path | None = None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
     """Weigh a step, train with that same program, and compare predicted with measured quantities.
@@ -59,6 +60,8 @@ def train(
         resume: continue from the folder's newest good checkpoint, on any layout; begin if it has none.
         discard_steps: with `resume`, repeat steps that no checkpoint was meant to hold, as those of a run
             with `checkpoint.every_steps = none`. Without it such a run is refused.
+        begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
+            with instead of random ones. Without a config, the model's own is used.
         on_event: called with each event of the run as it happens: phases of the weighing, steps, the
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
@@ -79,14 +82,17 @@ def train(
     if steps is not None and steps < 1:
         raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
     peers = processes_of_this_run()
+    if config is None and begin_from is not None:
+        config = str(begin_from)
     run = trainable(_config_to_train(config, overrides, layout, folder, resume), steps)
     name = f"{run.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path = Path(peers.from_first("run folder", lambda: str(folder or new_folder(name))))
     with closing(RunFolder(path, resume=resume, discard_steps=discard_steps, peers=peers)) as held:
         held.look(run)
         # jax is loaded only from here on: a folder is refused at once.
-        from ..training import check_resumed_state, devices_of
+        from ..training import FirstWeights, check_resumed_state, devices_of
 
+        first = None if begin_from is None else FirstWeights(Path(begin_from), run)
         fleet = fleet_of(on)
         run, mesh = resolved(run, fleet)
         devices = devices_of(fleet, mesh)
@@ -112,6 +118,7 @@ def train(
                 "weighing.json": json.dumps(weighing.to_dict(), indent=1),
             },
             on_event=_listener(held, weighing, on_event),
+            first_weights=first,
         )
         return _ended(request, weighing, _measured(request))
 

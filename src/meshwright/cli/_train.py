@@ -50,6 +50,10 @@ FolderOption = Annotated[
 ResumeFlag = Annotated[
     bool, typer.Option("--resume", help="Go on from --folder's newest good checkpoint; begin if it has none.")
 ]
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FOLDER", help="Begin with the weights of a Hugging Face model."),
+]
 DiscardFlag = Annotated[
     bool,
     typer.Option("--discard-steps", help="With --resume: train again steps that no checkpoint was to hold."),
@@ -92,6 +96,7 @@ def train(
     folder: FolderOption = None,
     resume: ResumeFlag = False,
     discard_steps: DiscardFlag = False,
+    begin_from: FromOption = None,
     restarts: RestartsOption = 0,
     processes: ProcessesOption = None,
     log_every: LogEveryOption = None,
@@ -129,6 +134,7 @@ def train(
                 folder=folder,
                 resume=resume,
                 discard_steps=discard_steps,
+                begin_from=begin_from,
                 on_event=listen,
             )
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C

@@ -34,5 +34,6 @@ if TYPE_CHECKING:
     from ._run_folder import write_whole as write_whole
     from ._sample import SampleOfRun as SampleOfRun
     from ._sample import sample_run as sample_run
+    from ._weights import FirstWeights as FirstWeights
 
 __getattr__, __dir__ = names_on_first_use(__name__)

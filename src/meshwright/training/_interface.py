@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ..config import Layout, RunConfig
 from ..hardware import Fleet
@@ -184,6 +184,14 @@ class StepFlops:
     peak_flops_per_second: float
 
 
+class HasParameters(Protocol):
+    """Parameters that lie ready, such as those of `FirstWeights`."""
+
+    def parameters(self, abstract: Any) -> Any:
+        """Return them as `abstract` (a tree of `jax.ShapeDtypeStruct`) lays them out."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """A run that `run_training` is to make: its arguments, checked and resolved.
@@ -192,6 +200,7 @@ class RunRequest:
     `folder`: after `make`. `steps`: of the whole run; the learning rate follows the config's number of steps.
     `flops`: for MFU and HFU. `about`: JSON data that the checkpoints carry in addition to the config.
     `documents`: texts to write into the folder, by name. `on_event`: called with each event, in this thread.
+    `first_weights`: the parameters to begin with; those of the seed if None.
     """
 
     config: RunConfig
@@ -204,3 +213,4 @@ class RunRequest:
     about: Mapping[str, Any] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
     on_event: Listener = lambda event: None
+    first_weights: HasParameters | None = None

@@ -274,14 +274,20 @@ class Loop:
         self.state: Tree = None
         self._config, self._steps, self._peers = request.config, request.steps, request.folder.peers
         self._saving, self._phases, self._watchdog, self._waits = saving, phases, watchdog, waits
+        self._first_weights = request.first_weights
         self._bad_steps = BadSteps(self._config.faults)
         self._feed = Feed(dataset, programs.built.batch)
         mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
         self._agreement = Agreement(mesh, self._peers, waits=waits)
 
     def begin(self) -> None:
-        """Initialise the state from the seed."""
+        """Initialise the state from the seed, and the parameters from the run's first weights, if any."""
         self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
+        if self._first_weights is not None:
+            for array in jax.tree.leaves(self.state["parameters"]):
+                array.delete()  # the devices need not hold both
+            abstract = self.programs.built.state["parameters"]
+            self.state = {**self.state, "parameters": self._first_weights.parameters(abstract)}
 
     def go_to(self, checkpoint: Found) -> None:
         """Restore a checkpoint, after freeing the current state: the devices cannot hold two."""

@@ -3,7 +3,10 @@
 Imports: `config`, `errors`, numpy. No jax. Used by: `training` and `cli`.
 """
 
+from ._files import WeightFiles as WeightFiles
+from ._files import write_files as write_files
 from ._huggingface import Weight as Weight
 from ._huggingface import from_huggingface as from_huggingface
+from ._huggingface import part_of as part_of
 from ._huggingface import to_huggingface as to_huggingface
 from ._huggingface import weights_of as weights_of

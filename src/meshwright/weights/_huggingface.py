@@ -226,6 +226,38 @@ def from_huggingface(
         yield from parts.items()
 
 
+def part_of(
+    weights: tuple[Weight, ...],
+    shapes: Mapping[Path, tuple[int, ...]],
+    read: Callable[[str], Numbers],
+    path: Path,
+    index: tuple[slice, ...],
+) -> Numbers:
+    """Return a part of one parameter of ours, reading no other layers and experts than it needs.
+
+    Args:
+        shapes, read: as for `from_huggingface`.
+        index: a slice for each dimension of ours, without steps.
+
+    Raises:
+        InputError: an array has another shape than the model needs.
+    """
+    weight = next(each for each in weights if path in each.ours)
+    named = {each: shapes[each] for each in weight.ours}
+    num_stacked = sum(f"{{{field}}}" in weight.name for field in STACKED)
+    stacked, inner = index[:num_stacked], index[num_stacked:]
+    chosen = [range(size)[each] for size, each in zip(shapes[path], stacked, strict=False)]
+    pieces: list[Numbers] = []
+    for name, place in _places(weight, shapes[path]):
+        if all(at in wanted for at, wanted in zip(place, chosen, strict=True)):
+            array = read(name)
+            piece = _divided(weight, array, name, named)[path][inner]
+            pieces.append(piece + np.asarray(weight.added, array.dtype) if weight.added else piece)
+    if not num_stacked:
+        return pieces[0]
+    return np.stack(pieces).reshape(*(len(each) for each in chosen), *pieces[0].shape)
+
+
 def _places(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
     stacked = [field for field in STACKED if f"{{{field}}}" in weight.name]

@@ -1,0 +1,89 @@
+"""Begin a run from the weights of a Hugging Face model: safetensors files in a folder.
+
+Each process reads the parts that its own devices hold, from files that are mapped into memory.
+Used by: `_loop` and `api`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..config import RunConfig, TransformerModel
+from ..errors import InputError
+from ..weights import Weight, WeightFiles, part_of, weights_of
+
+Tree = Any
+
+
+class FirstWeights:
+    """The parameters with which a run begins, from the folder of a Hugging Face model.
+
+    Raises:
+        InputError: the folder has no readable `config.json` and weights, or the run's model is no Transformer
+            of a family whose weights are known.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        path = folder / "config.json"
+        try:
+            family = json.loads(path.read_text("utf-8"))["model_type"]
+        except (OSError, ValueError, KeyError, TypeError) as broken:
+            raise InputError(
+                f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
+            ) from broken
+        if not isinstance(config.model, TransformerModel):
+            raise InputError(
+                f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
+                hint=f"train {folder} itself",
+            )
+        self._unrolled = config.model.unroll
+        self._weights: tuple[Weight, ...] = weights_of(config.model, family)
+        self._files = WeightFiles(folder)
+
+    def parameters(self, abstract: Tree) -> Tree:
+        """Return the parameters as `abstract` (of `jax.ShapeDtypeStruct`) lays them out.
+
+        Raises:
+            InputError: an array is missing, or has another shape than the run's model.
+        """
+        flat, tree = jax.tree_util.tree_flatten_with_path(abstract)
+        paths = [tuple(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path) for path, _ in flat]
+        shapes = {path: leaf.shape for path, (_, leaf) in zip(paths, flat, strict=True)}
+        if self._unrolled:
+            shapes = _stacked(shapes)
+        leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
+        return jax.tree_util.tree_unflatten(tree, leaves)
+
+    def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            wanted = tuple(index or ())
+            if self._unrolled and path[0] == "layers":
+                layer = int(path[1])
+                found = part_of(
+                    self._weights,
+                    shapes,
+                    self._files.read,
+                    ("layers", *path[2:]),
+                    (slice(layer, layer + 1), *wanted),
+                )[0]
+            else:
+                found = part_of(self._weights, shapes, self._files.read, path, wanted)
+            return np.ascontiguousarray(found, leaf.dtype)
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+
+def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Return the shapes as they are with layers stacked in front."""
+    num_layers = 1 + max(int(path[1]) for path in shapes if path[0] == "layers")
+    return {
+        (path if path[0] != "layers" else ("layers", *path[2:])): (
+            shape if path[0] != "layers" else (num_layers, *shape)
+        )
+        for path, shape in shapes.items()
+    }
