@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.config import load_config
+from meshwright.config import huggingface_of_model, load_config
+from meshwright.config._huggingface import run_of_huggingface
 from meshwright.models import Transformer
 from meshwright.step import build_step
 from meshwright.training import FirstWeights
-from meshwright.weights import from_huggingface, to_huggingface, weights_of
+from meshwright.weights import from_huggingface, to_huggingface, weights_of, write_files
 
 torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
 transformers = pytest.importorskip(
@@ -186,3 +187,23 @@ def test_each_device_of_a_run_begins_with_its_part_of_the_weights(theirs, ours, 
         np.testing.assert_array_equal(np.asarray(leaf), expected.astype(np.float32))
     shardings = jax.tree.map(lambda a, b: a.sharding == b.sharding, begun, abstract)
     assert jax.tree.all(shardings)
+
+
+def test_the_file_that_describes_a_model_describes_the_same_one(theirs, ours):
+    model = ours[0].config
+    made = huggingface_of_model(model, 64)
+    again = type(model).model_validate(run_of_huggingface(made, "config.json")["model"])
+    assert again == model
+
+
+def test_what_is_exported_is_what_transformers_loads(theirs, ours, tokens, tmp_path):
+    model, _, _, parameters = ours
+    made = huggingface_of_model(model.config, 64)  # of Phi-3 Llama's: the same model, with products apart
+    weights = weights_of(model.config, made["model_type"])
+    write_files(tmp_path, to_huggingface(weights, parameters), shard_bytes=20_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    given = torch.tensor(tokens)
+    with torch.no_grad():
+        np.testing.assert_allclose(loaded(given).logits, theirs[0](given).logits, atol=1e-5)

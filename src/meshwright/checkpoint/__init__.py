@@ -25,5 +25,6 @@ if TYPE_CHECKING:
     from ._folder import steps_in as steps_in
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe
+    from ._huggingface import export_huggingface as export_huggingface
 
 __getattr__, __dir__ = names_on_first_use(__name__)

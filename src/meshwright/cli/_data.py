@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.errors import InputError, nearest_name
+
 from ._console import Command, JsonFlag, answer, bar, phases, print_json
 
 if TYPE_CHECKING:
@@ -151,17 +153,32 @@ def export(
         Path, typer.Option("--to", metavar="FILE", help="The safetensors file to make.", show_default=False)
     ],
     step: StepOption = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="meshwright, or huggingface: --to is a folder.")
+    ] = "meshwright",
     as_json: JsonFlag = False,
 ) -> None:
-    """Write the parameters of a run's checkpoint as a safetensors file, each array under its path."""
-    from meshwright.checkpoint import checkpoint_of, export_parameters
+    """Write the parameters of a run's checkpoint as safetensors, each array under its path.
+
+    With --format huggingface, as the folder of a model that `transformers` loads.
+    """
+    from meshwright.checkpoint import checkpoint_of, export_huggingface, export_parameters
     from meshwright.units import format_count
+
+    formats = ("meshwright", "huggingface")
+    if form not in formats:
+        raise InputError(f"--format {form!r} is not known", hint=nearest_name(form, formats))
 
     with phases(f"exporting {run}") as on_phase:
         on_phase("verifying the checkpoint")
         checkpoint = checkpoint_of(run, step)
         on_phase("writing")
-        arrays = export_parameters(checkpoint, to)
+        if form == "huggingface":
+            from meshwright.training import config_of
+
+            arrays = export_huggingface(checkpoint, config_of(run), to)
+        else:
+            arrays = export_parameters(checkpoint, to)
     listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
     fields = {"schema": EXPORT_SCHEMA, "file": str(to), "step": checkpoint.step, "arrays": listed}
     num_parameters = format_count(sum(math.prod(array.shape) for array in arrays.values()))

@@ -9,6 +9,7 @@ from ._base import input_error as input_error
 from ._base import near_divisors as near_divisors
 from ._base import near_multiples as near_multiples
 from ._base import or_list as or_list
+from ._huggingface import huggingface_of_model as huggingface_of_model
 from ._layout import ACTIVATION_RULES as ACTIVATION_RULES
 from ._layout import AXES as AXES
 from ._layout import AXIS_ALIASES as AXIS_ALIASES

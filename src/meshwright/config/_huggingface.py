@@ -20,6 +20,7 @@ from typing import Any
 from meshwright.errors import InputError, nearest_name
 
 from ._base import is_table
+from ._models import TransformerModel
 
 Tree = Mapping[str, Any]
 
@@ -33,6 +34,19 @@ ACTIVATIONS = {
     "gelu": "gelu-erf",
     "relu": "relu",
 }
+STRETCHING = {
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low_factor",
+    "high_freq_factor": "rope_high_factor",
+    "original_max_position_embeddings": "rope_original_positions",
+}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmo2": "Olmo2ForCausalLM", "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel",
+}  # fmt: skip
+OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
 BESIDE = frozenset(
     [
         "architectures",
@@ -271,7 +285,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     if unread:
         raise _not_understood(where, {key: given[key] for key in sorted(unread)})
     limits = (tree.get("max_position_embeddings"), tree.get("n_positions"), model.get("window"))
-    length = min(LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit))
+    length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
     return {
         "layout": "fsdp=-1",
         "model": model,
@@ -283,6 +297,67 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             "microbatch_sequences": 1,
         },
     }
+
+
+def huggingface_of_model(model: TransformerModel, longest: int) -> dict[str, Any]:
+    """Return a `config.json` of the first family that has this model.
+
+    Args:
+        longest: positions that the file states as its limit, for a model whose positions are rotary.
+
+    Raises:
+        InputError: no family has it.
+
+    >>> from ._load import load_config
+    >>> made = huggingface_of_model(load_config("llama3-8b").model, 8192)
+    >>> made["model_type"], made["num_hidden_layers"], made["rope_parameters"]["rope_theta"]
+    ('llama', 32, 500000.0)
+    """
+    for name, family in FAMILIES.items():
+        tree = _config_json(model, name, family, longest)
+        try:
+            read = TransformerModel.model_validate(run_of_huggingface(tree, name)["model"])
+        except (InputError, ValueError):
+            continue  # this family cannot have these sizes
+        if _architecture(read) == _architecture(model):
+            return tree
+    raise InputError(
+        "no Hugging Face family that is known has this model's combination of norms, positions and biases",
+        hint=f"export it as it is, without --format; known: {', '.join(FAMILIES)}",
+    )
+
+
+def _config_json(model: TransformerModel, name: str, family: Family, longest: int) -> dict[str, Any]:
+    """Return the file of a family with the sizes of a model, which that family need not be able to have."""
+    tree: dict[str, Any] = {"model_type": name, "architectures": [ARCHITECTURES[name]]}
+    tree |= {theirs: getattr(model, ours) for ours, theirs in family.keys.items()}
+    theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    act = "activation_function" if name == "gpt2" else "hidden_act"
+    tree[act] = theirs_of[model.activation]
+    if name in ("qwen3_moe", "mixtral"):
+        tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
+    tree |= {key: values[0] for key, values in family.only.items()}
+    if model.window is not None:
+        tree["sliding_window"] = model.window
+    if model.rope_theta is not None:
+        tree |= {"max_position_embeddings": longest, "rope_parameters": _rope_json(model)}
+    return tree
+
+
+def _rope_json(model: TransformerModel) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.rope_factor is not None:
+        rope |= {"rope_type": "llama3"} | {
+            theirs: getattr(model, ours) for theirs, ours in STRETCHING.items()
+        }
+    if model.rotary_share != 1:
+        rope["partial_rotary_factor"] = model.rotary_share
+    return rope
+
+
+def _architecture(model: TransformerModel) -> dict[str, Any]:
+    """Return the keys of a model that a file must keep: not those of training alone."""
+    return {key: value for key, value in model.model_dump().items() if key not in OF_TRAINING}
 
 
 def _not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
@@ -328,15 +403,9 @@ def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     scaling.pop("type", None)
     if kind == "default" and not scaling:
         return
-    names = {
-        "factor": "rope_factor",
-        "low_freq_factor": "rope_low_factor",
-        "high_freq_factor": "rope_high_factor",
-        "original_max_position_embeddings": "rope_original_positions",
-    }
-    if kind != "llama3" or set(scaling) != set(names):
+    if kind != "llama3" or set(scaling) != set(STRETCHING):
         raise _not_understood(where, {"rope_scaling": {"rope_type": kind, **scaling}})
-    model |= {ours: scaling[theirs] for theirs, ours in names.items()}
+    model |= {ours: scaling[theirs] for theirs, ours in STRETCHING.items()}
 
 
 def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
