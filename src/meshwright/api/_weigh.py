@@ -8,9 +8,11 @@ jax: a worker process compiles. Used by: `_explain`, `_train`, `_sweep`, and use
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ..compiler import (
@@ -68,6 +70,18 @@ def weigh(
 
 @overload
 def weigh(
+    config: Callable[..., Any],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on: str | Fleet,
+    simulate: bool = False,
+    on_event: Callable[[Phase], None] = ignore,
+) -> Weighing: ...
+
+
+@overload
+def weigh(
     config: torch.nn.Module,
     *,
     args: Sequence[Any],
@@ -97,8 +111,8 @@ def weigh(
     """Compile a training step for a fleet and account for it, or account for a PyTorch module on one device.
 
     Args:
-        config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", or a PyTorch
-            module.
+        config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", a function of
+            JAX (plain, jitted, a method, a partial, or jitted by Flax NNX or Equinox), or a PyTorch module.
         on: the fleet in the syntax of `Fleet.parse`: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own if not given.
@@ -107,7 +121,8 @@ def weigh(
         tokens: the tokens of the whole run, 15e9 or "15B"; those of the config's `steps` if not given.
         price_per_device_hour: in your currency; the fleet's own if not given.
         on_event: called with each `Phase` of the weighing as it begins.
-        args, kwargs: the arguments of a PyTorch module's `forward`; tensors may be real, meta or fake.
+        args, kwargs: the arguments of a function: arrays or `jax.ShapeDtypeStruct`, on a mesh of your own or
+            on none; or of a PyTorch module's `forward`: tensors may be real, meta or fake.
         optimizer, loss, autocast: for a PyTorch module, as for `account_torch`.
 
     Returns:
@@ -136,10 +151,17 @@ def weigh(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
         )
     if not isinstance(config, str | RunConfig):
-        raise InputError(
-            f"{type(config).__name__} cannot be weighed",
-            hint="give a preset, a TOML file, a RunConfig, 'package.module:function' or a PyTorch module",
-        )
+        if not callable(config):
+            raise InputError(
+                f"{type(config).__name__} cannot be weighed",
+                hint="give a preset, a TOML file, a RunConfig, a function with args=..., "
+                "'package.module:function' or a PyTorch module",
+            )
+        for_others = {"layout": layout, "overrides": overrides or None, "tokens": tokens}
+        for_others |= {"price_per_device_hour": price_per_device_hour}
+        _refuse("a function", for_others)
+        _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
+        return _weigh_live(config, args or (), kwargs or {}, on, simulate=simulate, on_event=on_event)
     _refuse("a config", for_torch)
     if on is None:
         raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
@@ -189,6 +211,52 @@ def _on_fleet(run: RunConfig, overrides: Overrides, fleet: Fleet) -> tuple[RunCo
     return config, fleet, layout
 
 
+def _weigh_live(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    on: str | Fleet | None,
+    *,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+) -> Weighing:
+    """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
+    from ..worker import lowered_call  # imports jax, as the caller has
+
+    if on is None:
+        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    platform = "cpu" if simulate else fleet.chip.platform
+    on_event(Phase(name="tracing"))
+    lowered = lowered_call(step, args, kwargs, platform)
+    alone = lowered.num_devices == 1 and fleet.num_devices > 1
+    if not alone and lowered.num_devices != fleet.num_devices:
+        raise InputError(
+            f"the arguments lie on a mesh of {lowered.num_devices} devices, and {fleet.name} has "
+            f"{fleet.num_devices}",
+            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
+        )
+    whole = fleet
+    if alone:
+        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
+    mesh = Layout(axes=lowered.mesh_axes or (("data", 1),))
+    files = lowered.files()
+    digest = hashlib.sha256("\0".join(files.values()).encode()).hexdigest()
+    function = getattr(step, "__qualname__", None) or type(step).__name__
+    name = f"{getattr(step, '__module__', None) or 'program'}:{function}"
+    request = request_of(name, fleet, mesh, simulate)
+    request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
+    compiled, folder, cached = compile_program(
+        request, files=files, on_phase=lambda name: on_event(Phase(name=name))
+    )
+    made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
+    if not alone:
+        return made
+    says = f"one device of {whole.name} works: no argument is sharded over a mesh"
+    ledger = dataclasses.replace(made.ledger, assumptions=(says, *made.ledger.assumptions))
+    return dataclasses.replace(made, ledger=ledger)
+
+
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
     """Raise if an argument is given that has no meaning for this kind of config."""
     for name, value in given.items():
@@ -234,12 +302,27 @@ def weigh_resolved(
     request = request_of(config, fleet, layout, simulate, knobs)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
+    run = config if isinstance(config, RunConfig) else None
+    made = _accounted(request.name, run, fleet, layout, compiled, folder, cached)
+    return dataclasses.replace(made, num_steps=num_steps)
+
+
+def _accounted(
+    name: str,
+    run: RunConfig | None,
+    fleet: Fleet,
+    layout: Layout,
+    compiled: Compiled,
+    folder: Path,
+    cached: bool,
+) -> Weighing:
+    """Return the account of a compiled program and its predicted time."""
     executions = executions_in(folder)
     ledger = ledger_of(folder, compiled, fleet, executions)
     prediction, why_not = _prediction(compiled, executions, ledger, fleet)
     return Weighing(
-        name=request.name,
-        config=config if isinstance(config, RunConfig) else None,
+        name=name,
+        config=run,
         fleet=fleet,
         layout=layout,
         compiled=compiled,
@@ -248,7 +331,6 @@ def weigh_resolved(
         ledger=ledger,
         prediction=prediction,
         no_prediction=why_not,
-        num_steps=num_steps,
     )
 
 

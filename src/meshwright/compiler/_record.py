@@ -149,7 +149,7 @@ SOURCES = ("compiler", "config", "hlo", "models", "sharding", "step", "worker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request to compile one program for one fleet, with exactly one of `config` and `function`."""
+    """A request to compile one program for one fleet, by exactly one of `config`, `function`, `digest`."""
 
     name: str
     fleet: str
@@ -163,6 +163,7 @@ class Request:
     function: str | None = None  # "package.module:function"
     search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
     knobs: dict[str, str] = field(default_factory=dict[str, str])  # the function's keyword arguments, as text
+    digest: str = ""  # of a program lowered by the caller, whose text lies in the worker's folder
     describes: bool = False  # answer with what the function declares (`Declared`) instead of compiling
 
     def to_json(self) -> str:

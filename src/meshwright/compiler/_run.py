@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -31,6 +31,7 @@ from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
 from ._record import Compiled, Declared, Request
 
+NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
@@ -42,6 +43,7 @@ KINDS: dict[str, type[MeshwrightError]] = {"InputError": InputError, "CompileErr
 def compile_program(
     request: Request,
     *,
+    files: Mapping[str, str] = NO_FILES,
     on_phase: Callable[[str], None] = lambda phase: None,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
     memory_limit_bytes: int | None = None,
@@ -49,6 +51,7 @@ def compile_program(
     """Return the compiled program of `request`, its folder, and whether it came from the cache.
 
     Args:
+        files: texts that the worker finds in its folder, by name.
         on_phase: called with the worker's phase (starting, tracing, compiling, ...).
         memory_limit_bytes: the limit for the worker; nine tenths of the free memory by default.
 
@@ -57,14 +60,14 @@ def compile_program(
         CompileError: the compiler failed, crashed, or passed a limit. The message has the compiler's words.
     """
     key = request.key()
-    if request.config is not None:
+    if request.config is not None or request.digest:
         cached = _cache.lookup(key)
         if cached is not None:
             return cached, _cache.entry(key), True
     if memory_limit_bytes is None:
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
     with _cache.aside() as made:
-        answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes)
+        answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files)
         if "cached" in answer:  # a foreign step is found by its lowered text
             key = answer["cached"]
         else:
@@ -90,11 +93,18 @@ def declared_by(request: Request) -> Declared:
 
 
 def _work(
-    request: Request, made: Path, on_phase: Callable[[str], None], seconds: float, num_bytes: int
+    request: Request,
+    made: Path,
+    on_phase: Callable[[str], None],
+    seconds: float,
+    num_bytes: int,
+    files: Mapping[str, str] = NO_FILES,
 ) -> dict[str, str]:
     """Run a worker to its end. Return its answer, or raise its error."""
     with working_folder("meshwright-worker-") as work:
         (work / "request.json").write_text(request.to_json())
+        for name, text in files.items():
+            (work / name).write_text(text)
         worker = start_worker(work, made)
         try:
             passed = _watch(worker, work, on_phase, seconds, num_bytes)

@@ -67,14 +67,56 @@ def main(work: Path, made: Path, parent: int) -> None:
     (work / "pid").write_text(str(os.getpid()))
     request = Request.from_json((work / "request.json").read_text())
     try:
-        answer = _describe(request) if request.describes else _compile(request, work, made)
+        serve = _describe if request.describes else _compile_text if request.digest else _compile
+        answer = serve(request, work, made)
     except MeshwrightError as error:
         kind = "InputError" if isinstance(error, InputError) else "CompileError"
         answer = {"error": kind, "message": error.message, "hint": error.hint}
     (work / "answer.json").write_text(json.dumps(answer))
 
 
-def _describe(request: Request) -> dict[str, str]:
+def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
+    """Compile a program that the caller has traced and lowered."""
+    started = time.monotonic()
+    (work / "phase").write_text("starting")
+    devices = _devices(request)
+    from ._live import LoweredText, compiled_text
+
+    lowered = LoweredText.load(work)
+    (work / "phase").write_text("compiling")
+    accepted = accepted_options(request.options, _identity())
+    options = {**accepted.options, **_outputs(request, work)}
+    executable = compiled_text(lowered, devices[: lowered.num_devices], options, request.name)
+    seconds = time.monotonic() - started
+    (work / "phase").write_text("saving")
+    record = Compiled(
+        schema=SCHEMA,
+        name=request.name,
+        source=request.source,
+        fleet=request.fleet,
+        platform=request.platform,
+        num_devices=request.num_devices,
+        mesh_axes=request.mesh_axes,
+        compiler=_compiler_name(request.platform),
+        versions=installed_versions(),
+        options=accepted.options,
+        without_options=accepted.without,
+        arguments=lowered.arguments,
+        traced_flops=lowered.traced_flops,
+        reported_bytes=_reported(executable.get_compiled_memory_stats()),
+        compile_seconds=seconds,
+        fingerprint=fingerprint_of(executable.hlo_modules()[0].to_string()),
+        num_parameters=None,
+        num_matmul_parameters=None,
+        tokens_per_step=None,
+        sequence_length=None,
+    )
+    with _cache.writing_cache():
+        record.save(made, _texts(work / "dump"))
+    return {}
+
+
+def _describe(request: Request, work: Path, made: Path) -> dict[str, str]:
     set_environment()
     from ._foreign import declared
 
@@ -194,20 +236,25 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
 
 
 def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], work: Path) -> Any:
-    outputs = {**DUMP_OPTIONS, "xla_dump_to": str(work / "dump")}
+    try:
+        return lowered.compile(compiler_options={**options, **_outputs(request, work)})
+    except Exception as failed:  # XLA raises RuntimeErrors of many kinds
+        raise CompileError(
+            f"XLA could not compile {request.name} for {request.fleet}: {failed}",
+            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
+        ) from failed
+
+
+def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
+    """Return the options with which the compiler writes its reports into the worker's folder."""
+    outputs: dict[str, OptionValue] = {**DUMP_OPTIONS, "xla_dump_to": str(work / "dump")}
     if request.platform == "cuda":
         assembler = work / "cuda/bin/ptxas"
         assembler.parent.mkdir(parents=True)
         assembler.write_text(NO_ASSEMBLER)
         assembler.chmod(0o700)
         outputs["xla_gpu_cuda_data_dir"] = str(work / "cuda")  # where XLA looks first
-    try:
-        return lowered.compile(compiler_options={**options, **outputs})
-    except Exception as failed:  # XLA raises RuntimeErrors of many kinds
-        raise CompileError(
-            f"XLA could not compile {request.name} for {request.fleet}: {failed}",
-            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
-        ) from failed
+    return outputs
 
 
 def _texts(dump: Path) -> dict[str, str]:

@@ -1,0 +1,242 @@
+"""Lower a live function of the user's for a fleet, in the user's own process, and compile the text apart.
+
+The user's process traces the call and lowers it for the target's platform: it needs neither the target's
+compiler nor its devices. What crosses to the worker is StableHLO text and a few facts that the text does not
+say (`LoweredText`): which shardings of arguments and results the compiler may choose. Nothing is pickled.
+
+Leaves of the arguments that are no arrays (functions, configurations, `None`) are closed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.backend import get_compile_options
+from jax.sharding import NamedSharding
+
+from ..compiler import Argument, TracedFlops
+from ..errors import CompileError, InputError
+from ..records import EXACT, read_record
+from ._foreign import argument_paths
+from ._traced import count_traced
+
+PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredText:
+    """A lowered call: its StableHLO text, and what its compilation needs beside it.
+
+    `num_devices`: over which the text is partitioned. `mesh_axes`: of the user's mesh, outermost first; empty
+    without one. `free_inputs`, `free_outputs`: for each argument that is used, and each result, whether the
+    compiler may choose its sharding. `arguments`: of the call, those that are used.
+    """
+
+    __pydantic_config__ = EXACT
+    text: str
+    num_devices: int
+    mesh_axes: tuple[tuple[str, int], ...]
+    tuple_arguments: bool
+    free_inputs: tuple[bool, ...]
+    free_outputs: tuple[bool, ...]
+    arguments: tuple[Argument, ...]
+    traced_flops: TracedFlops
+
+    def files(self) -> dict[str, str]:
+        """Return the texts for a worker's folder, by name."""
+        fields = dataclasses.asdict(self)
+        return {PROGRAM: fields.pop("text"), FACTS: json.dumps(fields)}
+
+    @staticmethod
+    def load(folder: Path) -> LoweredText:
+        """Read what `files` returned, from a worker's folder."""
+        fields = json.loads((folder / FACTS).read_text())
+        text = (folder / PROGRAM).read_text()
+        return read_record(
+            LoweredText, json.dumps({**fields, "text": text}), name="a lowered call", hint="report it"
+        )
+
+
+def lowered_call(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], platform: str
+) -> LoweredText:
+    """Return a call of a function, lowered for a platform.
+
+    Args:
+        step: any callable: plain, jitted by JAX, Flax NNX or Equinox, a method, a partial.
+        args, kwargs: arrays or `jax.ShapeDtypeStruct`, anywhere in them; shardings on a mesh of the user's
+            own are kept.
+
+    Raises:
+        InputError: the call fails while it is traced or lowered.
+    """
+    try:
+        traced, names = _traced(step, args, kwargs)
+        lowered = traced.lower(lowering_platforms=(platform,))
+    except Exception as failed:
+        raise InputError(
+            f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
+            hint="call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct",
+        ) from failed
+    facts = lowered._lowering.compile_args
+    jaxpr = traced.jaxpr.jaxpr
+    kept = sorted(facts["kept_var_idx"])
+    mesh = _mesh_of(facts)
+    free_in, free_out = _free(facts)
+    used = zip(kept, facts["in_shardings"], strict=True)
+    return LoweredText(
+        text=lowered.as_text(debug_info=True),
+        num_devices=mesh.size if mesh is not None else 1,
+        mesh_axes=() if mesh is None else tuple((str(name), size) for name, size in mesh.shape.items()),
+        tuple_arguments=bool(facts["tuple_args"]),
+        free_inputs=free_in,
+        free_outputs=free_out,
+        arguments=tuple(
+            _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
+        ),
+        traced_flops=count_traced(jaxpr, platform),
+    )
+
+
+def _traced(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Sequence[str]]:
+    """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
+
+    A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
+    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate.
+    """
+    if hasattr(step, "trace"):
+        args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
+        traced: Any = step.trace(*args, **kwargs)
+        while not isinstance(traced, jax.stages.Traced):
+            traced = traced.traced
+        return traced, [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names]
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    is_array = [_is_array(leaf) for leaf in leaves]
+    fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
+    paths = argument_paths(getattr(step, "__wrapped__", step), args, kwargs)
+
+    def outer(*arrays: Any) -> Any:
+        given = iter(arrays)
+        whole = [next(given) if known else leaf for leaf, known in zip(fixed, is_array, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, whole)
+        return step(*args, **kwargs)
+
+    shapes = [_shape_of(leaf) for leaf, known in zip(leaves, is_array, strict=True) if known]
+    names = [path for path, known in zip(paths, is_array, strict=True) if known]
+    traced = jax.jit(outer).trace(*shapes)
+    if donated := _donated(traced.jaxpr.jaxpr):
+        traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
+    return traced, names
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _name(step: Any) -> str:
+    return getattr(step, "__qualname__", None) or type(step).__name__
+
+
+def _shape_of(leaf: Any) -> Any:
+    """Return the shape of an array, with its sharding if that is over a mesh; what is no array as it is."""
+    if not _is_array(leaf):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    aval = jax.typeof(leaf) if isinstance(leaf, jax.Array) else leaf
+    kept = sharding if isinstance(sharding, NamedSharding) else None
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=kept, weak_type=weak)
+
+
+def _donated(jaxpr: Any) -> tuple[int, ...]:
+    """Return the arguments that a call inside donates."""
+    found: set[int] = set()
+    for eqn in jaxpr.eqns:
+        flags = eqn.params.get("donated_invars", ())
+        for variable, given in zip(eqn.invars, flags, strict=False):
+            if given and variable in jaxpr.invars:
+                found.add(jaxpr.invars.index(variable))
+    return tuple(sorted(found))
+
+
+def _mesh_of(facts: Mapping[str, Any]) -> Any:
+    """Return the mesh of a call: that of its arguments or results; None if none is sharded over one."""
+    shardings = (*facts["in_shardings"], *facts["out_shardings"])
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    return max(meshes, key=lambda mesh: mesh.size, default=None)
+
+
+def _free(facts: Mapping[str, Any]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    from jax._src.interpreters import pxla  # no public name says which shardings were left open
+
+    inputs, outputs = pxla.get_prop_to_input_output(
+        facts["in_shardings"], facts["out_shardings"], len(facts["ordered_effects"])
+    )
+    return tuple(map(bool, inputs)), tuple(map(bool, outputs))
+
+
+def _argument(path: str, aval: Any, sharding: Any) -> Argument:
+    shape = tuple(aval.shape)
+    shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
+    # A typed key is an array of numbers: its bytes are those of its data.
+    data = (
+        jax.eval_shape(jax.random.key_data, aval)
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+        else aval
+    )
+    per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
+    return Argument(
+        path=path,
+        role=path.split("[")[0].split(".")[0],
+        shape=shape,
+        dtype=str(aval.dtype),
+        device_bytes=int(np.prod(shard)) * per_entry,
+        replicated=tuple(shard) == shape,
+        axes=None,
+    )
+
+
+def compiled_text(lowered: LoweredText, devices: Sequence[Any], options: Mapping[str, Any], name: str) -> Any:
+    """Return the executable of a lowered call for devices: the runtime's own, without JAX's wrapper.
+
+    Raises:
+        CompileError: the compiler refused the program.
+    """
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    chosen = np.array(list(devices))
+    compile_options = get_compile_options(
+        1,
+        len(chosen),
+        np.array([device.id for device in chosen]).reshape(1, -1),
+        env_options_overrides=dict(options),
+        backend=chosen[0].client,
+    )
+    compile_options.parameter_is_tupled_arguments = lowered.tuple_arguments
+    build = compile_options.executable_build_options
+    build.allow_spmd_sharding_propagation_to_parameters = list(lowered.free_inputs)
+    build.allow_spmd_sharding_propagation_to_output = list(lowered.free_outputs)
+    try:
+        with mlir.make_ir_context():
+            module = ir.Module.parse(lowered.text)
+            client = chosen[0].client
+            # Described devices have a client that only compiles; the CPU's compiles what it loads.
+            compiles = client.compile_and_load if client.platform == "cpu" else client.compile
+            devices_list = xla_client.DeviceList(tuple(chosen))
+            return compiles(module, executable_devices=devices_list, compile_options=compile_options)
+    except Exception as failed:  # XLA raises errors of many kinds
+        raise CompileError(
+            f"XLA could not compile {name}: {failed}",
+            hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
+        ) from failed
