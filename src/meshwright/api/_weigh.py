@@ -8,7 +8,6 @@ jax: a worker process compiles. Used by: `_explain`, `_train`, `_sweep`, and use
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -240,14 +239,12 @@ def _weigh_live(
     if alone:
         fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
     mesh = Layout(axes=lowered.mesh_axes or (("data", 1),))
-    files = lowered.files()
-    digest = hashlib.sha256("\0".join(files.values()).encode()).hexdigest()
     function = getattr(step, "__qualname__", None) or type(step).__name__
     name = f"{getattr(step, '__module__', None) or 'program'}:{function}"
     request = request_of(name, fleet, mesh, simulate)
-    request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
+    request = dataclasses.replace(request, function=None, search_path=(), digest=lowered.digest)
     compiled, folder, cached = compile_program(
-        request, files=files, on_phase=lambda name: on_event(Phase(name=name))
+        request, files=lowered.files(), on_phase=lambda name: on_event(Phase(name=name))
     )
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
     if not alone:

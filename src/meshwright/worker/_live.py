@@ -10,6 +10,7 @@ Leaves of the arguments that are no arrays (functions, configurations, `None`) a
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
 class LoweredText:
     """A lowered call: its StableHLO text, and what its compilation needs beside it.
 
+    `digest`: of the text without source positions, and of the facts; equal ones mean one program.
     `num_devices`: over which the text is partitioned. `mesh_axes`: of the user's mesh, outermost first; empty
     without one. `free_inputs`, `free_outputs`: for each argument that is used, and each result, whether the
     compiler may choose its sharding. `arguments`: of the call, those that are used.
@@ -41,6 +43,7 @@ class LoweredText:
 
     __pydantic_config__ = EXACT
     text: str
+    digest: str
     num_devices: int
     mesh_axes: tuple[tuple[str, int], ...]
     tuple_arguments: bool
@@ -91,8 +94,9 @@ def lowered_call(
     mesh = _mesh_of(facts)
     free_in, free_out = _free(facts)
     used = zip(kept, facts["in_shardings"], strict=True)
-    return LoweredText(
+    made = LoweredText(
         text=lowered.as_text(debug_info=True),
+        digest="",
         num_devices=mesh.size if mesh is not None else 1,
         mesh_axes=() if mesh is None else tuple((str(name), size) for name, size in mesh.shape.items()),
         tuple_arguments=bool(facts["tuple_args"]),
@@ -103,6 +107,8 @@ def lowered_call(
         ),
         traced_flops=count_traced(jaxpr, platform),
     )
+    parts = (lowered.as_text(), made.files()[FACTS])
+    return dataclasses.replace(made, digest=hashlib.sha256("\0".join(parts).encode()).hexdigest())
 
 
 def _traced(

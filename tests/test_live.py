@@ -1,0 +1,158 @@
+"""A live function is weighed as the same function is by its name: the same program, the same account."""
+
+import functools
+import importlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import meshwright as mw
+from meshwright.compiler import fingerprint_of, read_text
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+WIDTH, ROWS = 256, 64
+OPTIMIZER = optax.adamw(1e-3)
+
+
+def loss(parameters, rows):
+    return jnp.mean(jnp.tanh(rows @ parameters["w"]) ** 2)
+
+
+def step(state, rows):
+    """A step of AdamW on one matrix."""
+    value, gradients = jax.value_and_grad(loss)(state["parameters"], rows)
+    updates, moments = OPTIMIZER.update(gradients, state["moments"], state["parameters"])
+    return {"parameters": optax.apply_updates(state["parameters"], updates), "moments": moments}, value
+
+
+def arguments(mesh=None):
+    """Return the state and the rows as shapes, split over `data` if there is a mesh."""
+    split = None if mesh is None else NamedSharding(mesh, PartitionSpec("data"))
+    parameters = {"w": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=split)}
+    moments = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split if leaf.ndim else None),
+        jax.eval_shape(OPTIMIZER.init, parameters),
+    )
+    rows = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32, sharding=split)
+    return {"parameters": parameters, "moments": moments}, rows
+
+
+@pytest.fixture(scope="module")
+def abstract_mesh():
+    return AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+PRODUCTS = 2 * 2 * ROWS * WIDTH * WIDTH  # forward, and for the weights' gradient
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        step,
+        jax.jit(step),
+        jax.jit(step, donate_argnums=0),
+        functools.partial(step),
+        lambda state, rows: step(state, rows),
+    ],
+    ids=["plain", "jit", "donated", "partial", "lambda"],
+)
+def test_every_form_of_a_function_has_the_flops_counted_by_hand(form, abstract_mesh, forked_workers):
+    weighed = mw.weigh(form, args=arguments(abstract_mesh), on="8xH100")
+    assert weighed.ledger.flops.model == weighed.ledger.flops.executed == PRODUCTS
+    state_bytes = 3 * WIDTH * WIDTH * 4 // 8
+    assert state_bytes <= sum(each.device_bytes for each in weighed.compiled.arguments) < state_bytes + 20_000
+    assert weighed.fits is True
+    assert weighed.layout.axes == (("data", 8),)
+
+
+def test_what_is_donated_is_no_output_of_its_own(abstract_mesh, forked_workers):
+    given = arguments(abstract_mesh)
+    kept = mw.weigh(jax.jit(step), args=given, on="8xH100").ledger.memory
+    donated = mw.weigh(jax.jit(step, donate_argnums=0), args=given, on="8xH100").ledger.memory
+    assert kept.by_category["outputs"] > 90_000
+    assert donated.by_category.get("outputs", 0) < 1_000
+
+
+def test_real_arrays_on_simulated_devices_are_as_shapes(mesh, abstract_mesh, forked_workers):
+    here = mesh(data=8)
+    split = NamedSharding(here, PartitionSpec("data"))
+    state = {"w": jax.device_put(jnp.ones((WIDTH, WIDTH)), split)}
+    rows = jax.device_put(jnp.ones((ROWS, WIDTH)), split)
+    found = mw.weigh(jax.jit(jax.grad(loss)), args=(state, rows), on="8xH100")
+    shapes = arguments(abstract_mesh)
+    expected = mw.weigh(jax.jit(jax.grad(loss)), args=(shapes[0]["parameters"], shapes[1]), on="8xH100")
+    assert found.ledger.flops == expected.ledger.flops
+    assert found.ledger.memory.by_category == expected.ledger.memory.by_category
+
+
+@pytest.mark.parametrize("name", ["rematerialised:train_step", "recurrent:train_step"])
+@pytest.mark.parametrize("fleet", ["8xH100", "8xCPU"])
+def test_a_function_and_its_name_are_one_program(name, fleet, mesh, monkeypatch, forked_workers):
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    module, _, function = name.partition(":")
+    here = mesh(data=8)
+    called, args, *rest = getattr(importlib.import_module(module), function)(here)
+    whole = NamedSharding(here, PartitionSpec())  # what the named road gives to arrays without a sharding
+
+    def placed(leaf):
+        sharding = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else whole
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    args, kwargs = jax.tree.map(placed, (tuple(args), rest[0] if rest else {}))
+    live = mw.weigh(called, args=args, kwargs=kwargs, on=fleet)
+    named = mw.weigh(name, on=fleet, layout="data=8")
+    assert live.ledger.flops == named.ledger.flops
+    assert live.ledger.memory.reserved_bytes == named.ledger.memory.reserved_bytes
+    programs = [fingerprint_of(read_text(each.folder, "program.hlo.txt")) for each in (live, named)]
+    assert programs[0] == programs[1]
+
+
+def test_leaves_that_are_no_arrays_are_closed_over(forked_workers):
+    def product(how, rows, key):
+        assert how == "square"
+        return jnp.sum(rows @ rows) + jax.random.normal(key, ())
+
+    rows = np.ones((32, 32), np.float32)
+    weighed = mw.weigh(product, args=("square", rows), kwargs={"key": jax.random.key(0)}, on="1xH100")
+    assert weighed.ledger.flops.model == 2 * 32**3
+    assert [each.path for each in weighed.compiled.arguments] == ["rows", "key"]
+
+
+def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):
+    weighed = mw.weigh(step, args=arguments(), on="8xH100")
+    assert weighed.ledger.flops.model == PRODUCTS
+    assert "one device of 8xH100 works" in str(weighed)
+    assert mw.weigh(step, args=arguments(), on="1xH100").ledger.assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"on": "16xH100"}, "a mesh of 8 devices, and 16xH100 has 16"),
+        ({"on": None}, "no fleet is named"),
+        ({"on": "8xH100", "layout": "data=8"}, "takes no layout"),
+    ],
+)
+def test_what_cannot_be_weighed_is_refused(keywords, words, abstract_mesh):
+    with pytest.raises(mw.InputError, match=words):
+        mw.weigh(step, args=arguments(abstract_mesh), **keywords)
+
+
+def test_a_call_that_fails_is_told_with_its_own_words(abstract_mesh):
+    with pytest.raises(mw.InputError, match="the call of step failed while it was traced: TypeError"):
+        mw.weigh(step, args=arguments(abstract_mesh)[:1], on="8xH100")
+    with pytest.raises(mw.InputError, match="int cannot be weighed"):
+        mw.weigh(3, on="8xH100")
+
+
+def test_a_second_weighing_comes_from_the_cache(abstract_mesh, forked_workers):
+    given = arguments(abstract_mesh)
+    first = mw.weigh(step, args=given, on="8xH100")
+    assert mw.weigh(step, args=given, on="8xH100").compiled == first.compiled
+    assert mw.weigh(step, args=given, on="8xH100").cached
