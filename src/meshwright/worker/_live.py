@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import get_compile_options
 from jax.sharding import NamedSharding
@@ -113,15 +114,15 @@ def lowered_call(
 
 def _traced(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, Sequence[str]]:
+) -> tuple[Any, list[str]]:
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
     NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate.
     """
-    if hasattr(step, "trace"):
+    if (trace := getattr(step, "trace", None)) is not None:
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
-        traced: Any = step.trace(*args, **kwargs)
+        traced: Any = trace(*args, **kwargs)
         while not isinstance(traced, jax.stages.Traced):
             traced = traced.traced
         return traced, [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names]
@@ -196,7 +197,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     # A typed key is an array of numbers: its bytes are those of its data.
     data = (
         jax.eval_shape(jax.random.key_data, aval)
-        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
         else aval
     )
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
@@ -218,8 +219,8 @@ def compiled_text(lowered: LoweredText, devices: Sequence[Any], options: Mapping
         CompileError: the compiler refused the program.
     """
     from jax._src.interpreters import mlir
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
+    from jaxlib import xla_client
+    from jaxlib.mlir import ir
 
     chosen = np.array(list(devices))
     compile_options = get_compile_options(
