@@ -3,9 +3,9 @@
 Prints for each group (a model on a fleet) how many bounds exceed the compiled figure, the rank correlation of
 estimated and predicted time and memory, and the quantiles of compiled / estimate. Compiled candidates come
 from the cache, so a second run takes minutes less. The constants of the estimates were read off candidates of
-seed 14: other seeds test them.
+seeds 14 and 15: other seeds test them.
 
-    python benchmarks/plan_bounds.py --each 50 --seed 15 --record
+    python benchmarks/plan_bounds.py --each 50 --seed 16 --record
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--each", type=int, default=50, help="candidates of each group")
     parser.add_argument("--only", default="", help="the name of one group's model")
-    parser.add_argument("--seed", type=int, default=15, help="of the choice of candidates")
+    parser.add_argument("--seed", type=int, default=16, help="of the choice of candidates")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--rows", type=Path, help="write every candidate as a line of JSON")
     parser.add_argument("--record", action="store_true")

@@ -420,6 +420,7 @@ class Machine:
     name: str
     basis: str
     peak_flops_per_second: Mapping[str, float]
+    memory_bytes: int | None  # None where it is not known
     memory_bytes_per_second: float
     memory_efficiency: float
     num_sms: int | None
@@ -494,6 +495,7 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
         name=chip.name,
         basis="tables" if rates.measured else "default" if on_cuda else "roofline",
         peak_flops_per_second=chip.peak_flops_per_second,
+        memory_bytes=chip.memory_bytes,
         memory_bytes_per_second=chip.memory_bytes_per_second,
         memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,
@@ -576,6 +578,7 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         name=fleet.chip.name,
         basis="calibration",
         peak_flops_per_second={f: r * share for f, r in calibration.matmul_flops_per_second.items()},
+        memory_bytes=fleet.chip.memory_bytes,
         memory_bytes_per_second=memory,
         memory_efficiency=1.0,
         num_sms=None,
