@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
+from ._callbacks import callbacks_without_devices
 from ._foreign import argument_paths
 from ._traced import count_traced
 
@@ -83,7 +84,8 @@ def lowered_call(
     """
     try:
         traced, names = _traced(step, args, kwargs)
-        lowered = traced.lower(lowering_platforms=(platform,))
+        with callbacks_without_devices():
+            lowered = traced.lower(lowering_platforms=(platform,))
     except Exception as failed:
         raise InputError(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
@@ -196,9 +198,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
     # A typed key is an array of numbers: its bytes are those of its data.
     data = (
-        jax.eval_shape(jax.random.key_data, aval)
-        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-        else aval
+        jax.eval_shape(jax.random.key_data, aval) if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval
     )
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(

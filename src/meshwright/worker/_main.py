@@ -349,7 +349,7 @@ def _compiler_name(platform: str) -> str:
 
 
 NEEDED = ("jax", "jax.experimental.topologies", "meshwright.step")
-OWN = ("_traced", "_foreign")
+OWN = ("_traced", "_callbacks", "_foreign")
 
 
 def set_environment() -> None:
