@@ -1,4 +1,4 @@
-"""Lower calls from a program to the host (`jax.debug.print`, `io_callback`, `pure_callback`) without a device.
+"""Lower calls to the host (`jax.debug.print`, `io_callback`, `pure_callback`) without a device.
 
 JAX lowers such a call with the runtime client of the target, which holds the Python function that the program
 will call. A weighing never runs the program, and no such client exists where the target's devices are only
@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.backend import backends
 from jax._src import callback, debugging, dispatch
+from jax.extend.backend import backends
 
 _LOCK = threading.Lock()  # the names that are replaced belong to the process
 _CALLBACKS = (
