@@ -41,9 +41,9 @@ class LoweredText:
     `digest`: of the text without source positions, and of the facts; equal ones mean one program.
     `num_devices`: over which the text is partitioned. `mesh_axes`: of the user's mesh, outermost first; empty
     without one. `free_inputs`, `free_outputs`: for each argument that is used, and each result, whether the
-    compiler may choose its sharding. `arguments`: of the call, those that are used. `answers`: from a question
-    that the compiler asks while it partitions to its answer; of the process that lowered the call only, and
-    None if nothing is asked.
+    compiler may choose its sharding. `arguments`: of the call, those that are used. `answers`: from a
+    question that the compiler asks while it partitions to its answer; of the process that lowered the call
+    only, and None if nothing is asked.
     """
 
     __pydantic_config__ = EXACT
