@@ -61,7 +61,7 @@ lock: $(INSTALLED)
 	for version in 3.11 3.12 3.13; do \
 		$(BIN)/uv pip compile --quiet --upgrade --python-version $$version \
 			--python-platform x86_64-unknown-linux-gnu --no-emit-index-url --no-header \
-			--extra nvidia --extra dev pyproject.toml \
+			--extra nvidia --extra dev --extra programs pyproject.toml \
 			--output-file requirements/py$$(echo $$version | tr -d .).txt || exit 1; \
 	done
 

@@ -244,7 +244,10 @@ def _weigh_live(
     request = request_of(name, fleet, mesh, simulate)
     request = dataclasses.replace(request, function=None, search_path=(), digest=lowered.digest)
     compiled, folder, cached = compile_program(
-        request, files=lowered.files(), on_phase=lambda name: on_event(Phase(name=name))
+        request,
+        files=lowered.files(),
+        on_phase=lambda name: on_event(Phase(name=name)),
+        answers=lowered.answers,
     )
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
     if not alone:

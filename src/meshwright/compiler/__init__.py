@@ -29,7 +29,9 @@ from ._record import fingerprint_of as fingerprint_of
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
 from ._record import requested_options as requested_options
+from ._run import ANSWER as ANSWER
 from ._run import PID_FILE as PID_FILE
+from ._run import QUESTION as QUESTION
 from ._run import STATUS_FILE as STATUS_FILE
 from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program

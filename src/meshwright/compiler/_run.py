@@ -35,6 +35,7 @@ NO_FILES: Mapping[str, str] = {}
 TIME_LIMIT_SECONDS = 1200.0
 POLL_SECONDS = 0.05
 STDERR_LINES = 12
+QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 BUILDING = ("starting", "tracing", "counting")  # phases in which the user's code runs
 KINDS: dict[str, type[MeshwrightError]] = {"InputError": InputError, "CompileError": CompileError}
@@ -45,6 +46,7 @@ def compile_program(
     *,
     files: Mapping[str, str] = NO_FILES,
     on_phase: Callable[[str], None] = lambda phase: None,
+    answers: Callable[[str], str] | None = None,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
     memory_limit_bytes: int | None = None,
 ) -> tuple[Compiled, Path, bool]:
@@ -53,6 +55,7 @@ def compile_program(
     Args:
         files: texts that the worker finds in its folder, by name.
         on_phase: called with the worker's phase (starting, tracing, compiling, ...).
+        answers: the function that answers what the worker asks while it compiles, if it may ask anything.
         memory_limit_bytes: the limit for the worker; nine tenths of the free memory by default.
 
     Raises:
@@ -67,7 +70,7 @@ def compile_program(
     if memory_limit_bytes is None:
         memory_limit_bytes = psutil.virtual_memory().available * 9 // 10
     with _cache.aside() as made:
-        answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files)
+        answer = _work(request, made, on_phase, time_limit_seconds, memory_limit_bytes, files, answers)
         if "cached" in answer:  # a foreign step is found by its lowered text
             key = answer["cached"]
         else:
@@ -99,6 +102,7 @@ def _work(
     seconds: float,
     num_bytes: int,
     files: Mapping[str, str] = NO_FILES,
+    answers: Callable[[str], str] | None = None,
 ) -> dict[str, str]:
     """Run a worker to its end. Return its answer, or raise its error."""
     with working_folder("meshwright-worker-") as work:
@@ -107,7 +111,7 @@ def _work(
             (work / name).write_text(text)
         worker = start_worker(work, made)
         try:
-            passed = _watch(worker, work, on_phase, seconds, num_bytes)
+            passed = _watch(worker, work, on_phase, seconds, num_bytes, answers)
         finally:
             worker.end()
         if passed:
@@ -121,6 +125,7 @@ def _watch(
     on_phase: Callable[[str], None],
     seconds: float,
     num_bytes: int,
+    answers: Callable[[str], str] | None = None,
 ) -> tuple[str, str] | None:
     """Wait for the worker. Return the limit that it passed with a hint, or None."""
     started, last = time.monotonic(), ""
@@ -129,6 +134,8 @@ def _watch(
         if phase != last:
             on_phase(phase)
             last = phase
+        if answers is not None:
+            _answer_questions(work, answers)
         if time.monotonic() - started > seconds:
             return f"not done after {seconds:.0f} s ({last})", "raise the limit, or weigh a smaller program"
         resident = _resident_bytes(_told(work / "pid"))
@@ -140,6 +147,16 @@ def _watch(
             )
         time.sleep(POLL_SECONDS)
     return None
+
+
+def _answer_questions(work: Path, answers: Callable[[str], str]) -> None:
+    """Answer each question in a worker's folder, and remove it."""
+    for question in work.glob(f"{QUESTION}*"):
+        if not question.name.endswith(ANSWER):
+            part = work / "answer.part"
+            part.write_text(answers(question.read_text()))
+            part.rename(work / (question.name + ANSWER))
+            question.unlink()
 
 
 def _told(file: Path) -> str:

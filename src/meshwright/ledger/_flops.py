@@ -35,7 +35,7 @@ from meshwright.hlo import (
 )
 
 from ._records import FlopLedger
-from ._rules import MultiplyAdds, elementwise_of, unpriced_work, work_of
+from ._rules import MultiplyAdds, calls_the_host, elementwise_of, unpriced_work, work_of
 
 ByPhaseAndModule = Mapping[str, Mapping[str, int]]
 Counts = Counter[tuple[str, str]]  # by phase and module
@@ -103,6 +103,7 @@ def executed_flops(executions: Executions) -> ExecutedFlops:
     count = _Count(executions)
     for execution in executions:
         count.add(execution)
+    count.calls_to_the_host()
     return count.total
 
 
@@ -124,6 +125,18 @@ class _Count:
             self.total.unpriced[unpriced] += times
         if instruction.opcode == "conditional":
             self._conditional(instruction, times)
+
+    def calls_to_the_host(self) -> None:
+        """Record each place of the program, taken branch or not, that calls a function on the host."""
+        places: set[str] = set()
+        for _, instruction in self._program.instructions():
+            if calls_the_host(instruction):
+                what = instruction.op_name.rpartition("/")[2] or instruction.opcode
+                line = self._program.source_line(instruction)
+                places.add(f"{what} at {line}" if line else what)
+        for place in sorted(places):
+            text = f"{place} calls the host: its work there, and the transfer, are in no figure"
+            self.total.assumptions[text] += 1
 
     def _multiply_adds(self, work: MultiplyAdds, execution: Execution) -> None:
         """Add the work of one instruction under the module where a reader would look for it."""

@@ -104,6 +104,9 @@ WITHOUT_MATMULS = frozenset((
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked",
 ))  # fmt: skip
+CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`
+    f"xla_ffi{part}_python_{device}_callback" for part in ("", "_partitioned") for device in ("gpu", "cpu")
+)
 OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft", "sort", "topk"))
 
 
@@ -122,7 +125,8 @@ def unpriced_work(computation: Computation, instruction: Instruction) -> str | N
     """Describe an instruction that could do multiply-adds and has no rule; return None for any other."""
     name = instruction.custom_call_target or instruction.opcode
     if instruction.opcode == "custom-call":
-        has_rule = name in WITHOUT_MATMULS or _rule_for(instruction) is not None
+        without = name in WITHOUT_MATMULS or name in CALLS_TO_THE_HOST
+        has_rule = without or _rule_for(instruction) is not None
     else:
         has_rule = name not in OPCODES_WITHOUT_RULE
     if has_rule:
@@ -132,6 +136,13 @@ def unpriced_work(computation: Computation, instruction: Instruction) -> str | N
         for arrays in (computation.operand_arrays(instruction), instruction.arrays)
     )
     return f"{name}({inputs}) -> {outputs}, from {instruction.op_name or 'an unnamed operation'}"
+
+
+def calls_the_host(instruction: Instruction) -> bool:
+    """Return whether an instruction calls a Python function on the host, or sends it what it calls with."""
+    if instruction.opcode == "send":  # a TPU's call is a transfer each way
+        return instruction.attributes.get("is_host_transfer") == "true"
+    return instruction.opcode == "custom-call" and instruction.custom_call_target in CALLS_TO_THE_HOST
 
 
 def _rule_for(instruction: Instruction) -> _Rule | None:

@@ -20,6 +20,7 @@ from ..config import Problem, input_error
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
+from ._callbacks import callbacks_without_devices
 
 _OWN = Path(__file__).parents[1]
 # Frames of jax, and of our two packages that call the user's function.
@@ -150,7 +151,8 @@ def lower_foreign(
     shapes = _shapes(paths, jax.tree.leaves((arguments, keywords)))
     try:
         traced = step.trace(*arguments, **keywords)
-        return traced, traced.lower(lowering_platforms=(request.platform,))
+        with callbacks_without_devices():
+            return traced, traced.lower(lowering_platforms=(request.platform,))
     except USERS_FAILURES as failed:
         known = _known(request, shapes)
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed

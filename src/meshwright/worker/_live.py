@@ -26,7 +26,9 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
+from ._callbacks import callbacks_without_devices
 from ._foreign import argument_paths
+from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
@@ -39,7 +41,9 @@ class LoweredText:
     `digest`: of the text without source positions, and of the facts; equal ones mean one program.
     `num_devices`: over which the text is partitioned. `mesh_axes`: of the user's mesh, outermost first; empty
     without one. `free_inputs`, `free_outputs`: for each argument that is used, and each result, whether the
-    compiler may choose its sharding. `arguments`: of the call, those that are used.
+    compiler may choose its sharding. `arguments`: of the call, those that are used. `answers`: from a
+    question that the compiler asks while it partitions to its answer; of the process that lowered the call
+    only, and None if nothing is asked.
     """
 
     __pydantic_config__ = EXACT
@@ -52,10 +56,11 @@ class LoweredText:
     free_outputs: tuple[bool, ...]
     arguments: tuple[Argument, ...]
     traced_flops: TracedFlops
+    answers: Callable[[str], str] | None = None
 
     def files(self) -> dict[str, str]:
         """Return the texts for a worker's folder, by name."""
-        fields = dataclasses.asdict(self)
+        fields = dataclasses.asdict(dataclasses.replace(self, answers=None))
         return {PROGRAM: fields.pop("text"), FACTS: json.dumps(fields)}
 
     @staticmethod
@@ -83,11 +88,18 @@ def lowered_call(
     """
     try:
         traced, names = _traced(step, args, kwargs)
-        lowered = traced.lower(lowering_platforms=(platform,))
+        with callbacks_without_devices():
+            lowered = traced.lower(lowering_platforms=(platform,))
     except Exception as failed:
+        hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
+        if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
+            hint = (
+                "a call with a partitioning rule of its own needs a mesh of devices: simulate them with "
+                "jax.config.update('jax_num_cpu_devices', N) before the first use of jax"
+            )
         raise InputError(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
-            hint="call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct",
+            hint=hint,
         ) from failed
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
@@ -95,8 +107,9 @@ def lowered_call(
     mesh = _mesh_of(facts)
     free_in, free_out = _free(facts)
     used = zip(kept, facts["in_shardings"], strict=True)
+    text, asked = renamed(lowered.as_text(debug_info=True))
     made = LoweredText(
-        text=lowered.as_text(debug_info=True),
+        text=text,
         digest="",
         num_devices=mesh.size if mesh is not None else 1,
         mesh_axes=() if mesh is None else tuple((str(name), size) for name, size in mesh.shape.items()),
@@ -108,8 +121,9 @@ def lowered_call(
         ),
         traced_flops=count_traced(jaxpr, platform),
     )
-    parts = (lowered.as_text(), made.files()[FACTS])
-    return dataclasses.replace(made, digest=hashlib.sha256("\0".join(parts).encode()).hexdigest())
+    parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return dataclasses.replace(made, digest=digest, answers=answers_of(asked, lowered) if asked else None)
 
 
 def _traced(

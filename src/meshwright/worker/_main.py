@@ -79,10 +79,13 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     """Compile a program that the caller has traced and lowered."""
     started = time.monotonic()
     (work / "phase").write_text("starting")
-    devices = _devices(request)
+    set_environment()
     from ._live import LoweredText, compiled_text
+    from ._partitioning import ask_in
 
     lowered = LoweredText.load(work)
+    ask_in(work)
+    devices = _devices(request)
     (work / "phase").write_text("compiling")
     accepted = accepted_options(request.options, _identity())
     options = {**accepted.options, **_outputs(request, work)}
@@ -349,7 +352,7 @@ def _compiler_name(platform: str) -> str:
 
 
 NEEDED = ("jax", "jax.experimental.topologies", "meshwright.step")
-OWN = ("_traced", "_foreign")
+OWN = ("_traced", "_callbacks", "_foreign", "_live")
 
 
 def set_environment() -> None:

@@ -82,7 +82,7 @@ reduce_scatter_done unreduced_psum_start unreduced_reduce_scatter_start
 _RANDOM_AND_DEBUGGING = """
 philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma random_seed random_split
 random_unwrap random_wrap rng_bit_generator rng_uniform threefry2x32 threefry4x32 assert_consumed_value
-check consume dce_sink debug_callback debug_print inspect_sharding print_layout
+check consume dce_sink debug_callback debug_print inspect_sharding io_callback print_layout pure_callback
 """
 FREE = frozenset(
     f"{_ELEMENTWISE} {_REDUCTIONS_AND_SORTS} {_MOVEMENT_AND_CREATION} {_COLLECTIVES} "

@@ -1,0 +1,67 @@
+"""Lower calls to the host (`jax.debug.print`, `io_callback`, `pure_callback`) without a device.
+
+JAX lowers such a call with the runtime client of the target, which holds the Python function that the program
+will call. A weighing never runs the program, and no such client exists where the target's devices are only
+described. For the time of one lowering `callbacks_without_devices` gives JAX a client that holds nothing. The
+program is otherwise the one that runs: the operands of the call are computed and its results are used.
+
+JAX has no public name for this. The private names are those of jax 0.10 to 0.12, and a test of each release
+reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import callback, debugging, dispatch
+from jax.extend.backend import backends
+
+_LOCK = threading.Lock()  # the names that are replaced belong to the process
+_CALLBACKS = (
+    callback.io_callback_p,
+    callback.pure_callback_p,
+    debugging.debug_callback_p,
+    debugging.debug_print_p,
+)
+
+
+class _Client:
+    """Stand in for the runtime's client of a platform."""
+
+    def __init__(self, platform: str) -> None:
+        self.platform = platform
+
+    def make_python_callback_from_host_send_and_recv(self, *arguments: Any) -> None:
+        """Hold no function: a TPU's host sends and receives, and this one never does."""
+
+
+@contextlib.contextmanager
+def callbacks_without_devices() -> Iterator[None]:
+    """Let JAX lower calls to the host, on an abstract mesh and for a platform that this process lacks.
+
+    One lowering at a time has these rules. Afterwards JAX has its own again.
+    """
+    emit = callback.emit_python_callback
+
+    def emit_without_client(ctx: Any, *arguments: Any, **keywords: Any) -> Any:
+        module = ctx.module_context
+        if module.platforms[0] in backends():  # JAX keeps this lowering for a run of the user's own
+            return emit(ctx, *arguments, **keywords)
+        alone = module.replace(backend=_Client(module.platforms[0]), host_callbacks=[])
+        return emit(ctx.replace(module_context=alone), *arguments, **keywords)
+
+    needing = dispatch.prim_requires_devices_during_lowering
+    with _LOCK:
+        removed = needing & set(_CALLBACKS)
+        callback.emit_python_callback = emit_without_client
+        needing -= removed
+        dispatch.jaxpr_has_prim_requiring_devices.cache_clear()  # it would keep an earlier refusal
+        try:
+            yield
+        finally:
+            callback.emit_python_callback = emit
+            needing |= removed
+            dispatch.jaxpr_has_prim_requiring_devices.cache_clear()
