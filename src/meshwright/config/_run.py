@@ -24,6 +24,7 @@ from ._base import (
     raise_problems,
 )
 from ._layout import Layout, PipelineSchedule
+from ._lora import LoraConfig, lora_problems
 from ._models import Model, TransformerModel
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
 
@@ -261,6 +262,8 @@ class RunConfig(Section):
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
     Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
     """Arrays that wait in the hosts' memory.
     Moments wait between steps, activations until the backward pass.
@@ -285,6 +288,19 @@ class RunConfig(Section):
     """The checkpoints of a run, from which it can be resumed."""
     faults: FaultConfig = FaultConfig()
     """The answer to a step that went wrong: [training](training.md)."""
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Number of parameters that have gradients: all of them, or with `lora` those of the adapters."""
+        if self.lora.rank is None:
+            return self.model.num_parameters
+        assert isinstance(self.model, TransformerModel), "lora_problems refuses adapters of other models"
+        return self.lora.num_parameters(self.model)
+
+    @property
+    def num_frozen_parameters(self) -> int:
+        """Number of parameters that are only read: none, or with `lora` those of the model."""
+        return 0 if self.lora.rank is None else self.model.num_parameters
 
     @property
     def horizon_steps(self) -> int:
@@ -319,6 +335,7 @@ class RunConfig(Section):
                 *self._model_problems(),
                 *self._data_problems(),
                 *self._offload_problems(),
+                *lora_problems(self.lora, self.model, zero1=self.zero1),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
                 *self._size_problems(),
