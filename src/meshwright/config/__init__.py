@@ -61,6 +61,7 @@ from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
 from ._run import FaultConfig as FaultConfig
 from ._run import IdxData as IdxData
+from ._run import InstructionData as InstructionData
 from ._run import LineData as LineData
 from ._run import Order as Order
 from ._run import Remat as Remat

@@ -133,6 +133,30 @@ class TokenFileData(DataSource):
         return self
 
 
+class InstructionData(DataSource):
+    """Conversations, one JSON object per line: `messages`, or prompt and completion, or instruction and output.
+
+    Several stand in one window, each with attention and positions of its own.
+    """
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["instructions"]
+    """Source of the batches. Effect: fine-tuning on answers; adds a mask to attention."""
+    path: Annotated[str, Field(min_length=1)]
+    """The file of JSON lines.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+    tokenizer: Annotated[str, Field(min_length=1)]
+    """Folder of the model's tokenizer, with its chat template; or `bytes`.
+    It is found as `path` is. Effect: the ids of the text, and the words between messages."""
+    loss_on: Literal["answers", "all"] = "answers"
+    """Tokens that are to be predicted: those of answers alone, or all.
+    Effect: what is learned; nothing that is weighed."""
+    too_long: Literal["refuse", "leave-out"] = "refuse"
+    """What happens to a conversation that is longer than a window. Effect: which conversations are read."""
+    held_out_fraction: HeldOut = 0.05
+
+
 class IdxData(DataSource):
     """Images and labels in the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 
@@ -150,7 +174,8 @@ class IdxData(DataSource):
 
 
 Data = Annotated[
-    SyntheticData | LineData | StdlibData | TokenFileData | IdxData, Field(discriminator="source")
+    SyntheticData | LineData | StdlibData | TokenFileData | InstructionData | IdxData,
+    Field(discriminator="source"),
 ]
 
 

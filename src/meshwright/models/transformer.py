@@ -301,7 +301,8 @@ class Transformer(Model):
 
         Args:
             batch: `tokens` [rows, sequence + 1]. If windows hold several documents, also `segments` of the
-                same shape: a document's first token is not predicted and does not count in the mean.
+                same shape: a document's first token is not predicted and does not count in the mean. With
+                `answers` of the same shape, only tokens marked by 1 are.
         """
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
@@ -334,10 +335,15 @@ class Transformer(Model):
         return (x, added), balance
 
     def targets(self, batch: Batch, context: Context) -> Targets:
-        """Return the targets, in ring order over `context`; `LEFT_OUT` for a document's first token."""
+        """Return the targets, in ring order over `context`; `LEFT_OUT` where none is to be predicted.
+
+        That is a document's first token and, if the batch marks answers, whatever is outside of them.
+        """
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if segments is not None:
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        if "answers" in batch:
+            targets = jnp.where(batch["answers"][:, 1:] == 1, targets, LEFT_OUT)
         return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None)
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..config import Layout, RunConfig
 from ..hardware import Fleet
@@ -184,6 +184,7 @@ class StepFlops:
     peak_flops_per_second: float
 
 
+@runtime_checkable
 class HasParameters(Protocol):
     """Parameters that lie ready, such as those of `FirstWeights`."""
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
-from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
+from ..config import InstructionData, Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
 from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_metadata
 from ..errors import InputError
 from ..hardware import Fleet
@@ -192,6 +192,8 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
 def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
+    if name is None and isinstance(data, InstructionData):
+        name = data.tokenizer if data.tokenizer == "bytes" else str(Path(data.tokenizer, "tokenizer.json"))
     path = Path(data.path) if isinstance(data, TokenFileData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:
