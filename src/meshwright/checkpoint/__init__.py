@@ -26,5 +26,6 @@ if TYPE_CHECKING:
     from ._folder import unread_newest as unread_newest
     from ._folder import write_probe as write_probe
     from ._huggingface import export_huggingface as export_huggingface
+    from ._peft import export_peft as export_peft
 
 __getattr__, __dir__ = names_on_first_use(__name__)

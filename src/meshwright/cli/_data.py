@@ -154,18 +154,24 @@ def export(
     ],
     step: StepOption = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="meshwright, or huggingface: --to is a folder.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="meshwright; or huggingface, or peft for adapters alone: then --to is a folder.",
+        ),
     ] = "meshwright",
     as_json: JsonFlag = False,
 ) -> None:
     """Write the parameters of a run's checkpoint as safetensors, each array under its path.
 
-    With --format huggingface, as the folder of a model that `transformers` loads.
+    With --format huggingface, as the folder of a model that `transformers` loads, adapters merged; with peft,
+    the adapters alone as PEFT loads them.
     """
-    from meshwright.checkpoint import checkpoint_of, export_huggingface, export_parameters
+    from meshwright.checkpoint import checkpoint_of, export_huggingface, export_parameters, export_peft
     from meshwright.units import format_count
 
-    formats = ("meshwright", "huggingface")
+    formats = ("meshwright", "huggingface", "peft")
     if form not in formats:
         raise InputError(f"--format {form!r} is not known", hint=nearest_name(form, formats))
 
@@ -173,12 +179,13 @@ def export(
         on_phase("verifying the checkpoint")
         checkpoint = checkpoint_of(run, step)
         on_phase("writing")
-        if form == "huggingface":
+        if form == "meshwright":
+            arrays = export_parameters(checkpoint, to)
+        else:
             from meshwright.training import config_of
 
-            arrays = export_huggingface(checkpoint, config_of(run), to)
-        else:
-            arrays = export_parameters(checkpoint, to)
+            write = export_huggingface if form == "huggingface" else export_peft
+            arrays = write(checkpoint, config_of(run), to)
     listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
     fields = {"schema": EXPORT_SCHEMA, "file": str(to), "step": checkpoint.step, "arrays": listed}
     num_parameters = format_count(sum(math.prod(array.shape) for array in arrays.values()))

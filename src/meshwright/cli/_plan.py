@@ -16,7 +16,15 @@ from meshwright.units import format_seconds
 from ._console import JsonFlag, answer, say_readings
 from ._progress import bars
 from ._train import EXIT_INTERRUPTED
-from ._weigh import EXIT_DOES_NOT_FIT, Config, PriceOption, SetOption, TokensOption
+from ._weigh import (
+    EXIT_DOES_NOT_FIT,
+    Config,
+    LoraOption,
+    PriceOption,
+    SetOption,
+    TokensOption,
+    with_lora,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,6 +81,7 @@ def plan(
     fix: FixOption = None,
     vary: VaryOption = None,
     overrides: SetOption = None,
+    lora: LoraOption = None,
     budget: BudgetOption = 60.0,
     tokens: TokensOption = None,
     price: PriceOption = None,
@@ -87,7 +96,8 @@ def plan(
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
-    common = {"fix": fix or (), "vary": vary or (), "overrides": overrides or (), "tokens": tokens}
+    changed = with_lora(overrides, lora)
+    common = {"fix": fix or (), "vary": vary or (), "overrides": changed, "tokens": tokens}
     if fleets is not None:
         _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)

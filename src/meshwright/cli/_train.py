@@ -18,7 +18,7 @@ from meshwright.launch import join, over, place_in
 from ._console import JsonFlag, complete_config, print_json, say_readings, show
 from ._launch import run_processes, run_with_restarts
 from ._progress import LogEvery, bar_state, bars, how_to_go_on, progress
-from ._weigh import Config, LayoutOption, SetOption
+from ._weigh import Config, LayoutOption, LoraOption, SetOption, with_lora
 
 if TYPE_CHECKING:
     from meshwright import Run
@@ -93,6 +93,7 @@ def train(
     layout: LayoutOption = None,
     steps: StepsOption = None,
     overrides: SetOption = None,
+    lora: LoraOption = None,
     folder: FolderOption = None,
     resume: ResumeFlag = False,
     discard_steps: DiscardFlag = False,
@@ -129,7 +130,7 @@ def train(
                 config,
                 on=on,
                 layout=layout,
-                overrides=overrides or (),
+                overrides=with_lora(overrides, lora),
                 steps=steps,
                 folder=folder,
                 resume=resume,

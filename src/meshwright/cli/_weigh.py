@@ -43,6 +43,16 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
 ]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora",
+        metavar="RANK",
+        min=1,
+        help="Freeze the model and train adapters of this rank: --set lora.rank=RANK.",
+        show_default=False,
+    ),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print every table, not one screen.")]
 TokensOption = Annotated[
     str | None,
@@ -62,6 +72,11 @@ TraceOption = Annotated[
 ]
 
 
+def with_lora(overrides: list[str] | None, rank: int | None) -> list[str]:
+    """Return the overrides of a command, with that of its option `--lora`."""
+    return [*(overrides or ()), *([] if rank is None else [f"lora.rank={rank}"])]
+
+
 def weigh(
     config: Config,
     on: Annotated[
@@ -69,6 +84,7 @@ def weigh(
     ],
     layout: LayoutOption = None,
     overrides: SetOption = None,
+    lora: LoraOption = None,
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
@@ -99,7 +115,7 @@ def weigh(
             config,
             on=on,
             layout=layout,
-            overrides=overrides or (),
+            overrides=with_lora(overrides, lora),
             simulate=simulate,
             tokens=tokens,
             price_per_device_hour=price,

@@ -92,7 +92,7 @@ class Compiled:
     arguments: tuple[Argument, ...]
     traced_flops: TracedFlops
     num_parameters: int | None
-    num_matmul_parameters: int | None
+    num_matmul_parameters: int | None  # None also if some parameters are frozen
     tokens_per_step: int | None
     sequence_length: int | None
     # From the compiler's memory_analysis: argument, output, alias, temp, peak_memory, ...

@@ -31,6 +31,8 @@ from ._load import overridden as overridden
 from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
 from ._load import trainable as trainable
+from ._lora import LoraConfig as LoraConfig
+from ._lora import TARGETS as TARGETS
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
@@ -59,6 +61,7 @@ from ._run import CheckpointConfig as CheckpointConfig
 from ._run import EvaluationConfig as EvaluationConfig
 from ._run import FaultConfig as FaultConfig
 from ._run import IdxData as IdxData
+from ._run import InstructionData as InstructionData
 from ._run import LineData as LineData
 from ._run import Order as Order
 from ._run import Remat as Remat

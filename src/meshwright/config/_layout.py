@@ -26,6 +26,7 @@ PARAMETER_RULES: Rules = {
     "embed": ("fsdp",),
     "experts": ("expert",),
     **_BY_TENSOR,
+    "rank": (),  # of an adapter
     "routes": (),  # the router's outputs, one for each expert, whole on every device
     **dict.fromkeys(("head_dim", "positions", "one", "channels_out", "channels_in", "height", "width"), ()),
 }
@@ -38,7 +39,7 @@ ACTIVATION_RULES: Rules = {
     "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
     **_BY_TENSOR,
     "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
-    **dict.fromkeys(("embed", "head_dim", "microbatch", "channels", "height", "width"), ()),
+    **dict.fromkeys(("embed", "head_dim", "rank", "microbatch", "channels", "height", "width"), ()),
 }
 
 _ALIASES = {

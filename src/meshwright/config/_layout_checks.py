@@ -97,6 +97,9 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif isinstance(model, TransformerModel) and model.unroll:
         what = f"= true, but stage = {stages} splits layers that are stacked"
         yield "model.unroll", what, "use model.unroll = false"
+    elif config.lora.rank is not None:
+        what = f"= {config.lora.rank}, but stage = {stages} has gradients of all parameters alone"
+        yield "lora.rank", what, f"use fsdp={stages * layout.size('fsdp')} in place of stage and fsdp"
     elif config.offload in ("activations", "both"):
         what = f"= {config.offload!r}, but stage = {stages} keeps saved activations in slots on the devices"
         yield "offload", what, 'use offload = "optimizer"'

@@ -30,7 +30,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
 _HERE = Path(__file__).parent
 _PRESETS = _HERE / "presets"
-_PATHS = {"path", "folder"}  # keys of the section `data` that hold paths
+_PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
 _ENDINGS = "a file's path ends in .toml"
 
@@ -65,10 +65,10 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
             one; the folder of a run or of a Hugging Face model, or the `config.json` in it; or the id of a
-            model in the local Hugging Face cache. A file's `data.path` or `data.folder` is
+            model in the local Hugging Face cache. A file's `data.path`, `data.folder` or `data.tokenizer` is
             relative to the file.
         overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
-            dict {"section.key": value}. A `data.path` or `data.folder` from an override or a preset is
+            dict {"section.key": value}. A `data.path`, `data.folder` or `data.tokenizer` from an override or a preset is
             relative to the working directory.
 
     >>> load_config("llama3-8b", {"model.num_layers": 16}).model.num_layers
@@ -181,11 +181,13 @@ def _make_paths_absolute(tree: dict[str, Any], folder: Path) -> None:
 
 
 def _absolute(key: str, folder: Path, path: str) -> str:
-    """Return `path`, which is relative to `folder`, as an absolute path.
+    """Return `path`, which is relative to `folder`, as an absolute path; the tokenizer "bytes" is none.
 
     Raises:
         InputError: it is not a path: it holds a zero byte, or its links form a circle.
     """
+    if key == "data.tokenizer" and path == "bytes":
+        return path
     try:
         return str((folder / path).resolve()) if path else path
     except (ValueError, RuntimeError) as wrong:

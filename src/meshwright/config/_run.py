@@ -24,6 +24,7 @@ from ._base import (
     raise_problems,
 )
 from ._layout import Layout, PipelineSchedule
+from ._lora import LoraConfig, lora_problems
 from ._models import Model, TransformerModel
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
 
@@ -132,6 +133,30 @@ class TokenFileData(DataSource):
         return self
 
 
+class InstructionData(DataSource):
+    """Conversations, one JSON object per line: `messages`, or prompt and completion, or instruction and output.
+
+    Several stand in one window, each with attention and positions of its own.
+    """
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["instructions"]
+    """Source of the batches. Effect: fine-tuning on answers; adds a mask to attention."""
+    path: Annotated[str, Field(min_length=1)]
+    """The file of JSON lines.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+    tokenizer: Annotated[str, Field(min_length=1)]
+    """Folder of the model's tokenizer, with its chat template; or `bytes`.
+    It is found as `path` is. Effect: the ids of the text, and the words between messages."""
+    loss_on: Literal["answers", "all"] = "answers"
+    """Tokens that are to be predicted: those of answers alone, or all.
+    Effect: what is learned; nothing that is weighed."""
+    too_long: Literal["refuse", "leave-out"] = "refuse"
+    """What happens to a conversation that is longer than a window. Effect: which conversations are read."""
+    held_out_fraction: HeldOut = 0.05
+
+
 class IdxData(DataSource):
     """Images and labels in the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 
@@ -149,7 +174,8 @@ class IdxData(DataSource):
 
 
 Data = Annotated[
-    SyntheticData | LineData | StdlibData | TokenFileData | IdxData, Field(discriminator="source")
+    SyntheticData | LineData | StdlibData | TokenFileData | InstructionData | IdxData,
+    Field(discriminator="source"),
 ]
 
 
@@ -261,6 +287,8 @@ class RunConfig(Section):
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
     Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters beside frozen products; without `rank` all parameters are trained."""
     offload: Literal["none", "optimizer", "activations", "both"] = "none"
     """Arrays that wait in the hosts' memory.
     Moments wait between steps, activations until the backward pass.
@@ -285,6 +313,19 @@ class RunConfig(Section):
     """The checkpoints of a run, from which it can be resumed."""
     faults: FaultConfig = FaultConfig()
     """The answer to a step that went wrong: [training](training.md)."""
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Number of parameters that have gradients: all of them, or with `lora` those of the adapters."""
+        if self.lora.rank is None:
+            return self.model.num_parameters
+        assert isinstance(self.model, TransformerModel), "lora_problems refuses adapters of other models"
+        return self.lora.num_parameters(self.model)
+
+    @property
+    def num_frozen_parameters(self) -> int:
+        """Number of parameters that are only read: none, or with `lora` those of the model."""
+        return 0 if self.lora.rank is None else self.model.num_parameters
 
     @property
     def horizon_steps(self) -> int:
@@ -319,6 +360,7 @@ class RunConfig(Section):
                 *self._model_problems(),
                 *self._data_problems(),
                 *self._offload_problems(),
+                *lora_problems(self.lora, self.model, zero1=self.zero1),
                 *self._batch_problems(),
                 *schedule_problems(self.schedule, self.steps),
                 *self._size_problems(),

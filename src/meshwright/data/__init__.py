@@ -2,7 +2,7 @@
 
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
-Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` only for a tokenizer.json. No jax.
+Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` and `jinja2` only for a model's tokenizer. No jax.
 Imported by: `training`, `cli`.
 """
 
@@ -16,6 +16,8 @@ from ._images import LabelledImages as LabelledImages
 from ._images import idx_parts as _idx_parts
 from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
+from ._instructions import PackedConversations as PackedConversations
+from ._instructions import open_instructions as _open_instructions
 from ._order import ALL as ALL
 from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
@@ -36,8 +38,10 @@ from ._tokens import read_metadata as read_metadata
 from ._tokens import stdlib_parts as _stdlib_parts
 from ._tokens import token_file_parts as _token_file_parts
 
-Dataset = RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows
-"""Each has `batch`, whole or some of its rows; the two of tokens also `unigram_entropy_nats` and `decode`."""
+Dataset = (
+    RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows | PackedConversations
+)
+"""Each has `batch`, whole or some of its rows; `RandomTokens` and `TokenWindows` also `unigram_entropy_nats` and `decode`."""
 
 
 def open_data(config: _config.RunConfig) -> Dataset:
@@ -67,10 +71,12 @@ def open_data(config: _config.RunConfig) -> Dataset:
     return _open_tokens(config)
 
 
-def _open_tokens(config: _config.RunConfig) -> RandomTokens | TokenWindows:
+def _open_tokens(config: _config.RunConfig) -> RandomTokens | TokenWindows | PackedConversations:
     data, batch, vocab_size = config.data, config.batch, config.model.sizes.num_token_ids
     sizes = {"seed": config.seed, "sequences": batch.sequences, "sequence_length": batch.sequence_length}
     sizes["vocab_size"] = vocab_size
+    if isinstance(data, _config.InstructionData):
+        return _open_instructions(data, **sizes)
     if isinstance(data, _config.StdlibData):
         parts = _stdlib_parts(data.held_out_fraction)
         return TokenWindows(name=data.source, parts=parts, is_bytes=True, order=data.order, **sizes)

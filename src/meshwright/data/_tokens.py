@@ -27,7 +27,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import TypeAdapter, ValidationError
 
-from meshwright.config import IdxData, Order, RunConfig, StdlibData, TokenFileData
+from meshwright.config import IdxData, InstructionData, Order, RunConfig, StdlibData, TokenFileData
 from meshwright.errors import InputError, MeshwrightError
 
 from ._images import idx_files
@@ -335,6 +335,8 @@ def data_identity(config: RunConfig) -> dict[str, Any] | None:
     """
     data = config.data
     if isinstance(data, TokenFileData):
+        return _identity(data.path, [Path(data.path)])
+    if isinstance(data, InstructionData):
         return _identity(data.path, [Path(data.path)])
     if isinstance(data, IdxData):
         return _identity(data.folder, idx_files(Path(data.folder)))

@@ -276,6 +276,7 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
     """Return the FLOPs of all devices, each of which runs the same program."""
     devices, traced = compiled.num_devices, compiled.traced_flops
     parameters, tokens = compiled.num_parameters, compiled.tokens_per_step
+    ruled = None not in (parameters, tokens, compiled.num_matmul_parameters)
     counts, merged = (
         Counter({key: devices * flops for key, flops in sums.items()})
         for sums in (executed.by_phase_and_module, executed.merged)
@@ -300,7 +301,7 @@ def flop_ledger(compiled: Compiled, executed: ExecutedFlops) -> FlopLedger:
         by_module=dict(by_module.most_common()),
         model_by_module=traced.by_module,
         waste_by_module=_waste(traced.by_module, first),
-        rule_6nd=None if parameters is None or tokens is None else 6 * parameters * tokens,
+        rule_6nd=6 * (parameters or 0) * (tokens or 0) if ruled else None,
         bubble=int(devices * executed.bubble),
         elementwise_by_class={name: devices * n for name, n in executed.elementwise.most_common() if n},
     )

@@ -139,6 +139,7 @@ def _range(value: Value, ranges: _Ranges) -> LiveRange:
     return ranges[value.name, value.index]
 
 
+PARAMETERS = ("parameters", "frozen_parameters")
 FLOATING = ("f64", "f32", "f16", "bf16")
 _LOSS = re.compile(r"[/(]loss[)/]")
 _BY_PHASE = {
@@ -218,7 +219,7 @@ class Owners:
         number = self._dataflow.argument_of(trail[0])
         if number is not None:
             role, path = self._roles[number]
-            category = "gathered_parameters" if role == "parameters" else role
+            category = "gathered_parameters" if role in PARAMETERS else role
             return owner(category, "moves an argument", "structural", maker.op_name or path)
         shape = _array(value)
         if shape is not None and trail[0][1].opcode in ("custom-call", "fusion") and _is_bytes(shape):
@@ -351,7 +352,7 @@ def allowance(fleet: Fleet, mesh_axes: tuple[tuple[str, int], ...]) -> dict[str,
     return items
 
 
-STATE = ("parameters", "optimizer_state", "model_state", "keys", "step")
+STATE = (*PARAMETERS, "optimizer_state", "model_state", "keys", "step")
 BATCHES_AHEAD = 2  # one in use on the devices, and one being made
 
 

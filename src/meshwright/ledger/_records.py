@@ -38,7 +38,7 @@ class FlopLedger:
     causal attention.
     `bubble`: the part of `executed` that pipeline stages compute without a microbatch, including
     recomputation.
-    `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known.
+    `rule_6nd`: the rule of thumb, 6 x parameters x tokens, where both are known and all parameters trained.
     `elementwise_by_class`: operations of the optimised program that are not multiply-adds of a product, times
     trip counts, summed over devices; in none of the other counts. Classes: arithmetic | transcendental |
     comparison | reduction | conversion | integer. Each operation counts one for each element (`_rules` has

@@ -14,6 +14,7 @@ from ._base import Outcome as Outcome
 from ._base import Parameter as Parameter
 from ._base import initial_parameters as initial_parameters
 from ._base import is_parameter as is_parameter
+from ._base import with_adapters as with_adapters
 from .small import Cruncher, LeNet, Linear, ResNet
 from .transformer import Transformer
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from ..config import LoraConfig
 from ..sharding import AnyMesh, activation_spec, gather, on_each_device, pin
 
 Tree = Any  # a pytree: nested dicts and lists of leaves
@@ -50,6 +51,7 @@ class Context:
     zero1: bool = False  # gradients stay sharded over `data`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits
+    adapter_scale: float | None = None  # of what adapters add; None: no adapters, and nothing is frozen
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False for evaluation on held-out data
 
@@ -97,6 +99,14 @@ class Model(ABC):
         """Declare the model state: arrays kept between steps, not updated by gradients. Empty by default."""
         return {}
 
+    def adapters(self, lora: LoraConfig) -> Tree:
+        """Return the declarations of adapters, a tree that `with_adapters` puts beside the parameters.
+
+        Raises:
+            NotImplementedError: the model has none; a run's checks refuse `lora` for it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no adapters")
+
     @abstractmethod
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
@@ -120,6 +130,20 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
         return normal / math.sqrt(parameter.fan_in)
 
     return jax.tree_util.tree_map_with_path(one, declared, is_leaf=is_parameter)
+
+
+def with_adapters(parameters: Tree, adapters: Tree) -> Tree:
+    """Return parameters and adapters as one tree; the leaves of both are the same objects as before.
+
+    >>> with_adapters({"layers": [{"query": 1}]}, {"layers": [{"query_adapter": {"a": 2}}]})
+    {'layers': [{'query': 1, 'query_adapter': {'a': 2}}]}
+    """
+    if isinstance(parameters, list) and isinstance(adapters, list):
+        return [with_adapters(*pair) for pair in zip(parameters, adapters, strict=True)]
+    if not (isinstance(parameters, dict) and isinstance(adapters, dict)):
+        raise AssertionError(f"an adapter lies where a parameter does: {parameters} and {adapters}")
+    shared = {name: with_adapters(parameters[name], adapters[name]) for name in adapters if name in parameters}
+    return {**parameters, **adapters, **shared}
 
 
 def is_parameter(leaf: object) -> bool:

@@ -89,8 +89,12 @@ def _chunk_loss(
 def _per_device(
     context: Context, how: tuple[int, bool], differentiates: bool, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, ...]:
-    """Return the summed loss; if `differentiates`, also its gradients of `hidden` and `head`."""
+    """Return the summed loss; if `differentiates`, also its gradients of `hidden` and `head`.
+
+    A run with adapters has no gradient of the head.
+    """
     (chunk, gaps), split = how, token_axes(context.mesh)
+    frozen = context.adapter_scale is not None  # nobody asks for the head's gradient
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
     scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
     others = tuple(axis for axis in split if axis not in scattered)
@@ -104,22 +108,25 @@ def _per_device(
             loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, gaps)
             if not differentiates:
                 return (total + loss,), None
-            d_hidden, d_head = gradients
+            d_hidden, *d_head = gradients
             with jax.named_scope(BACKWARD):
                 d_logits = (jnp.exp(logits - log_sum_exp[:, :, None]) - is_target).astype(hidden.dtype)
                 if gaps:
                     d_logits = jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0)
                 d_x = jnp.einsum("bsv,ve->bse", d_logits, head)
                 d_x = jax.lax.psum(d_x, vocab) if vocab else d_x
-                d_head += jnp.einsum("bsv,bse->ve", d_logits, x, preferred_element_type=jnp.float32)
+                if d_head:
+                    d_head[0] += jnp.einsum("bsv,bse->ve", d_logits, x, preferred_element_type=jnp.float32)
                 d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
-            return (total + loss, d_hidden, d_head), None
+            return (total + loss, d_hidden, *d_head), None
 
         zeros: tuple[Array, ...] = (jnp.float32(0),)
         if differentiates:
-            zeros = (*zeros, jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))
+            zeros = (*zeros, jnp.zeros_like(hidden))
+        if differentiates and not frozen:
+            zeros = (*zeros, jnp.zeros(head.shape, jnp.float32))
         (total, *gradients), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
-        if differentiates:
+        if differentiates and not frozen:
             gradients = [gradients[0], over_devices(gradients[1], head.dtype)]
         return jax.lax.psum(total, split) if split else total, *gradients
 
@@ -133,7 +140,8 @@ def _per_device(
             return jax.lax.psum(d_head, others) if others else d_head
 
     rows = activation_spec(("batch", "sequence"), context.mesh)
-    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 3 if differentiates else 1]
+    num_outputs = (2 if frozen else 3) if differentiates else 1
+    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[:num_outputs]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
         return each(hidden, head, targets)
@@ -152,12 +160,12 @@ def _forward(
 
 
 def _backward(
-    _: Context, __: tuple[int, bool], saved: list[Array], d_total: Array
-) -> tuple[Array, Array, None]:
+    context: Context, __: tuple[int, bool], saved: list[Array], d_total: Array
+) -> tuple[Array, Array | None, None]:
     # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
     dtype = saved[0].dtype
-    d_hidden, d_head = ((x.astype(jnp.float32) * d_total).astype(dtype) for x in saved)
-    return d_hidden, d_head, None
+    d_hidden, *d_head = ((x.astype(jnp.float32) * d_total).astype(dtype) for x in saved)
+    return d_hidden, d_head[0] if d_head else None, None
 
 
 _summed.defvjp(_forward, _backward)

@@ -25,9 +25,10 @@ from einops import rearrange
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..config import TransformerModel
+from ..config import LoraConfig, TransformerModel
 from ..sharding import axis_size, look_up, num_shards, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
+from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, causal_attention, documents_of, in_ring_order, ring_positions
 from .experts import NAME as EXPERT_NAME
@@ -158,18 +159,28 @@ class Transformer(Model):
         def table(num_rows: int, dim: str) -> Parameter:
             return Parameter(shape=(num_rows, c.embed_dim), dims=(dim, "embed"), fan_in=c.embed_dim)
 
-        def stacked(p: Parameter) -> Parameter:
-            return replace(p, shape=(c.num_layers, *p.shape), dims=("layers", *p.dims))
-
         declared: Tree = {"embedding": table(c.vocab_size, "vocab"), "final_norm": self._norm_parameters()}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
-        declared["layers"] = jax.tree.map(stacked, self.block, is_leaf=is_parameter)
-        if c.unroll:
-            declared["layers"] = [self.block] * c.num_layers
+        declared["layers"] = self._of_layers(self.block)
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
         return declared
+
+    def adapters(self, lora: LoraConfig) -> Tree:
+        """Declare the adapters of `layers`."""
+        return {"layers": self._of_layers(adapter_parameters(self.block, self.config, lora))}
+
+    def _of_layers(self, block: Tree) -> Tree:
+        """Return the declarations of all layers from those of one block: stacked, or a list if unrolled."""
+        count = self.config.num_layers
+
+        def stacked(p: Parameter) -> Parameter:
+            return replace(p, shape=(count, *p.shape), dims=("layers", *p.dims))
+
+        if self.config.unroll:
+            return [block] * count
+        return jax.tree.map(stacked, block, is_leaf=is_parameter)
 
     def _norm_parameters(self) -> dict[str, Parameter]:
         scale = Parameter(shape=(self.config.embed_dim,), dims=("embed",), initial="ones", wide=True)
@@ -290,7 +301,8 @@ class Transformer(Model):
 
         Args:
             batch: `tokens` [rows, sequence + 1]. If windows hold several documents, also `segments` of the
-                same shape: a document's first token is not predicted and does not count in the mean.
+                same shape: a document's first token is not predicted and does not count in the mean. With
+                `answers` of the same shape, only tokens marked by 1 are.
         """
         tokens, segments = _inputs(batch)
         hidden, balance = self.hidden(parameters, tokens, context, segments)
@@ -323,10 +335,15 @@ class Transformer(Model):
         return (x, added), balance
 
     def targets(self, batch: Batch, context: Context) -> Targets:
-        """Return the targets, in ring order over `context`; `LEFT_OUT` for a document's first token."""
+        """Return the targets, in ring order over `context`; `LEFT_OUT` where none is to be predicted.
+
+        That is a document's first token and, if the batch marks answers, whatever is outside of them.
+        """
         targets, segments = batch["tokens"][:, 1:], batch.get("segments")
         if segments is not None:
             targets = jnp.where(segments[:, 1:] == segments[:, :-1], targets, LEFT_OUT)
+        if "answers" in batch:
+            targets = jnp.where(batch["answers"][:, 1:] == 1, targets, LEFT_OUT)
         return Targets(in_ring_order(targets, context.mesh), gaps=segments is not None)
 
     def head_loss(self, parameters: Tree, x: Array, targets: Targets, context: Context) -> Float[Array, ""]:
@@ -410,6 +427,8 @@ class Transformer(Model):
             # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
+            if f"{name}{SUFFIX}" in layer[group]:
+                y = y + adapted(x, layer[group][f"{name}{SUFFIX}"], self.block[group][name], context)
             if f"{name}_bias" in layer[group]:
                 bias = context.gather(layer[group][f"{name}_bias"], *outputs)
                 y = y + bias.reshape(1, 1, *bias.shape)

@@ -13,7 +13,8 @@ sends keys and values around a ring beside attention. A pipeline of S stages and
 M + S - 1 times a stage's pass. Then come the head, the reduction over `data`, and the update. Rates are those
 with which `predict` prices a compiled schedule.
 
-Not counted: what the compiler fuses or repeats, which is why only compiling decides.
+With adapters the model's matrices have no gradients, and their products one backward form in place of two.
+Not counted: what the compiler fuses or repeats, which is why only compiling decides; adapters' products.
 """
 
 from __future__ import annotations
@@ -182,6 +183,7 @@ class _Form:
         self.passes = config.batch.sequences / (self.replicas * self.micro)
         self.ticks = self.passes + self.stage - 1
         self.weights = _weights_of(config)
+        self.frozen = config.lora.rank is not None
         names = SETTINGS["offload"]
         self.moments_wait = np.isin(self.offload, [names.index("optimizer"), names.index("both")])
         self.inputs_wait = np.isin(self.offload, [names.index("activations"), names.index("both")])
@@ -214,6 +216,19 @@ class _Form:
         blocks = (weights.blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
         return (blocks + weights.norms / self.stage + weights.tables / self.tensor) / ways
 
+    def _held_trained(self, *, over_data: bool) -> Numbers:
+        """Return the parameters with gradients that one device holds; adapters as if all axes divided them."""
+        if not self.frozen:
+            return self._held(self.weights, over_data=over_data)
+        return self.config.num_trained_parameters / (self.fsdp * self.tensor)
+
+    def _frozen_bytes(self) -> Any:
+        """Return the bytes of the frozen parameters that one device holds."""
+        if not self.frozen:
+            return 0.0
+        each = FP32 if self.config.lora.base == "fp32" else self.activation_bytes
+        return self._held(self.weights, over_data=False) * each
+
     def _block_inputs(self) -> Numbers:
         """Return the bytes of the blocks' inputs that wait for the backward pass of one microbatch."""
         each = self.tokens * self.width * self.activation_bytes / self.tensor
@@ -223,14 +238,15 @@ class _Form:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
         least, _ = _moments(self.config)
         moments = np.where(self.moments_wait, 0.0, least)
-        return self._held(self.weights, over_data=True) * FP32 * (1 + moments) + self._block_inputs()
+        state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
+        return state + self._block_inputs()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
         _, usual = _moments(self.config)
         moments = np.where(self.moments_wait, 0.0, usual)
-        state = self._held(self.weights, over_data=True) * FP32 * (1 + moments)
-        held = self._held(self.weights, over_data=False)
+        state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
+        held = self._held_trained(over_data=False)
         gradients = held * np.where(self.passes > 1, FP32 + NARROW, NARROW)
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
@@ -297,8 +313,9 @@ class _Form:
         block_parameters = float(model.num_matmul_parameters)
         head = self.vocab * self.width if self.is_transformer else 0.0
         attention = 0.5 * 4 * self.length * self.heads_width * 3 * self.layers
-        blocks = (6 * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
-        return (blocks + 6 * head * tokens / devices) / rate
+        each = 4 if self.frozen else 6  # frozen matrices have no gradients
+        blocks = (each * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
+        return (blocks + each * head * tokens / devices) / rate
 
     def seconds(self) -> Numbers:
         """Return the seconds of all passes, of the reduction over `data`, and of the update."""
@@ -328,10 +345,13 @@ class _Form:
         messages = self._tensor_messages() * np.where(in_pipeline, PASSES_IN_PIPELINE, exposed * passes)
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
-        gathers = self._gather(self._layer_bytes(), FSDP) * 3  # twice the weights, once their gradients
+        times = 2 if self.frozen else 3  # twice the weights, once their gradients
+        gathers = self._gather(self._layer_bytes(), FSDP) * times
         hidden = self._at_most(HIDDEN) * gathers
         fsdp = gathers - hidden + np.maximum(0.0, hidden - busy)
-        summed = self._collective("all-reduce", self._layer_bytes() / self.fsdp, CONTEXT, times=2.0)
+        share = self.config.num_trained_parameters / self.config.model.num_parameters
+        layer_gradients = self._layer_bytes() * (share if self.frozen else 1.0)
+        summed = self._collective("all-reduce", layer_gradients / self.fsdp, CONTEXT, times=2.0)
         waits = np.where(self.inputs_wait, 2 * self._host(self._block_inputs_of_one()), 0.0)
         hop = self._permute(self._block_inputs_of_one(), STAGE)
         parts = {name: blocks * seconds for name, seconds in compute.items()}
@@ -345,7 +365,7 @@ class _Form:
         head = head * np.where(over, HEAD_OVER_MEMORY, 1.0)
         gate = np.where(over & in_pipeline, self._gate, 0.0)
         parts["matmul"] = parts["matmul"] + self.passes * head + blocks * gate
-        held = self._held(self.weights, over_data=False)
+        held = self._held_trained(over_data=False)
         sums = np.where(self.passes > 1, self._passes(SUM_BYTES * held), 0.0)
         parts["memory-bound"] = parts["memory-bound"] + self.passes * (head_memory + sums)
         parts["fsdp"] = parts["fsdp"] + self.passes * head_gathers
@@ -418,7 +438,8 @@ class _Form:
                 n = np.full_like(tensor, outputs) if split_in else outputs / tensor
                 m = rows * count
                 forward = forward + self._product(m, n, k)
-                backward = backward + self._product(m, k, n) + self._product(k, n, m)
+                backward = backward + self._product(m, k, n)
+                backward = backward if self.frozen else backward + self._product(k, n, m)
         return forward, backward
 
     @cached_property
@@ -530,14 +551,14 @@ class _Form:
         work = (
             self._product(rows, vocab, width)
             + self._product(rows, width, vocab)
-            + self._product(vocab, width, rows)
+            + (0.0 if self.frozen else self._product(vocab, width, rows))
         )
-        gathers = 3 * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
+        gathers = (2 if self.frozen else 3) * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
         hidden = self._at_most(HIDDEN) * gathers
         exposed = gathers - hidden + np.maximum(0.0, hidden - work)
         length = self.length / self.context
         chunks = length / np.minimum(self.loss_chunk, length)
-        summed = chunks * (FP32 * 2 + NARROW) * self.width * vocab
+        summed = 0.0 if self.frozen else chunks * (FP32 * 2 + NARROW) * self.width * vocab
         return work, self._passes(rows * vocab * HEAD_BYTES + summed / self.stage), exposed
 
     def _reduction(self, in_blocks: Numbers) -> Numbers:
@@ -546,7 +567,7 @@ class _Form:
         With several microbatches float32 sums are reduced once, after the last. With one, gradients in 16
         bits are reduced during the backward pass, which hides them for half of the time of all passes.
         """
-        held = self._held(self.weights, over_data=False)
+        held = self._held_trained(over_data=False)
         after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * FP32, DATA)
         during = np.maximum(0.0, 2 * self._gather(held * NARROW, DATA) - 0.5 * in_blocks)
         gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
@@ -554,7 +575,7 @@ class _Form:
 
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
-        held = self._held(self.weights, over_data=True)
+        held = self._held_trained(over_data=True)
         _, moments = _moments(self.config)
         waits = np.where(self.moments_wait, self._host(held * FP32 * moments * 2), 0.0)
         return self._passes(held * FP32 * STATE_PASSES) + waits

@@ -481,6 +481,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
         | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
+        "adapters have one stage and no zero1": (config.lora.rank is None)
+        | ((candidates.size(STAGE) == 1) & ~zero1),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }

@@ -41,7 +41,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes
 
-STATE = ("parameters", "optimizer_state", "model_state")
+STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
 
     Every reason comes from the arguments' shards, the ledger's buffers and timeline, or the configuration.
     """
-    parameters = config.model.num_parameters
+    parameters = config.num_trained_parameters
     sizes = config.model.sizes
     activations = config.batch.tokens_per_step * sizes.layer_outputs
     moments = _moments(config, compiled.arguments)
@@ -257,7 +257,7 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
         case AdafactorOptimizer() | MuonOptimizer():
             held = [a for a in arguments if a.role == "optimizer_state" and a.dtype == "float32"]
             return sum(math.prod(argument.shape) for argument in held)
-    return per_parameter * config.model.num_parameters
+    return per_parameter * config.num_trained_parameters
 
 
 class _Rows:

@@ -47,7 +47,7 @@ class CompileFacts:
 class WeighingFacts:
     """The fields of a weighing that reports show, named as in `weigh --json`.
 
-    JSON lacks the last four. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
+    JSON lacks the last five. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
     to the model's FLOPs.
     """
 
@@ -66,6 +66,7 @@ class WeighingFacts:
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None
     num_active_parameters: int | None = None
+    num_trained_parameters: int | None = None  # where others are frozen
     is_published_target: bool = False
     suggestions: tuple[Suggestion, ...] = ()
     rule_terms: tuple[tuple[str, int, str], ...] = ()
@@ -74,12 +75,15 @@ class WeighingFacts:
 def facts_of(weighing: Weighing) -> WeighingFacts:
     """Return what reports show of a weighing."""
     target, memory = weighing.fleet.chip.target, weighing.ledger.memory
-    model = None if weighing.config is None else weighing.config.model
+    config = weighing.config
+    model = None if config is None else config.model
     experts = model if isinstance(model, TransformerModel) and model.num_experts is not None else None
+    trained = config.num_trained_parameters if config is not None and config.num_frozen_parameters else None
     is_simulated = weighing.compiled.source == SIMULATED
     return dataclasses.replace(
         facts_from_json(weighing.to_dict()),
         num_active_parameters=None if experts is None else experts.num_active_parameters,
+        num_trained_parameters=trained,
         is_published_target=not is_simulated and target is not None and target.rendered,
         suggestions=suggestions(weighing.config, weighing.layout, weighing.fleet, memory),
         rule_terms=_rule_terms(weighing, has_experts=experts is not None),

@@ -101,6 +101,8 @@ def title_facts(facts: WeighingFacts) -> str:
         words += f", {format_count(facts.num_parameters)} parameters"
     if facts.num_active_parameters is not None:
         words += f" ({format_count(facts.num_active_parameters)} active)"
+    if facts.num_trained_parameters is not None:
+        words += f" ({format_count(facts.num_trained_parameters)} trained)"
     if facts.tokens_per_step is not None:
         words += f", {facts.tokens_per_step:,} tokens per step"
     return words

@@ -4,6 +4,9 @@ The state is a dict: `parameters` (float32), `model_state` (what the model keeps
 `optimizer` (moments in float32), `key` (the run's random key), `step`, and under fp16 `loss_scale`. The batch
 has a leading dim of microbatches; gradients are summed over it in float32.
 
+Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
+format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
+
 Offload: optimizer state may be kept in host memory between steps. It is copied to the devices for the update
 and back after it, so its bytes cross the host's link twice per step.
 ZeRO-1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, section 5): parameters and moments are
@@ -24,8 +27,17 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import IdxData, RunConfig, TokenFileData
-from ..models import Context, Model, Outcome, Parameter, initial_parameters, is_parameter, model_of
+from ..config import IdxData, InstructionData, RunConfig, TokenFileData
+from ..models import (
+    Context,
+    Model,
+    Outcome,
+    Parameter,
+    initial_parameters,
+    is_parameter,
+    model_of,
+    with_adapters,
+)
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
 from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
@@ -43,7 +55,8 @@ class TrainStep:
     `step(state, batch) -> (state, metrics)` is jitted and donates the state. If loss or gradient is not
     finite, only `step` and `loss_scale` change, and the metric `applied` is 0.
     `init(seed) -> state` creates the state with its shardings.
-    `evaluate(parameters, model_state, batch) -> metrics` evaluates held-out data.
+    `evaluate(parameters, model_state, batch) -> metrics` evaluates held-out data; its parameters are those
+    of `whole_parameters`.
     `inspect(state, batch) -> tree` counts non-finite numbers in batch, parameters, loss and gradients.
     `state` and `batch` are the abstract arguments of `step`: trees of `jax.ShapeDtypeStruct` with shardings.
     """
@@ -69,10 +82,12 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     {'inputs': (1, 64, 16), 'targets': (1, 64)}
     """
     model = model_of(config.model)
-    declared = model.parameters()
+    frozen, declared = _declared(config, model)
     optimizer = optimizer_of(config, declared)
     context_of, init = _contexts(config, mesh), _init_of(config, model, optimizer)
-    state = abstract_state(init, declared, mesh, zero1=config.zero1, on_host=_moments_on_host(config))
+    state = abstract_state(
+        init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
+    )
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     shardings = state_shardings["parameters"]
@@ -82,8 +97,10 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         pipeline = Pipeline(model, config.pipeline, context_of, shardings)
 
     def loss(
-        parameters: Tree, model_state: Tree, microbatch: Tree, key: Key[Array, ""] | None
+        parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
     ) -> tuple[Array, Outcome]:
+        if frozen is not None:
+            parameters = with_adapters(frozen, parameters)
         return model.loss(parameters, model_state, microbatch, context_of(key))
 
     def gathered(parameters: Tree) -> Tree:
@@ -107,7 +124,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
     step = _step(config, optimizer, gradients, shardings)
-    results, evaluated = (state_shardings, replicated), (shardings, state_shardings["model_state"])
+    results = (state_shardings, replicated)
+    evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
         step=jax.jit(step, donate_argnums=0, in_shardings=arguments, out_shardings=results),
         init=jax.jit(init, out_shardings=state_shardings),
@@ -118,14 +136,28 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     )
 
 
+def whole_parameters(state: Tree) -> Tree:
+    """Return all parameters with which the model computes: those that are trained, and the frozen ones."""
+    return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
+
+
+def _declared(config: RunConfig, model: Model) -> tuple[Tree, Tree]:
+    """Return the declarations of frozen and of trained parameters; the first are None without adapters."""
+    if config.lora.rank is None:
+        return None, model.parameters()
+    return model.parameters(), model.adapters(config.lora)
+
+
 def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
-        parameters = initial_parameters(model.parameters(), jax.random.fold_in(root, 0))
+        frozen, declared = _declared(config, model)
+        parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         return {
             "parameters": parameters,
+            **({} if frozen is None else {"frozen": _frozen_parameters(config, frozen, root)}),
             "model_state": initial_parameters(model.state(), root),
             "optimizer": optimizer.init(parameters),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
@@ -134,6 +166,15 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
         }
 
     return init
+
+
+def _frozen_parameters(config: RunConfig, declared: Tree, root: Key[Array, ""]) -> Tree:
+    """Return the frozen parameters of a new run, drawn as if they were trained, in their format."""
+    dtype = jnp.float32 if config.lora.base == "fp32" else grads.FORMATS[config.precision]
+    drawn = initial_parameters(declared, jax.random.fold_in(root, 0))
+    return jax.tree.map(
+        lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter
+    )
 
 
 def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:
@@ -166,6 +207,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
+            adapter_scale=None if config.lora.rank is None else config.lora.scale,
             dropout_key=key,
             training=key is not None,
         )
@@ -244,9 +286,17 @@ def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax
 
 
 def abstract_state(
-    init: Any, declared: Tree, mesh: Mesh, *, zero1: bool = False, on_host: bool = False
+    init: Any,
+    declared: Tree,
+    mesh: Mesh,
+    *,
+    frozen: Tree = None,
+    zero1: bool = False,
+    on_host: bool = False,
 ) -> Tree:
     """Return the state's shapes with their shardings; moments are sharded as their parameters.
+
+    `declared` and `frozen` are the declarations of trained and of frozen parameters.
 
     If `on_host`, moments are in the memory of their device's host. Described devices, which are not present,
     list no memories and ignore the memory kind. There the placement follows from `moved` within the step and
@@ -255,9 +305,15 @@ def abstract_state(
     shapes = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: replicated, shapes)
-    shardings["parameters"] = jax.tree.map(
-        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
-    )
+
+    def by_dims(declared: Tree) -> Tree:
+        return jax.tree.map(
+            lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
+        )
+
+    shardings["parameters"] = by_dims(declared)
+    if frozen is not None:
+        shardings["frozen"] = by_dims(frozen)
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
     if on_host:
         shardings["optimizer"] = jax.tree.map(
@@ -285,6 +341,8 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     model = config.model
     if model.takes == "sequences":
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
+        if isinstance(config.data, InstructionData):
+            return {"tokens": tokens, "segments": tokens, "answers": tokens}
         packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
     if model.takes == "images":

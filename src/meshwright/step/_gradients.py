@@ -9,6 +9,7 @@ a non-finite step halves it, and `GOOD_STEPS` finite steps in a row double it.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,16 +21,23 @@ from ..models import Outcome
 from ..sharding import AnyMesh, axes_of, axis_size
 
 Tree = Any
-Loss = Callable[[Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome]]
+Loss = Callable[..., tuple[Array, Outcome]]
 """Maps parameters, model state, microbatch and key to the mean loss and the microbatch's outcome."""
-Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""]], tuple[Array, Outcome, Tree]]
-"""Maps loss, shardings, parameters, model state, batch and key to the whole batch's mean loss, outcome (state
-after the last microbatch, mean metrics) and mean gradient in float32. `gradients_of` is one."""
+Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""], Tree], tuple[Array, Outcome, Tree]]
+"""Maps loss, shardings, parameters, model state, batch, key and frozen parameters (None: none) to the whole
+batch's mean loss, outcome (state after the last microbatch, mean metrics) and mean gradient in float32.
+`gradients_of` is one. With frozen parameters, the loss takes them as the keyword `frozen`."""
 REPLICAS = "data"
 
 
 def gradients_of(
-    loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
+    loss: Loss,
+    shardings: Tree,
+    parameters: Tree,
+    state: Tree,
+    batch: Tree,
+    key: Key[Array, ""],
+    frozen: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient of a batch (see `Gradients`).
 
@@ -37,7 +45,7 @@ def gradients_of(
     microbatches in float32, sharded as in `shardings`.
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
-    grad = jax.value_and_grad(loss, has_aux=True)
+    grad = jax.value_and_grad(loss if frozen is None else partial(loss, frozen=frozen), has_aux=True)
     if num_microbatches == 1:
         first = jax.tree.map(lambda x: x[0], batch)
         (value, outcome), gradient = grad(parameters, state, first, jax.random.fold_in(key, 0))
@@ -60,7 +68,13 @@ def gradients_of(
 
 
 def gradients_by_replica(
-    loss: Loss, shardings: Tree, parameters: Tree, state: Tree, batch: Tree, key: Key[Array, ""]
+    loss: Loss,
+    shardings: Tree,
+    parameters: Tree,
+    state: Tree,
+    batch: Tree,
+    key: Key[Array, ""],
+    frozen: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient as `gradients_of`, with one reduction over `data` per step.
 
@@ -71,12 +85,14 @@ def gradients_by_replica(
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     if jax.tree.leaves(batch)[0].shape[0] == 1 or axis_size(mesh, REPLICAS) == 1:
-        return gradients_of(loss, shardings, parameters, state, batch, key)
+        return gradients_of(loss, shardings, parameters, state, batch, key, frozen)
 
-    def local(parameters: Tree, state: Tree, batch: Tree, key: Array) -> tuple[Array, Outcome, Tree]:
+    def local(
+        parameters: Tree, state: Tree, batch: Tree, key: Array, frozen: Tree
+    ) -> tuple[Array, Outcome, Tree]:
         left = jax.sharding.get_abstract_mesh()
         here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, {REPLICAS})), shardings)
-        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key)
+        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key, frozen)
         value, metrics = jax.lax.pmean((value, outcome.metrics), REPLICAS)
         return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
 
@@ -85,11 +101,11 @@ def gradients_by_replica(
         local,
         mesh=mesh,
         axis_names={REPLICAS},
-        in_specs=(whole, whole, PartitionSpec(None, REPLICAS), whole),
+        in_specs=(whole, whole, PartitionSpec(None, REPLICAS), whole, whole),
         out_specs=(whole, whole, split),
         check_vma=False,
     )
-    value, outcome, parts = each(parameters, state, batch, key)
+    value, outcome, parts = each(parameters, state, batch, key, frozen)
     return value, outcome, mean_over_replicas(parts, shardings)
 
 
@@ -146,16 +162,16 @@ def scaled_gradients(
 
     The returned loss and gradients are unscaled, in float32.
     """
-    before = (state["parameters"], state["model_state"])
+    before, frozen = (state["parameters"], state["model_state"]), state.get("frozen")
     if "loss_scale" not in state:
-        return gradients(loss, shardings, *before, batch, key)
+        return gradients(loss, shardings, *before, batch, key, frozen)
     scale = state["loss_scale"]["scale"]
 
-    def scaled(parameters: Tree, kept: Tree, microbatch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome]:
-        value, outcome = loss(parameters, kept, microbatch, key)
+    def scaled(*arguments: Any, **frozen: Tree) -> tuple[Array, Outcome]:
+        value, outcome = loss(*arguments, **frozen)
         return value * scale, outcome
 
-    value, outcome, gradient = gradients(scaled, shardings, *before, batch, key)
+    value, outcome, gradient = gradients(scaled, shardings, *before, batch, key, frozen)
     return value / scale, outcome, jax.tree.map(lambda g: g / scale, gradient)
 
 

@@ -173,9 +173,10 @@ class MatrixDims:
 def is_matrix(parameter: Parameter) -> bool:
     """Return whether a parameter is a matrix or a table, not a norm or a bias.
 
-    The test is its random initialisation, since a bias may also have two dims (heads and head_dim).
+    The test is its random initialisation, since a bias may also have two dims (heads and head_dim). An
+    adapter's second matrix begins as zeros.
     """
-    return parameter.initial == "fan_in"
+    return parameter.initial == "fan_in" or "rank" in parameter.dims
 
 
 def is_hidden_matrix(parameter: Parameter) -> bool:

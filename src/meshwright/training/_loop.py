@@ -30,7 +30,7 @@ from ..data import ALL, Dataset, Rows, Split
 from ..errors import MeshwrightError
 from ..launch import noting_signals
 from ..measure import bytes_on
-from ..step import TrainStep, build_step
+from ..step import TrainStep, build_step, whole_parameters
 from ._interface import CheckpointSaved, Event, Noticed, PhaseClock, RunRequest
 from ._interruptions import Agreement, Watchdog, put, stop_at_once
 from ._recording import BadSteps, Recorder, first_bad_tensor, what_is_bad
@@ -69,7 +69,7 @@ def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     text = step.as_text()
     flops, why_not = _xla_flops(step, text, mesh.size)
     seed = jax.ShapeDtypeStruct((), np.uint32)
-    evaluated = (built.state["parameters"], built.state["model_state"], built.batch)
+    evaluated = (whole_parameters(built.state), built.state["model_state"], built.batch)
     return Programs(
         built=built,
         step=step,
@@ -284,10 +284,11 @@ class Loop:
         """Initialise the state from the seed, and the parameters from the run's first weights, if any."""
         self.state, self.step = self.programs.init(np.uint32(self._config.seed)), 0
         if self._first_weights is not None:
-            for array in jax.tree.leaves(self.state["parameters"]):
+            held = "frozen" if "frozen" in self.state else "parameters"
+            for array in jax.tree.leaves(self.state[held]):
                 array.delete()  # the devices need not hold both
-            abstract = self.programs.built.state["parameters"]
-            self.state = {**self.state, "parameters": self._first_weights.parameters(abstract)}
+            abstract = self.programs.built.state[held]
+            self.state = {**self.state, held: self._first_weights.parameters(abstract)}
 
     def go_to(self, checkpoint: Found) -> None:
         """Restore a checkpoint, after freeing the current state: the devices cannot hold two."""
@@ -436,7 +437,8 @@ class Loop:
         with self._phases.of("evaluation"):
             for index in range(num_batches):
                 batch = self._feed.batch(index, "held-out")
-                metrics = self.programs.evaluate(self.state["parameters"], self.state["model_state"], batch)
+                parameters = whole_parameters(self.state)
+                metrics = self.programs.evaluate(parameters, self.state["model_state"], batch)
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + float(value)
             self._watchdog.step_done(self.step)

@@ -23,7 +23,7 @@ from ..data import Dataset, ImageFiles, RandomTokens, TokenWindows, open_data
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
 from ..sharding import mesh_of
-from ..step import build_step
+from ..step import build_step, whole_parameters
 from ._interface import Finished, PhaseClock, RunRequest, Started, StepCompiled
 from ._interruptions import Watchdog
 from ._loop import Loop, Saving, compile_programs
@@ -142,7 +142,7 @@ def _ended(
     is_alone, platform = request.folder.peers.count == 1, request.fleet.chip.platform
     growth_bytes = growth.bytes() if is_alone else None
     phases.enter("end")
-    sample = None if loop.signal else sample_of(config, mesh, loop.state["parameters"], dataset)
+    sample = None if loop.signal else sample_of(config, mesh, whole_parameters(loop.state), dataset)
     if sample is not None:
         recorder.emit(sample)
     spread, peak = recorder.clock.spread(), memory_in_use(request.devices, "peak_bytes_in_use")

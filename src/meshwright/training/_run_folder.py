@@ -28,7 +28,7 @@ SHARED = ".shared"  # exists briefly: with it the processes check that they see 
 TAIL_BYTES = 1 << 16  # at the end of metrics.jsonl; they contain its last complete line
 REPORT_AGAIN_SECONDS = 3600.0  # a disk that is full at times is not reported at every step
 # These define the state and the position in the data. If one differs, the checkpoint belongs to another run.
-FIXED = ("model", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
+FIXED = ("model", "lora", "data", "optimizer.kind", "batch.sequences", "batch.sequence_length", "seed")
 # Not listed as changes: they do not affect what is trained.
 UNLISTED = ("name", "layout", "steps", "evaluation", "checkpoint", "faults")
 SHAPING = ("optimizer", "precision")  # may add or remove arrays of the state: momentum, loss scale

@@ -19,14 +19,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
-from ..config import Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
+from ..config import InstructionData, Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
 from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_metadata
 from ..errors import InputError
 from ..hardware import Fleet
 from ..models import Context, model_of
 from ..models.transformer import Transformer
 from ..sharding import mesh_of
-from ..step import FORMATS, build_step
+from ..step import FORMATS, build_step, whole_parameters
 from ._devices import devices_of, local_fleet
 from ._interface import Sampled
 from ._run_folder import config_of
@@ -59,7 +59,9 @@ def sample_tokens(
     assert isinstance(model, Transformer), f"a {config.model.kind} model generates no text"
     device = mesh.devices.flat[0]
     platform = "cuda" if device.platform == "gpu" else device.platform
-    context = Context(mesh=mesh, dtype=FORMATS[config.precision], platform=platform, remat="none")
+    scale = None if config.lora.rank is None else config.lora.scale
+    dtype = FORMATS[config.precision]
+    context = Context(mesh=mesh, dtype=dtype, platform=platform, remat="none", adapter_scale=scale)
 
     def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
         hidden = model.hidden(parameters, window[None], context)[0][0]
@@ -151,9 +153,10 @@ def sample_run(
     fleet = local_fleet() if fleet is None else fleet
     device = devices_of(fleet, Layout.parse("data=-1").resolve(fleet.num_devices))[0]
     mesh = mesh_of((("data", 1),), [device])
-    wanted = {"parameters": build_step(config, mesh).state["parameters"]}
+    state = build_step(config, mesh).state
+    wanted = {name: state[name] for name in ("parameters", "frozen") if name in state}
     on_phase("restoring")
-    parameters = restore(found, wanted, only=["parameters"])["parameters"]
+    parameters = whole_parameters(restore(found, wanted, only=list(wanted)))
     on_phase("sampling")
     key = jax.random.key(seed)
     tokens = sample_tokens(config, mesh, parameters, ids, key, num_tokens, temperature)
@@ -189,6 +192,8 @@ def _prompt(run: Path, config: RunConfig, prompt: str, asked: str | None) -> tup
 def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     """Return the named tokenizer, or by default bytes if the run's tokens are known to be bytes."""
     data = config.data
+    if name is None and isinstance(data, InstructionData):
+        name = data.tokenizer if data.tokenizer == "bytes" else str(Path(data.tokenizer, "tokenizer.json"))
     path = Path(data.path) if isinstance(data, TokenFileData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:

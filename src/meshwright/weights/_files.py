@@ -127,7 +127,7 @@ def write_files(
 
     def write() -> None:
         path = folder / f".part-{len(shards)}"
-        _write_file(path, held)
+        write_file(path, held)
         shards.append((path, [name for name, _ in held]))
         held.clear()
 
@@ -157,7 +157,12 @@ def write_files(
     return list(where)
 
 
-def _write_file(path: Path, arrays: list[tuple[str, Numbers]]) -> None:
+def write_file(path: Path, arrays: list[tuple[str, Numbers]]) -> None:
+    """Write arrays into one file, and have the system put it on the disk.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # `transformers` reads no other
     begin = 0
     for name, array in arrays:

@@ -197,8 +197,8 @@ def to_huggingface(
     """
     for weight in weights:
         arrays = [parameters[path] for path in weight.ours]
-        for name, place in _places(weight, arrays[0].shape):
-            joined = _joined(weight, [array[place] for array in arrays])
+        for name, place in places_of(weight, arrays[0].shape):
+            joined = joined_weight(weight, [array[place] for array in arrays])
             yield name, joined - np.asarray(weight.added, joined.dtype) if weight.added else joined
 
 
@@ -218,7 +218,7 @@ def from_huggingface(
     """
     for weight in weights:
         parts: dict[Path, Numbers] = {}
-        for name, place in _places(weight, shapes[weight.ours[0]]):
+        for name, place in places_of(weight, shapes[weight.ours[0]]):
             array = read(name)
             array = array + np.asarray(weight.added, array.dtype) if weight.added else array
             for path, piece in _divided(weight, array, name, {p: shapes[p] for p in weight.ours}).items():
@@ -248,7 +248,7 @@ def part_of(
     stacked, inner = index[:num_stacked], index[num_stacked:]
     chosen = [range(size)[each] for size, each in zip(shapes[path], stacked, strict=False)]
     pieces: list[Numbers] = []
-    for name, place in _places(weight, shapes[path]):
+    for name, place in places_of(weight, shapes[path]):
         if all(at in wanted for at, wanted in zip(place, chosen, strict=True)):
             array = read(name)
             piece = _divided(weight, array, name, named)[path][inner]
@@ -258,14 +258,14 @@ def part_of(
     return np.stack(pieces).reshape(*(len(each) for each in chosen), *pieces[0].shape)
 
 
-def _places(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def places_of(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
     stacked = [field for field in STACKED if f"{{{field}}}" in weight.name]
     for place in product(*(range(size) for size in shape[: len(stacked)])):
         yield weight.name.format(**dict(zip(stacked, place, strict=True))), place
 
 
-def _joined(weight: Weight, arrays: list[Numbers]) -> Numbers:
+def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     """Return theirs from ours: of one layer and expert."""
     if weight.ours[0][0] in TABLES:
         return arrays[0]
@@ -292,7 +292,7 @@ def _divided(
     """Return the pieces of an array of theirs, by our path, in our shapes."""
     num_stacked = sum(f"{{{field}}}" in weight.name for field in STACKED)
     ours = {path: shape[num_stacked:] for path, shape in shapes.items()}
-    wanted = _joined(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape
+    wanted = joined_weight(weight, [np.broadcast_to(np.int8(0), shape) for shape in ours.values()]).shape
     if array.shape != wanted:
         raise InputError(
             f"{name} has the shape {array.shape}, and the configuration needs {wanted}",

@@ -54,6 +54,7 @@ while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; do
 """
 ROLES = {
     "parameters": "parameters",
+    "frozen": "frozen_parameters",
     "optimizer": "optimizer_state",
     "model_state": "model_state",
     "key": "keys",
@@ -223,9 +224,10 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
 
         config = RunConfig.model_validate_json(json.dumps(request.config))
         built = build_step(config, mesh)
+        is_trained = config.lora.rank is None  # the rules of thumb suppose that every parameter has gradients
         facts = {
-            "num_parameters": config.model.num_parameters,
-            "num_matmul_parameters": config.model.num_matmul_parameters,
+            "num_parameters": config.num_frozen_parameters + config.num_trained_parameters,
+            "num_matmul_parameters": config.model.num_matmul_parameters if is_trained else None,
             "tokens_per_step": config.batch.tokens_per_step,
             "sequence_length": config.batch.sequence_length if config.model.takes == "sequences" else None,
         }

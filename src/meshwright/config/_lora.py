@@ -1,0 +1,116 @@
+"""Define low-rank adapters (LoRA): the section of a run, and the sizes that its adapters have.
+
+An adapter adds x A B alpha / rank to a product x W, whose W is frozen (Hu et al. 2021,
+https://arxiv.org/abs/2106.09685). Keys and defaults are those of PEFT (`LoraConfig`), and products are named
+as PEFT names a Llama's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from pydantic import model_validator
+
+from meshwright.errors import nearest_name
+
+from ._base import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
+from ._models import ModelKind, TransformerModel
+
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "q_proj": ("attention", "query"),
+    "k_proj": ("attention", "key"),
+    "v_proj": ("attention", "value"),
+    "o_proj": ("attention", "output"),
+    "gate_proj": ("mlp", "gate"),
+    "up_proj": ("mlp", "up"),
+    "down_proj": ("mlp", "down"),
+}
+"""Where our parameters have the products that PEFT names so: the group of a block, and the name in it."""
+ALL = "all-linear"
+
+
+class LoraConfig(Section):
+    """Low-rank adapters beside frozen products: the adapters are trained, and nothing else."""
+
+    rank: OptionalPositive = None
+    """Columns of each adapter's first matrix; `none` trains all parameters and has no adapters.
+    Effect: gradients and moments exist for the adapters alone, whose parameters grow in proportion.
+    Unit: columns"""
+    alpha: PositiveFloat = 8.0
+    """Multiplies what adapters add, divided by `rank`.
+    Effect: the size of what is learned; nothing that is weighed. Unit: none"""
+    targets: tuple[str, ...] = ("q_proj", "v_proj")
+    """Products that have adapters, by PEFT's names of a Llama's: q_proj, k_proj, v_proj, o_proj, gate_proj,
+    up_proj, down_proj; or `["all-linear"]` for all of them.
+    Effect: parameters, gradients and moments grow in proportion."""
+    base: Literal["compute", "fp32"] = "compute"
+    """Format of the frozen matrices: that of the run's arithmetic, or fp32. Frozen norms stay in fp32.
+    Effect: `compute` holds 2 bytes of a frozen parameter under bf16, fp16 and fp8; `fp32` holds 4."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's output is multiplied by: alpha / rank."""
+        assert self.rank is not None, "a run without adapters has no scale"
+        return self.alpha / self.rank
+
+    def products(self, model: TransformerModel) -> tuple[tuple[str, str], ...]:
+        """Return the group and name of each product that has an adapter, in the order of `TARGETS`."""
+        everything = ALL in self.targets
+        return tuple(
+            place
+            for name, place in TARGETS.items()
+            if name in self.targets or (everything and (name != "gate_proj" or model.mlp == "gated"))
+        )
+
+    def num_parameters(self, model: TransformerModel) -> int:
+        """Return the number of parameters of all adapters: L x rank x (inputs + outputs) of each product."""
+        sizes = adapter_sizes(model)
+        each = sum(sum(sizes[name]) for _, name in self.products(model))
+        return model.num_layers * (self.rank or 0) * each
+
+    @model_validator(mode="after")
+    def _targets_are_known(self) -> LoraConfig:
+        unknown = [name for name in self.targets if name not in (*TARGETS, ALL)]
+        problems = [
+            ("targets", f"holds {name!r}, which is no product of a block", nearest_name(name, (*TARGETS, ALL)))
+            for name in unknown
+        ]
+        if not self.targets:
+            problems = [("targets", "is empty, so that nothing would be trained", 'use ["q_proj", "v_proj"]')]
+        raise_problems(problems)
+        return self
+
+
+def adapter_sizes(model: TransformerModel) -> dict[str, tuple[int, int]]:
+    """Return the numbers of inputs and outputs of each product of a block, by its name."""
+    width, hidden = model.embed_dim, model.mlp_dim
+    heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    return {
+        "query": (width, heads),
+        "key": (width, keys),
+        "value": (width, keys),
+        "output": (heads, width),
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
+    }
+
+
+def lora_problems(lora: LoraConfig, model: ModelKind, *, zero1: bool) -> Iterator[Problem]:
+    """Yield what adapters cannot be combined with; paths start at the run."""
+    if lora.rank is None:
+        return
+    if not isinstance(model, TransformerModel):
+        what = f"= {lora.rank}, but a {model.kind} model has no products with adapters"
+        yield "lora.rank", what, "leave lora out"
+        return
+    chosen = {group for group, _ in lora.products(model)}
+    if model.num_experts is not None and "mlp" in chosen:
+        what = "has products of the MLP, and experts have no adapters"
+        yield "lora.targets", what, 'use ["q_proj", "k_proj", "v_proj", "o_proj"]'
+    if model.mlp == "plain" and "gate_proj" in lora.targets:
+        yield "lora.targets", "has 'gate_proj', and a plain MLP has no gate", "leave gate_proj out"
+    if zero1:
+        what = "= true divides parameters and moments that are trained over data; with lora those are few"
+        yield "zero1", what, "use zero1 = false; fsdp divides the frozen parameters"

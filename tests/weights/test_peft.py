@@ -1,0 +1,115 @@
+"""Adapters of a run load in PEFT, and the merged model in `transformers`; both give our logits."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshwright import train
+from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.config import load_config
+from meshwright.errors import InputError
+from meshwright.models import Context, model_of
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step, whole_parameters
+
+torch = pytest.importorskip("torch", reason="compared with PyTorch, which is not installed for this Python")
+transformers = pytest.importorskip(
+    "transformers", reason="compared with transformers, which is not installed"
+)
+peft = pytest.importorskip("peft", reason="compared with PEFT, which is not installed")
+# PEFT asks transformers for a property by its former name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}
+EVERY = 'lora.targets=["all-linear"]'
+CASES = {  # family, sizes, overrides
+    "llama, every product": ("LlamaConfig", {**SIZES, "num_key_value_heads": 2}, (EVERY,)),
+    "qwen2, queries and values": ("Qwen2Config", {**SIZES, "num_key_value_heads": 2}, ("model.unroll=true",)),
+    "phi3, fused products": ("Phi3Config", {**SIZES, **IDS}, ('lora.targets=["q_proj", "v_proj", "up_proj"]',)),
+    "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
+    "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+def trained(request, tmp_path_factory):
+    """The folder of a small random base, and that of a run with adapters that began from it."""
+    kind, sizes, overrides = CASES[request.param]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**sizes)).float()
+    base = tmp_path_factory.mktemp("base")
+    model.save_pretrained(base)
+    sizes_of_run = ("batch.sequences=4", "batch.sequence_length=16", "precision=fp32", "schedule.kind=constant")
+    settings = ("lora.rank=4", "optimizer.learning_rate=0.02", "data.source=synthetic")
+    folder = tmp_path_factory.mktemp("run") / "run"
+    overrides = (*sizes_of_run, *settings, *overrides)
+    train(str(base), on="1xCPU", steps=3, begin_from=base, folder=folder, overrides=overrides)
+    return base, folder
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(0).integers(3, 96, (2, 24))
+
+
+@pytest.fixture(scope="module")
+def logits(trained, tokens):
+    """Our logits, with the adapters beside the products."""
+    _, folder = trained
+    config = load_config(str(folder))
+    mesh = mesh_of((("data", 1),), jax.devices()[:1])
+    abstract = build_step(config, mesh).state
+    wanted = {name: abstract[name] for name in ("parameters", "frozen")}
+    tree = whole_parameters(restore(checkpoint_of(folder), wanted, only=list(wanted)))
+    model = model_of(config.model)
+    scale = config.lora.scale
+    context = Context(mesh=mesh, dtype=jnp.float32, platform="cpu", remat="none", adapter_scale=scale)
+    with jax.default_matmul_precision("highest"):
+        hidden, _ = model.hidden(tree, jnp.asarray(tokens), context)
+        return np.asarray(hidden @ model.head(tree, context).T)
+
+
+def theirs(model, tokens):
+    with torch.no_grad():
+        return model.eval()(torch.tensor(tokens)).logits.numpy()
+
+
+def test_peft_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path):
+    base, folder = trained
+    export_peft(checkpoint_of(folder), load_config(str(folder)), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    before = theirs(model, tokens)
+    adapted = peft.PeftModel.from_pretrained(model, tmp_path)
+    assert np.abs(theirs(adapted, tokens) - logits).max() < 1e-4
+    assert np.abs(before - logits).max() > 1e-2, "the adapters have learned something"
+    held = sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name)
+    of_run = load_config(str(folder)).num_trained_parameters
+    fused = any(json.loads((tmp_path / "adapter_config.json").read_text())["rank_pattern"])
+    assert held >= of_run if fused else held == of_run
+
+
+def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path):
+    _, folder = trained
+    export_huggingface(checkpoint_of(folder), load_config(str(folder)), tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert np.abs(theirs(model, tokens) - logits).max() < 1e-4
+
+
+def test_a_run_without_adapters_has_none_to_export(tmp_path):
+    folder = tmp_path / "run"
+    train("bytes-nano", on="1xCPU", steps=1, folder=folder, overrides=("data.source=synthetic",))
+    with pytest.raises(InputError, match="bytes-nano was trained without adapters") as refused:
+        export_peft(checkpoint_of(folder), load_config(str(folder)), tmp_path / "out")
+    assert refused.value.hint == "use --format huggingface for its parameters"
