@@ -196,9 +196,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
     # A typed key is an array of numbers: its bytes are those of its data.
     data = (
-        jax.eval_shape(jax.random.key_data, aval)
-        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-        else aval
+        jax.eval_shape(jax.random.key_data, aval) if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval
     )
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(
