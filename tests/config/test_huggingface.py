@@ -140,11 +140,28 @@ def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
         load_config(folder_of({**tree, **changes}))
 
 
-def test_sequences_longer_than_the_window_are_refused(folder_of):
-    folder = folder_of(PUBLISHED["Mistral-7B"][0])
-    assert load_config(folder).batch.sequence_length == 4096
-    with pytest.raises(InputError, match=r"longer than model.window = 4096"):
-        load_config(folder, ["batch.sequence_length=8192"])
+def test_windows_are_read_as_transformers_reads_them(folder_of):
+    mistral = load_config(folder_of(PUBLISHED["Mistral-7B"][0], "mistral"))
+    assert (mistral.model.windows, mistral.batch.sequence_length) == ((4096,), 8192)
+    qwen = PUBLISHED["Qwen2.5-7B"][0]
+    assert load_config(folder_of(qwen, "off")).model.windows == (None,)
+    on = {**qwen, "use_sliding_window": True, "sliding_window": 1024}
+    assert load_config(folder_of(on, "last layers")).model.windows == (None,)  # max_window_layers are all
+    assert load_config(folder_of({**on, "max_window_layers": 0}, "all")).model.windows == (1024,)
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 10
+    turns = load_config(folder_of({**on, "layer_types": kinds[:28]}, "turns")).model
+    assert (turns.windows, turns.global_every) == ((1024, 1024, None), 3)
+
+
+def test_layers_in_no_order_that_repeats_are_refused(folder_of):
+    on = {**PUBLISHED["Qwen2.5-7B"][0], "use_sliding_window": True, "max_window_layers": 21}
+    with pytest.raises(InputError, match="max_window_layers = 21"):
+        load_config(folder_of(on))
+
+
+def test_a_window_of_a_family_without_windows_is_refused(folder_of):
+    with pytest.raises(InputError, match="sliding_window = 4096"):
+        load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], "sliding_window": 4096}))
 
 
 def test_overrides_and_a_file_of_ones_own_change_it(folder_of):

@@ -5,19 +5,22 @@ import pytest
 
 import meshwright as mw
 from meshwright.models import attention_blocks
-from meshwright.models.attention import causal_attention, documents_of, uses_cudnn
+from meshwright.models.attention import Shape, causal_attention, documents_of, uses_cudnn
+from meshwright.worker._traced import count_traced
 
 
-def plain(query, key, value):
+def plain(query, key, value, window=None, cap=None):
     """softmax(q k / sqrt(d)) v with a whole mask, every head by itself, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     length, heads, width = query.shape[1:]
     group = heads // key.shape[2]
-    out = np.empty_like(query)
+    out = np.empty((*query.shape[:3], value.shape[3]))
     mask = np.tril(np.ones((length, length), bool))
+    mask &= ~np.tril(np.ones((length, length), bool), -(window or length))
     for b in range(query.shape[0]):
         for h in range(heads):
             scores = query[b, :, h] @ key[b, :, h // group].T / np.sqrt(width)
+            scores = scores if cap is None else cap * np.tanh(scores / cap)
             scores = np.where(mask, scores, -np.inf)
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[b, :, h] = weights / weights.sum(axis=1, keepdims=True) @ value[b, :, h // group]
@@ -43,6 +46,41 @@ def test_blocks_give_what_plain_attention_gives(length, context, small_blocks):
     run, arrays = context(), inputs(length, 4, 2)
     out = jax.jit(lambda *x: causal_attention(*x, run))(*arrays)
     np.testing.assert_allclose(out, plain(*arrays), atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 13, 44, 45, 60])
+@pytest.mark.parametrize("length", [5, 30, 45])
+def test_a_token_sees_its_window_alone(length, window, context, small_blocks):
+    run, arrays = context(), inputs(length, 4, 2)
+    out = jax.jit(lambda *x: causal_attention(*x, run, None, Shape(window)))(*arrays)
+    np.testing.assert_allclose(out, plain(*arrays, window=window), atol=2e-6)
+
+
+def test_a_short_window_does_not_multiply_with_keys_that_no_row_of_a_block_sees(context):
+    run, arrays = context(), inputs(1024, 1, 1, width=4, batch=1)
+    text = jax.jit(lambda *x: causal_attention(*x, run, None, Shape(100))).lower(*arrays).as_text()
+    assert "x128x256x" in text  # blocks of 128 rows, with the keys of their own and the block before
+    assert "x128x384x" not in text
+
+
+@pytest.mark.parametrize(("length", "window"), [(1024, 100), (1024, 1), (1000, 333), (50, 50), (700, 701)])
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_model_flops_count_the_pairs_of_a_window(length, window, platform, context):
+    run = context(platform=platform, dtype=jnp.bfloat16)
+    arrays = [x.astype(jnp.bfloat16) for x in inputs(length, 4, 2, batch=1)]
+    attend = jax.make_jaxpr(lambda *x: causal_attention(*x, run, None, Shape(window)))
+    counted = sum(count_traced(attend(*arrays).jaxpr, platform).by_phase.values())
+    pairs = sum(min(row + 1, window) for row in range(length))
+    pairs -= min(length, window) / 2  # the diagonal counts half, as in S^2 / 2
+    assert counted == pytest.approx(2 * 2 * 4 * 8 * pairs, abs=2 * 4 * 8 * 2)
+
+
+def test_capped_scores_and_values_of_another_width(context, small_blocks):
+    run, (query, key, value) = context(), inputs(30, 4, 2)
+    query, value = 20 * query, value[..., :5]
+    out = jax.jit(lambda *x: causal_attention(*x, run, None, Shape(9, 3.0)))(query, key, value)
+    assert out.shape == (2, 30, 4, 5)
+    np.testing.assert_allclose(out, plain(query, key, value, window=9, cap=3.0), atol=5e-6)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (3, 1)])

@@ -104,7 +104,6 @@ BESIDE = frozenset(
         "finetuning_task",
         "prefix",
         "tokenizer_class",
-        "max_window_layers",
         "transformers.js_config",
         "is_llama_config",
         "rope_interleaved",
@@ -144,11 +143,17 @@ _LLAMA_DEFAULTS = {
     "rope_theta": 10_000.0,
     "hidden_act": "silu",
 }
+_QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
-    "mistral": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
+    "mistral": Family(
+        keys=_LLAMA_KEYS,
+        fixed=_LLAMA_FIXED,
+        defaults={**_LLAMA_DEFAULTS, "sliding_window": 4096},
+        only=_NO_BIAS,
+    ),
     "mixtral": Family(
         keys={**_LLAMA_KEYS, "experts_per_token": "num_experts_per_tok"},
         fixed=_LLAMA_FIXED,
@@ -158,13 +163,13 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         keys=_LLAMA_KEYS,
         fixed={**_LLAMA_FIXED, "qkv_bias": True},
-        defaults=_LLAMA_DEFAULTS,
+        defaults={**_LLAMA_DEFAULTS, **_QWEN_WINDOW},
         only={**_NO_BIAS, "use_mrope": (False,)},
     ),
     "qwen3": Family(
         keys=_LLAMA_KEYS,
         fixed={**_LLAMA_FIXED, "qk_norm": "head"},
-        defaults={**_LLAMA_DEFAULTS, "head_dim": 128},
+        defaults={**_LLAMA_DEFAULTS, **_QWEN_WINDOW, "head_dim": 128},
         only=_NO_BIAS,
     ),
     "qwen3_moe": Family(
@@ -174,7 +179,7 @@ FAMILIES: Mapping[str, Family] = {
             "experts_per_token": "num_experts_per_tok",
         },
         fixed={**_LLAMA_FIXED, "qk_norm": "head"},
-        defaults=_LLAMA_DEFAULTS,
+        defaults={**_LLAMA_DEFAULTS, **_QWEN_WINDOW},
         only={
             **_NO_BIAS,
             "norm_topk_prob": (True,),
@@ -269,8 +274,8 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             f"{where}: model_type {tree['model_type']!r} is not known",
             hint=f"{nearest_name(tree['model_type'], FAMILIES)}; or weigh the model's own training step",
         )
-    given = {**family.defaults, **{key: value for key, value in tree.items() if value is not None}}
-    unread = set(given) - BESIDE - {"layer_types"}
+    given = {key: value for key, value in {**family.defaults, **tree}.items() if value is not None}
+    unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
     for ours, theirs in family.keys.items():
         unread.discard(theirs)
@@ -284,7 +289,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
             raise _not_understood(where, {key: given[key]})
     if unread:
         raise _not_understood(where, {key: given[key] for key in sorted(unread)})
-    limits = (tree.get("max_position_embeddings"), tree.get("n_positions"), model.get("window"))
+    limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
     length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
     return {
         "layout": "fsdp=-1",
@@ -338,7 +343,13 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
         tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
     tree |= {key: values[0] for key, values in family.only.items()}
     if model.window is not None:
-        tree["sliding_window"] = model.window
+        kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
+        layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
+        tree |= {"sliding_window": model.window}
+        tree |= {"layer_types": layers} if name in ALTERNATING else {}
+        tree |= {"use_sliding_window": True} if name.startswith("qwen") else {}
+    elif name in WINDOWED:
+        tree["sliding_window"] = None
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, "rope_parameters": _rope_json(model)}
     return tree
@@ -408,11 +419,41 @@ def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     model |= {ours: scaling[theirs] for theirs, ours in STRETCHING.items()}
 
 
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")  # every layer alike
+ALTERNATING = ("qwen2", "qwen3")  # a kind for each layer
+
+
 def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read a sliding window; `use_sliding_window = false` (Qwen) switches it off."""
-    unread -= {"sliding_window", "use_sliding_window"}
-    if given.get("use_sliding_window", True) and given.get("sliding_window"):
-        model["window"] = given["sliding_window"]
+    """Read a sliding window, and which layers have it: all, none, or all but the last of each group.
+
+    `use_sliding_window = false` (Qwen) switches it off; the first `max_window_layers` of Qwen's lack it.
+    """
+    kinds, family = given.get("layer_types"), given["model_type"]
+    if kinds is not None and LOCAL not in kinds:
+        unread.discard("layer_types")
+    if family not in (*WINDOWED, *ALTERNATING):
+        return
+    keys = {"sliding_window", "use_sliding_window", "max_window_layers"}
+    keys |= {"layer_types", "sliding_window_pattern", "_sliding_window_pattern"}
+    unread -= keys
+    num_layers = given.get("num_hidden_layers", 0)
+    if family in WINDOWED:
+        kinds = [LOCAL] * num_layers
+    if kinds is None:
+        pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+        first = given.get("max_window_layers", 0)
+        kinds = [LOCAL if layer >= first else GLOBAL for layer in range(num_layers)]
+        if pattern is not None:
+            kinds = [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
+    if not (given.get("use_sliding_window", True) and given.get("sliding_window")) or LOCAL not in kinds:
+        return
+    model["window"] = given["sliding_window"]
+    if GLOBAL in kinds:
+        size = kinds.index(GLOBAL) + 1
+        if kinds != [GLOBAL if (layer + 1) % size == 0 else LOCAL for layer in range(num_layers)]:
+            raise _not_understood(where, {key: given[key] for key in sorted(keys) if key in given})
+        model["global_every"] = size
 
 
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:

@@ -350,8 +350,16 @@ class TransformerModel(ModelKind):
     """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
     Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
-    """Positions that attention looks back, as Mistral has it.
-    Effect: none on sequences of at most that length; longer ones are refused. Unit: positions"""
+    """Positions that attention sees, its own and those before it, as in Mistral.
+    Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence; not with
+    `context`. Unit: positions"""
+    global_every: OptionalPositive = None
+    """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
+    Effect: that of `window`, on the other layers alone; `stage` must divide whole groups. Unit: layers"""
+    rope_local_theta: OptionalPositiveFloat = None
+    """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
+    Effect: nothing that is weighed. Unit: none
+    Default: as in the other layers"""
     dropout: Fraction = 0.0
     """Share of numbers set to zero on the embeddings and on each residual branch.
     Effect: above 0 it draws random numbers and saves masks. Unit: share"""
@@ -434,7 +442,7 @@ class TransformerModel(ModelKind):
             input_shape=(),
             num_token_ids=self.vocab_size,
             split_dims={
-                "layers": {"model.num_layers": self.num_layers},
+                "layers": {"model.num_layers": self.num_layers, **self._groups},
                 "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
                 "embed": {"model.embed_dim": width},
                 "heads": {"model.num_heads": self.num_heads},
@@ -449,6 +457,43 @@ class TransformerModel(ModelKind):
         )
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the window of each layer of a group; groups of layers repeat. None sees all positions."""
+        if self.global_every is None:
+            return (self.window,)
+        return (*(self.window,) * (self.global_every - 1), None)
+
+    @property
+    def _groups(self) -> dict[str, int]:
+        """Return in words how many groups of layers stages can share; nothing if each layer is a group."""
+        size = len(self.windows)
+        if size == 1:
+            return {}
+        whole = self.num_layers // size if self.num_layers % size == 0 else 1
+        return {f"the groups of model.global_every = {size} layers, which stages hold whole,": whole}
+
+    def not_in_a_ring(self, length: int) -> str:
+        """Return in words what attention over `context` cannot do on such sequences; "" if it can do all."""
+        return (
+            f"window shorter than the sequence (model.window = {self.window})"
+            if (self.window is not None and self.window < length)
+            else ""
+        )
+
+    def seen_positions(self, length: int) -> float:
+        """Return the positions that a token of a sequence sees on average over tokens and layers.
+
+        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S).
+
+        >>> from ._load import load_config
+        >>> load_config("llama3-8b").model.seen_positions(8192)
+        4096.0
+        """
+        seen = [min(window or length, length) for window in self.windows]
+        each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
+        return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+
+    @property
     def has_fp8_products(self) -> bool:
         """True without experts."""
         return self.num_experts is None
@@ -458,9 +503,6 @@ class TransformerModel(ModelKind):
         if self.max_positions is not None and length > self.max_positions:
             what = f"= {length} is longer than model.max_positions = {self.max_positions} learned positions"
             yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.max_positions}"
-        if self.window is not None and length > self.window:
-            what = f"= {length} is longer than model.window = {self.window}, and windows are not computed yet"
-            yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.window}"
         chunk = min(self.loss_chunk, length)
         if length % chunk:
             what = f"= {self.loss_chunk} does not divide batch.sequence_length = {length}"
@@ -500,8 +542,19 @@ class TransformerModel(ModelKind):
 
     @model_validator(mode="after")
     def _check_keys(self) -> TransformerModel:
-        raise_problems([*self._layer_problems(), *self._position_problems(), *self._expert_problems()])
+        problems = (self._layer_problems, self._position_problems, self._window_problems)
+        raise_problems([problem for each in (*problems, self._expert_problems) for problem in each()])
         return self
+
+    def _window_problems(self) -> Iterator[Problem]:
+        """Yield the problems with windows: some keys need another."""
+        if self.window is None and self.global_every is not None:
+            what = f"= {self.global_every} has no effect without window"
+            yield "global_every", what, "leave global_every out"
+        if self.rope_local_theta is not None and (self.global_every is None or self.rope_theta is None):
+            needs = "rope_theta" if self.rope_theta is None else "global_every"
+            what = f"= {self.rope_local_theta} has no effect without {needs}"
+            yield "rope_local_theta", what, "leave rope_local_theta out"
 
     def _layer_problems(self) -> Iterator[Problem]:
         if self.num_heads % self.num_kv_heads:

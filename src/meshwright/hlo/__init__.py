@@ -16,6 +16,7 @@ from ._annotations import module_of as module_of
 from ._annotations import parse_groups as parse_groups
 from ._annotations import phase_of as phase_of
 from ._annotations import shares_of as shares_of
+from ._annotations import twice_seen as twice_seen
 from ._text import COLLECTIVES as COLLECTIVES
 from ._text import FREE as FREE
 from ._text import OTHER_EXCHANGES as OTHER_EXCHANGES

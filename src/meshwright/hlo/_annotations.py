@@ -141,6 +141,16 @@ def shares_of(scopes: str) -> dict[str, Fraction]:
     return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
 
 
+def twice_seen(length: int, window: int) -> int:
+    """Return twice the pairs of causal attention in a window: 2 S W - W^2, as S^2 without one.
+
+    >>> twice_seen(8192, 8192) == 8192**2
+    True
+    """
+    window = min(window, length)
+    return (2 * length - window) * window
+
+
 def module_of(op_name: str) -> str:
     """Return the caller's scopes joined by "/", or "" where there are none or XLA named the instruction.
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ..hlo import Array, Computation, Instruction, Program
+from ..hlo import Array, Computation, Instruction, Program, twice_seen
 
 Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
 
@@ -237,7 +237,9 @@ def _attention(computation: Computation, instruction: Instruction) -> MultiplyAd
     query = computation.operand_arrays(instruction)[0]
     scores = [int(d) for d in config["intermediate_tensor_shape"]["dimensions"]]
     one = 2 * math.prod(scores) * query.dims[-1]
-    if "CAUSAL" in config["mask_type"]:
+    if window := int(config.get("sliding_window_length", 0)):
+        one = math.prod(scores[:-2]) * twice_seen(scores[-1], window) * query.dims[-1]
+    elif "CAUSAL" in config["mask_type"]:
         one //= 2
     backward = "Backward" in instruction.custom_call_target
     num_matmuls, repeated = (5, one) if backward else (2, 0)

@@ -290,61 +290,91 @@ def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_
         return Documents(segments, positions, bias)
 
 
+class Shape(NamedTuple):
+    """The shape of attention beside causality.
+
+    `window`: the positions that a token sees, its own included; None for all. `cap`: scores become
+    cap x tanh(scores / cap); None leaves them as they are (Gemma 2, https://arxiv.org/abs/2408.00118).
+    """
+
+    window: int | None = None
+    cap: float | None = None
+
+
 def causal_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
-    value: Float[Array, "batch sequence kv_heads head_dim"],
+    value: Float[Array, "batch sequence kv_heads value_dim"],
     context: Context,
     documents: Documents | None = None,
-) -> Float[Array, "batch sequence heads head_dim"]:
+    shape: Shape = Shape(),
+) -> Float[Array, "batch sequence heads value_dim"]:
     """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
-    Query heads share key heads in groups. If `context` shards the sequence, it is in ring order.
+    Query heads share key heads in groups. If `context` shards the sequence, it is in ring order, and the
+    shape is `Shape()`. cuDNN has windows where windows hold one document; capped scores, and values of
+    another width than keys, run in plain blocks.
     """
-    cudnn = uses_cudnn(context, query.shape[-1]) and (documents is None or documents.bias is not None)
+    if shape.window is not None and shape.window >= query.shape[1]:
+        shape = shape._replace(window=None)
+    cudnn = uses_cudnn(context, query.shape[-1]) and (
+        documents is None or (documents.bias is not None and shape.window is None)
+    )
+    cudnn = cudnn and shape.cap is None and value.shape[-1] == query.shape[-1]
     with jax.named_scope("attention"):
         if axis_size(context.mesh, AXIS) > 1:
+            assert shape == Shape() and value.shape == key.shape, "check_layout refuses this over a ring"
             segments = None if documents is None else documents.segments
             return ring_attention(query, key, value, segments, context.mesh, cudnn)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
-        local = partial(_on_one_device, cudnn=cudnn)
+        local = partial(_on_one_device, cudnn=cudnn, shape=shape)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
         return checkpoint_name(context.pin(each(query, key, value, documents), *HEADS), NAME)
 
 
 def _on_one_device(
-    query: Array, key: Array, value: Array, documents: Documents | None, *, cudnn: bool
+    query: Array, key: Array, value: Array, documents: Documents | None, *, cudnn: bool, shape: Shape
 ) -> Array:
     if cudnn:
         bias = None if documents is None else documents.bias
-        return jax.nn.dot_product_attention(query, key, value, bias, is_causal=True, implementation="cudnn")
+        sizes = None if shape.window is None else (shape.window - 1, 0)  # to the left and to the right
+        return jax.nn.dot_product_attention(
+            query, key, value, bias, is_causal=True, local_window_size=sizes, implementation="cudnn"
+        )
     # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))
     outputs = []
-    for start, stop, scope in causal_blocks(query.shape[1]):
+    for low, start, stop, scope in causal_blocks(query.shape[1], shape.window):
         with scope:
-            block = jax.checkpoint(_block, static_argnums=3)
-            segments = None if documents is None else documents.segments[:, :stop]
-            rows, keys, values = grouped[:, :, :, start:stop], key[:, :, :stop], value[:, :, :stop]
-            outputs.append(block(rows, keys, values, start, segments))
+            block = jax.checkpoint(partial(_block, first_row=start - low, shape=shape))
+            segments = None if documents is None else documents.segments[:, low:stop]
+            rows, keys, values = grouped[:, :, :, start:stop], key[:, :, low:stop], value[:, :, low:stop]
+            outputs.append(block(rows, keys, values, segments))
     return rearrange(jnp.concatenate(outputs, axis=3), "b k g s d -> b s (k g) d")
 
 
 def _block(
     query: Float[Array, "batch kv_heads group q head_dim"],
     key: Float[Array, "batch kv_heads keys head_dim"],
-    value: Float[Array, "batch kv_heads keys head_dim"],
-    first_position: int,
+    value: Float[Array, "batch kv_heads keys value_dim"],
     segments: Int[Array, "batch keys"] | None,
-) -> Float[Array, "batch kv_heads group q head_dim"]:
+    *,
+    first_row: int,
+    shape: Shape,
+) -> Float[Array, "batch kv_heads group q value_dim"]:
+    """Attend with one block of queries, the first of which stands at the key `first_row`."""
     scale = query.shape[-1] ** -0.5
     scores = jnp.einsum("bkgqd,bksd->bkgqs", query * scale, key).astype(jnp.float32)
-    positions = first_position + jnp.arange(query.shape[3])
-    causal = positions[:, None] >= jnp.arange(key.shape[2])[None, :]
-    seen = causal[None, None, None]
+    if shape.cap is not None:
+        scores = shape.cap * jnp.tanh(scores / shape.cap)
+    rows, keys = first_row + jnp.arange(query.shape[3])[:, None], jnp.arange(key.shape[2])[None, :]
+    seen = rows >= keys
+    if shape.window is not None:
+        seen = seen & (keys > rows - shape.window)
+    seen = seen[None, None, None]
     if segments is not None:
-        same = segments[:, first_position:, None] == segments[:, None, :]
+        same = segments[:, first_row:, None] == segments[:, None, :]
         seen = seen & same[:, None, None]
     scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

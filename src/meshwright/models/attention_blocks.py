@@ -135,7 +135,7 @@ class Blocks(Kernel):
         length = part.query.shape[1]
         if causal:
             blocks = []
-            for start, stop, scope in causal_blocks(length):
+            for _, start, stop, scope in causal_blocks(length):
                 with scope:
                     blocks.append(_forward(rows.at(start, stop - start), keys.until(stop), start))
             out, log_sum_exp = (jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True))
@@ -156,7 +156,7 @@ class Blocks(Kernel):
         d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (keys.key, keys.value))
         if causal:
             blocks = []
-            for start, stop, scope in causal_blocks(length):
+            for _, start, stop, scope in causal_blocks(length):
                 with scope:
                     d_rows, *more = _backward(rows.at(start, stop - start), keys.until(stop), start)
                 blocks.append(d_rows)
@@ -223,15 +223,27 @@ def _largest_block(length: int) -> int:
     return max(MIN_BLOCK, -(-length // MAX_BLOCKS))
 
 
-def causal_blocks(length: int) -> Iterator[tuple[int, int, AbstractContextManager[Any]]]:
-    """Yield the first and last row of each block of queries, and the scope of its work.
+def causal_blocks(
+    length: int, window: int | None = None
+) -> Iterator[tuple[int, int, int, AbstractContextManager[Any]]]:
+    """Yield for each block of queries its first key, its first row, the end of both, and the scope of its work.
 
-    The scope tells the counter of model FLOPs which share of the work causality needs.
+    With a `window`, row i sees the keys from i - window + 1 to i; without, all keys up to i. The scope tells
+    the counter of model FLOPs which share of the work that needs: row i counts min(i + 1/2, window) keys.
     """
     size = _largest_block(length)
+    window = length if window is None else min(window, length)
+
+    def twice_needed(rows: int) -> int:  # twice the keys that the first rows need
+        return rows**2 if rows <= window else (2 * rows - window) * window
+
     for start in range(0, length, size):
         stop = min(start + size, length)
-        yield start, stop, jax.named_scope(f"needed_{start + stop}_of_{2 * stop}")
+        low = max(0, start - window + 1) // MIN_BLOCK * MIN_BLOCK
+        needed, done = twice_needed(stop) - twice_needed(start), 2 * (stop - start) * (stop - low)
+        if window == length:  # the same share in smaller numbers
+            needed, done = start + stop, 2 * stop
+        yield low, start, stop, jax.named_scope(f"needed_{needed}_of_{done}")
 
 
 def _even_block(length: int) -> int:

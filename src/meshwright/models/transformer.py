@@ -30,7 +30,7 @@ from ..sharding import axis_size, look_up, num_shards, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import NAME as ATTENTION_NAME
-from .attention import Documents, causal_attention, documents_of, in_ring_order, ring_positions
+from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .experts import NAME as EXPERT_NAME
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .loss import LEFT_OUT, Targets, mean_cross_entropy
@@ -266,24 +266,39 @@ class Transformer(Model):
     ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
         """Apply `layers`, numbered from `first` in the model; return the output and their `Balance`."""
 
-        def block(x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
+        def block(window: int | None, x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
             x = checkpoint_name(x, BLOCK_INPUT)
-            return self._block(x, layer[0], layer[1], context, documents)
+            return self._block(x, layer[0], layer[1], context, documents, window)
+
+        def blocks(scanned: bool) -> list[Any]:
+            each = (partial(block, window) for window in self.config.windows)
+            return [rematerialised(one, context, scanned=scanned) for one in each]
 
         unrolled = self.config.unroll
-        block = rematerialised(block, context, scanned=not unrolled)
         num_layers = len(layers) if unrolled else jax.tree.leaves(layers)[0].shape[0]
         indices = first + jnp.arange(1, num_layers + 1)
         with jax.named_scope("layers"):
             if unrolled:
-                each: list[Balance | None] = []
-                for index, layer in enumerate(layers):
-                    x, one = block(x, (layer, indices[index]))
-                    each.append(one)
-                balance = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
-            else:
-                x, balance = jax.lax.scan(block, x, (layers, indices))
-        return x, balance
+                return _one_by_one(blocks(scanned=False), x, list(zip(layers, indices, strict=True)))
+            size = len(self.config.windows)
+            if size == 1:
+                return jax.lax.scan(blocks(scanned=True)[0], x, (layers, indices))
+            whole = num_layers // size * size
+
+            def group(x: Array, layers: Tree) -> tuple[Array, Balance | None]:
+                return _one_by_one(inner, x, [_at(layers, place) for place in range(size)])
+
+            inner = blocks(scanned=True)
+            grouped = jax.tree.map(
+                lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), (layers, indices)
+            )
+            x, balance = jax.lax.scan(group, x, grouped)
+            balance = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), balance)
+            if whole < num_layers:  # the last group is not whole
+                rest = [_at((layers, indices), place) for place in range(whole, num_layers)]
+                x, more = _one_by_one(blocks(scanned=False), x, rest)
+                balance = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), balance, more)
+            return x, balance
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """Return the output matrix, gathered for use; the embedding if they are tied."""
@@ -361,7 +376,13 @@ class Transformer(Model):
         return mean_cross_entropy(hidden, head, targets, context, self.config.loss_chunk)
 
     def _block(
-        self, x: Array, layer: Tree, index: Array, context: Context, documents: Documents | None
+        self,
+        x: Array,
+        layer: Tree,
+        index: Array,
+        context: Context,
+        documents: Documents | None,
+        window: int | None,
     ) -> tuple[Array, Balance | None]:
         c = self.config
         with jax.named_scope("attention_block"):
@@ -375,8 +396,8 @@ class Transformer(Model):
                 )
             if c.rope_theta is not None:
                 places = _places(x.shape[1], context, documents)
-                query, key = (_rotate(t, _frequencies(c), places) for t in (query, key))
-            out = causal_attention(query, key, value, context, documents)
+                query, key = (_rotate(t, _frequencies(c, window is not None), places) for t in (query, key))
+            out = causal_attention(query, key, value, context, documents, Shape(window))
             out = self._project(out, layer, "attention", "output", context)
             out = self._normed(out, layer, "attention_out_norm", context)
             entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
@@ -482,6 +503,21 @@ class Transformer(Model):
         return jnp.where(context.pin(mask, *RESIDUAL), x / kept, 0).astype(x.dtype)
 
 
+def _one_by_one(
+    blocks: list[Any], x: Array, layers: list[tuple[Tree, Array]]
+) -> tuple[Array, Balance | None]:
+    """Apply `layers`, each with the block of its place in a group; return the output and their `Balance`."""
+    each: list[Balance | None] = []
+    for place, layer in enumerate(layers):
+        x, one = blocks[place % len(blocks)](x, layer)
+        each.append(one)
+    return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+
+
+def _at(stacked: Tree, place: int) -> Tree:
+    return jax.tree.map(lambda a: a[place], stacked)
+
+
 def _places(
     length: int, context: Context, documents: Documents | None
 ) -> Int[Array, "batch_or_1 sequence"] | None:
@@ -516,8 +552,10 @@ def rotated_dim(config: TransformerModel) -> int:
     return 2 * int(config.head_dim * config.rotary_share / 2)
 
 
-def _frequencies(config: TransformerModel) -> Float[Array, " half"]:
+def _frequencies(config: TransformerModel, is_local: bool) -> Float[Array, " half"]:
     """Return the angles per position by which rotary embedding turns each pair of numbers.
+
+    `is_local`: of a layer with a window, which may have a base of its own and is then not stretched.
 
     With `rope_factor` F, original length L and factors l < h, a wavelength w stays below L / h and is
     stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l)
@@ -525,7 +563,10 @@ def _frequencies(config: TransformerModel) -> Float[Array, " half"]:
     """
     assert config.rope_theta is not None, "positions are rotary"
     half = rotated_dim(config) // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    exponents = -jnp.arange(half, dtype=jnp.float32) / half
+    if is_local and config.rope_local_theta is not None:
+        return config.rope_local_theta**exponents
+    frequency = config.rope_theta**exponents
     if config.rope_factor is None or config.rope_original_positions is None:
         return frequency
     low, high = config.rope_low_factor, config.rope_high_factor

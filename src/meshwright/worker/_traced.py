@@ -34,7 +34,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval
 
 from ..compiler import TracedFlops
-from ..hlo import module_of, phase_of, shares_of
+from ..hlo import module_of, phase_of, shares_of, twice_seen
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -192,7 +192,10 @@ def _scores(eqn: Any) -> int:
     heads_first = eqn.params["layout"] == 1  # BNTH
     q_length, heads = (query[2], query[1]) if heads_first else (query[1], query[2])
     k_length = key[2] if heads_first else key[1]
-    flops = 2 * query[0] * heads * q_length * k_length * query[3]
+    each = 2 * query[0] * heads * query[3]
+    if window := eqn.params.get("sliding_window_length"):
+        return each // 2 * twice_seen(q_length, window)
+    flops = each * q_length * k_length
     return flops // 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
 
 
