@@ -227,7 +227,7 @@ def _weigh_live(
     fleet = on if isinstance(on, Fleet) else fleet_of(on)
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
-    lowered = lowered_call(step, args, kwargs, platform)
+    lowered = lowered_call(step, args, kwargs, platform, next(iter(fleet.chip.device_kinds), ""))
     alone = lowered.num_devices == 1 and fleet.num_devices > 1
     if not alone and lowered.num_devices != fleet.num_devices:
         raise InputError(

@@ -30,7 +30,9 @@ from ._records import Timeline as Timeline
 from ._rules import CustomCall as CustomCall
 from ._rules import MultiplyAdds as MultiplyAdds
 from ._rules import left_dimensions as left_dimensions
+from ._rules import mark_kernels as mark_kernels
 from ._rules import register_call as register_call
+from ._rules import traced_kernel_of as traced_kernel_of
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
 from ._traffic import message_of as message_of
@@ -44,7 +46,9 @@ def executions_in(folder: Path) -> Executions:
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    return executions_of(parse_program(read_text(folder, "program.hlo.txt")))
+    program = parse_program(read_text(folder, "program.hlo.txt"))
+    mark_kernels(program, Compiled.load(folder).traced_flops.kernels)
+    return executions_of(program)
 
 
 def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:
@@ -75,7 +79,11 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         traffic=traffic,
         unpriced=(*compiled.traced_flops.unpriced, *unpriced),
         findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
-        assumptions=(*compiled.without_options, *_counted(executed.assumptions)),
+        assumptions=(
+            *compiled.without_options,
+            *compiled.traced_flops.assumptions,
+            *_counted(executed.assumptions),
+        ),
     )
 
 

@@ -9,6 +9,7 @@ Leaves of the arguments that are no arrays (functions, configurations, `None`) a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import get_compile_options
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
@@ -74,7 +75,11 @@ class LoweredText:
 
 
 def lowered_call(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], platform: str
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    platform: str,
+    device_kind: str = "",
 ) -> LoweredText:
     """Return a call of a function, lowered for a platform.
 
@@ -82,14 +87,16 @@ def lowered_call(
         step: any callable: plain, jitted by JAX, Flax NNX or Equinox, a method, a partial.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`, anywhere in them; shardings on a mesh of the user's
             own are kept.
+        device_kind: the target's devices as JAX names them; kernels of Pallas are lowered for a kind.
 
     Raises:
         InputError: the call fails while it is traced or lowered.
     """
     try:
-        traced, names = _traced(step, args, kwargs)
-        with callbacks_without_devices():
-            lowered = traced.lower(lowering_platforms=(platform,))
+        with _devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
+            traced, names = _traced(step, args, kwargs)
+            with callbacks_without_devices():
+                lowered = traced.lower(lowering_platforms=(platform,))
     except Exception as failed:
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
@@ -119,11 +126,21 @@ def lowered_call(
         arguments=tuple(
             _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
         ),
-        traced_flops=count_traced(jaxpr, platform),
+        traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts),
     )
     parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return dataclasses.replace(made, digest=digest, answers=answers_of(asked, lowered) if asked else None)
+
+
+def _devices_of_kind(kind: str, platform: str) -> contextlib.AbstractContextManager[Any]:
+    """Let JAX trace and lower as if it ran on devices of a kind."""
+    context = jax.sharding.get_abstract_mesh()
+    if not kind or not context.empty or platform == "cpu":
+        return contextlib.nullcontext()
+    names = {"device_kind": kind, "num_cores": None, "platform": "gpu" if platform == "cuda" else platform}
+    known = {field.name: names[field.name] for field in dataclasses.fields(AbstractDevice)}
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**known)))
 
 
 def _traced(

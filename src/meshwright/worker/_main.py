@@ -153,7 +153,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
     say("counting")
-    flops = count_traced(traced.jaxpr.jaxpr, request.platform)
+    flops = count_traced(traced.jaxpr.jaxpr, request.platform, traced.jaxpr.consts)
     say("compiling")
     accepted = accepted_options(request.options, _identity())
     executable = _compile_lowered(lowered, request, accepted.options, work)
