@@ -238,6 +238,50 @@ def test_a_foreign_function_counts_by_its_rule_alone(own_rules):
     assert [kernel.operands for kernel in flops.kernels] == [(("f16", (M, K)), ("f16", (K, N)))]
 
 
+PROGRAM = """
+import warnings
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+def double(x, out):
+    out[:, :] = 2 * x[:, :]
+def program(mesh):
+    one = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    params = triton.CompilerParams(num_warps=4)
+    call = pl.pallas_call(double, out_shape=one, name="outside", compiler_params=params)
+    return call, (one,)
+"""
+RULES = "import meshwright as mw\nmw.register_kernel('outside', lambda call: mw.KernelFlops(model={flops}))"
+
+
+def test_a_rules_file_reaches_a_program_by_name(tmp_path, monkeypatch, forked_workers):
+    (tmp_path / "outside.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    assert mw.weigh("outside:program", on="1xH100").ledger.flops.model == 0
+    for flops in (1000, 3000):  # another rule is another account of the same program
+        (tmp_path / "rules.py").write_text(RULES.format(flops=flops))
+        found = mw.weigh("outside:program", on="1xH100", rules="rules.py").ledger.flops
+        assert found.model == found.executed == flops
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "cannot be read"), ("1 / 0", "rules in rules.py failed: ZeroDivisionError")],
+)
+def test_rules_that_fail_are_refused_with_their_words(text, words, tmp_path, monkeypatch, forked_workers):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside.py").write_text(PROGRAM)
+    if text is not None:
+        (tmp_path / "rules.py").write_text(text)
+    with pytest.raises(mw.InputError, match=words):
+        mw.weigh("outside:program", on="1xCPU", rules="rules.py")
+
+
+def test_a_configuration_takes_no_rules(tmp_path):
+    with pytest.raises(mw.InputError, match="a configuration takes no rules"):
+        mw.weigh("linear", on="1xCPU", rules=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "rule", "words"), [("", len, "has no name"), ("mine", 3, "is not a function: 3")]
 )

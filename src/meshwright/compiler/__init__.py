@@ -16,7 +16,7 @@ from ._functions import where as where
 from ._kernels import Kernel as Kernel
 from ._kernels import KernelCall as KernelCall
 from ._kernels import KernelFlops as KernelFlops
-from ._kernels import read_rules as read_rules
+from ._kernels import RulesFile as RulesFile
 from ._kernels import register_kernel as register_kernel
 from ._kernels import registered_rule as registered_rule
 from ._record import SCHEMA as SCHEMA

@@ -7,7 +7,6 @@ and returns.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,19 +105,38 @@ def registered_rule(name: str) -> KernelRule | None:
     return _REGISTERED[max(beginnings, key=len)] if beginnings else None
 
 
-def read_rules(file: Path) -> None:
-    """Run a Python file that registers rules for kernels.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesFile:
+    """A Python file that registers rules for kernels, as it was read."""
 
-    Raises:
-        InputError: the file does not exist or fails.
-    """
-    spec = importlib.util.spec_from_file_location("meshwright_rules", file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise InputError(f"there is no Python file {file} with rules", hint="name a file that ends in .py")
-    try:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    except Exception as failed:
-        raise InputError(
-            f"the rules in {file} failed: {type(failed).__name__}: {failed}",
-            hint="it is a Python file that calls meshwright.register_kernel(name, rule)",
-        ) from failed
+    path: str
+    text: str
+
+    @staticmethod
+    def read(path: str | Path) -> RulesFile:
+        """Read a file.
+
+        Raises:
+            InputError: there is no such file, or it is no text.
+        """
+        try:
+            return RulesFile(path=str(path), text=Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as failed:
+            raise InputError(
+                f"the rules in {path} cannot be read: {failed}",
+                hint="name a Python file that calls meshwright.register_kernel(name, rule)",
+            ) from failed
+
+    def register(self) -> None:
+        """Run the file in this process.
+
+        Raises:
+            InputError: it fails.
+        """
+        try:
+            exec(compile(self.text, self.path, "exec"), {"__name__": "rules", "__file__": self.path})
+        except Exception as failed:
+            raise InputError(
+                f"the rules in {self.path} failed: {type(failed).__name__}: {failed}",
+                hint="it is a Python file that calls meshwright.register_kernel(name, rule)",
+            ) from failed

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from ..errors import InputError
 from ..records import EXACT, read_record
-from ._kernels import Kernel
+from ._kernels import Kernel, RulesFile
 
 SCHEMA = 1
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
@@ -168,6 +168,7 @@ class Request:
     search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
     knobs: dict[str, str] = field(default_factory=dict[str, str])  # the function's keyword arguments, as text
     digest: str = ""  # of a program lowered by the caller, whose text lies in the worker's folder
+    rules: RulesFile | None = None  # for kernels of the function's program
     describes: bool = False  # answer with what the function declares (`Declared`) instead of compiling
 
     def to_json(self) -> str:

@@ -187,7 +187,7 @@ def _running_format(machine: Machine, instruction: Instruction, format_name: str
 
 def _precision(instruction: Instruction) -> str:
     gemm: dict[str, Any] = {}
-    if instruction.opcode == "custom-call":
+    if instruction.opcode == "custom-call" and instruction.custom_call_target.startswith("__cublas"):
         gemm = instruction.backend_config.get("gemm_backend_config", {})
     return f"{instruction.attributes.get('operand_precision', '')}{gemm.get('precision_config', '')}".lower()
 

@@ -31,9 +31,10 @@ _SAME = ("convert_element_type", "copy", "stop_gradient", "reshape", "squeeze", 
 # What a kernel's body may hold beside the arithmetic of other programs: none of it multiplies matrices.
 _IN_KERNELS = """
 program_id num_programs get swap load store masked_load masked_swap addupdate atomic_rmw atomic_cas
-multiple_of max_contiguous run_scoped dma_start dma_wait semaphore_read semaphore_signal semaphore_wait get_global
-repeat debug_print delay roll prng_seed prng_random_bits bitcast assume debug_barrier copy_gmem_to_smem
-copy_smem_to_gmem wait_smem_to_gmem commit_group barrier_wait barrier_arrive set_max_registers
+multiple_of max_contiguous run_scoped dma_start dma_wait semaphore_read semaphore_signal semaphore_wait
+get_global repeat debug_print delay roll prng_seed prng_random_bits bitcast assume debug_barrier
+copy_gmem_to_smem copy_smem_to_gmem wait_smem_to_gmem commit_group barrier_wait barrier_arrive
+set_max_registers
 """
 IN_KERNELS = frozenset(_IN_KERNELS.split())
 

@@ -9,7 +9,6 @@ Leaves of the arguments that are no arrays (functions, configurations, `None`) a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import get_compile_options
-from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
-from ._callbacks import callbacks_without_devices
+from ._deviceless import callbacks_without_devices, devices_of_kind
 from ._foreign import argument_paths
 from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
@@ -93,7 +92,7 @@ def lowered_call(
         InputError: the call fails while it is traced or lowered.
     """
     try:
-        with _devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
+        with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
             traced, names = _traced(step, args, kwargs)
             with callbacks_without_devices():
                 lowered = traced.lower(lowering_platforms=(platform,))
@@ -131,16 +130,6 @@ def lowered_call(
     parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return dataclasses.replace(made, digest=digest, answers=answers_of(asked, lowered) if asked else None)
-
-
-def _devices_of_kind(kind: str, platform: str) -> contextlib.AbstractContextManager[Any]:
-    """Let JAX trace and lower as if it ran on devices of a kind."""
-    context = jax.sharding.get_abstract_mesh()
-    if not kind or not context.empty or platform == "cpu":
-        return contextlib.nullcontext()
-    names = {"device_kind": kind, "num_cores": None, "platform": "gpu" if platform == "cuda" else platform}
-    known = {field.name: names[field.name] for field in dataclasses.fields(AbstractDevice)}
-    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**known)))
 
 
 def _traced(
