@@ -6,11 +6,12 @@ Used by: `predict`, which walks the same `hlo.Program`, `reconciliation`, `plann
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
-from meshwright.hlo import Executions, parse_program
+from meshwright.hlo import Executions, Frame, parse_program, place_of_frames, with_place
 
 from ._findings import findings_of
 from ._flops import executed_flops, flop_ledger
@@ -46,9 +47,15 @@ def executions_in(folder: Path) -> Executions:
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    program = parse_program(read_text(folder, "program.hlo.txt"))
-    mark_kernels(program, Compiled.load(folder).traced_flops.kernels)
+    compiled = Compiled.load(folder)
+    foreign = compiled.num_parameters is None  # its author may have set no scopes
+    program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if foreign else None)
+    mark_kernels(program, compiled.traced_flops.kernels)
     return executions_of(program)
+
+
+def _by_source(op_name: str, frames: Sequence[Frame]) -> str:
+    return with_place(op_name, place_of_frames(frames))
 
 
 def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def lowered_call(
         arguments=tuple(
             _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
         ),
-        traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts),
+        traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts, by_source=True),
     )
     parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -138,7 +139,8 @@ def _traced(
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
-    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate.
+    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate; of its results the
+    arrays and numbers are kept (a module of Equinox holds functions, too).
     """
     if (trace := getattr(step, "trace", None)) is not None:
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
@@ -155,7 +157,8 @@ def _traced(
         given = iter(arrays)
         whole = [next(given) if known else leaf for leaf, known in zip(fixed, is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, whole)
-        return step(*args, **kwargs)
+        results = jax.tree.leaves(step(*args, **kwargs))
+        return [leaf for leaf in results if _is_array(leaf) or isinstance(leaf, numbers.Number)]
 
     shapes = [_shape_of(leaf) for leaf, known in zip(leaves, is_array, strict=True) if known]
     names = [path for path, known in zip(paths, is_array, strict=True) if known]

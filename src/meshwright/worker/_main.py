@@ -157,7 +157,9 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
     say("counting")
-    flops = count_traced(traced.jaxpr.jaxpr, request.platform, traced.jaxpr.consts)
+    flops = count_traced(
+        traced.jaxpr.jaxpr, request.platform, traced.jaxpr.consts, by_source=request.function is not None
+    )
     say("compiling")
     accepted = accepted_options(request.options, _identity())
     executable = _compile_lowered(lowered, request, accepted.options, work)

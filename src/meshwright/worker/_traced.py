@@ -30,11 +30,12 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from jax._src import source_info_util  # no public name reads an equation's frames
 from jax.extend import core
 from jax.interpreters import partial_eval
 
 from ..compiler import Kernel, TracedFlops
-from ..hlo import module_of, phase_of, shares_of
+from ..hlo import module_of, phase_of, place_of_frames, shares_of
 from ._grid import Undecided, scan_sizes
 from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
 
@@ -218,7 +219,9 @@ RULES: dict[str, Rule] = {
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 
 
-def count_traced(jaxpr: core.Jaxpr, platform: str, constants: Sequence[Any] = ()) -> TracedFlops:
+def count_traced(
+    jaxpr: core.Jaxpr, platform: str, constants: Sequence[Any] = (), by_source: bool = False
+) -> TracedFlops:
     """Return the FLOPs of `jaxpr` by phase and module, and the list of calls without a rule.
 
     Work that rematerialisation repeats counts as recomputation if its first run is live. If nothing uses the
@@ -229,13 +232,14 @@ def count_traced(jaxpr: core.Jaxpr, platform: str, constants: Sequence[Any] = ()
         jaxpr: the whole step, with global shapes.
         platform: the platform it is compiled for: cuda | tpu | cpu.
         constants: the values of its `constvars`; kernels read their masks there.
+        by_source: give work outside any scope to the function and line that it comes from.
     """
     known = dict(zip(jaxpr.constvars, constants, strict=False))
     alive, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    counter = _Counter(platform)
+    counter = _Counter(platform, by_source)
     counter.walk(alive, "", Fraction(1), known)
     if counter.again:
-        written = _Counter(platform)
+        written = _Counter(platform, by_source)
         written.walk(jaxpr, "", Fraction(1), known)
         counter.call_first_what_is_not_repeated(written)
     counts = {key: flops for key, flops in counter.counts.items() if flops}
@@ -285,13 +289,18 @@ def _inner(eqn: Any, program: Any, known: _Known, constants: int | None = None, 
     return own | {inner: known[outer] for inner, outer in passed if _is_variable(outer) and outer in known}
 
 
+def _place_of(eqn: Any) -> str:
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    return place_of_frames([(f.file_name, f.function_name, f.start_line) for f in frames])
+
+
 def _is_variable(atom: Any) -> bool:
     return not hasattr(atom, "val")  # a literal has no name, and cannot be looked up
 
 
 class _Counter:
-    def __init__(self, platform: str) -> None:
-        self.platform = platform
+    def __init__(self, platform: str, by_source: bool) -> None:
+        self.platform, self.by_source = platform, by_source
         self.counts = _Counts(Fraction)  # by phase and module
         self.unpriced: Counter[str] = Counter()
         self.kernels: dict[Kernel, None] = {}
@@ -376,7 +385,7 @@ class _Counter:
     ) -> None:
         name = eqn.primitive.name
         of_attention |= "attention" in name or ("needed_" in scopes and "attention" in scopes)
-        module = module_of(f"{scopes}/{name}")
+        module = module_of(f"{scopes}/{name}") or (_place_of(eqn) if self.by_source else "")
         for part, amount in flops.items():
             scaled = times * amount
             for share in shares_of(scopes).values():
@@ -405,7 +414,7 @@ class _Counter:
             if platforms is None or self.platform in platforms:  # the default comes last
                 self.walk(branch.jaxpr, scopes, times, _inner(eqn, branch, known, first=1))
                 return
-        counters = [_Counter(self.platform) for _ in branches]
+        counters = [_Counter(self.platform, self.by_source) for _ in branches]
         for counter, branch in zip(counters, branches, strict=True):
             counter.walk(branch.jaxpr, scopes, times, _inner(eqn, branch, known, first=1))
             self.unpriced.update(counter.unpriced)
