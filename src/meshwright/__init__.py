@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .api._train import train as train
     from .api._weigh import load as load
     from .api._weigh import weigh as weigh
+    from .compiler import KernelCall as KernelCall
+    from .compiler import KernelFlops as KernelFlops
+    from .compiler import register_kernel as register_kernel
     from .config import RunConfig as RunConfig
     from .errors import CompileError as CompileError
     from .errors import InputError as InputError

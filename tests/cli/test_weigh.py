@@ -247,3 +247,11 @@ def test_the_predicted_step_can_be_a_trace(meshwright, tmp_path):
     assert (refused.status, "cannot write" in refused.talk) == (2, True)
     simulated = ("weigh", "linear", "--on", "1xMI300X", "--simulate", "--trace", str(tmp_path / "t.json"))
     assert "no time is predicted for 1xMI300X" in meshwright(*simulated).talk
+
+
+def test_rules_for_kernels_are_read_from_a_file(meshwright, tmp_path):
+    (tmp_path / "rules.py").write_text("1 / 0")
+    rules = str(tmp_path / "rules.py")
+    answer = meshwright("weigh", "recurrent:train_step", "--on", "2xCPU", "--rules", rules)
+    assert answer.status == 2
+    assert "ZeroDivisionError" in answer.talk

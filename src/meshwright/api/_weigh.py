@@ -19,6 +19,7 @@ from ..compiler import (
     TARGET_COMPILER,
     Compiled,
     Request,
+    RulesFile,
     compile_program,
     is_compiled,
     requested_options,
@@ -63,6 +64,7 @@ def weigh(
     simulate: bool = False,
     tokens: float | str | None = None,
     price_per_device_hour: float | str | None = None,
+    rules: str | Path | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing: ...
 
@@ -75,6 +77,7 @@ def weigh(
     kwargs: Mapping[str, Any] | None = None,
     on: str | Fleet,
     simulate: bool = False,
+    rules: str | Path | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing: ...
 
@@ -100,6 +103,7 @@ def weigh(
     simulate: bool = False,
     tokens: float | str | None = None,
     price_per_device_hour: float | str | None = None,
+    rules: str | Path | None = None,
     on_event: Callable[[Phase], None] = ignore,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -119,6 +123,7 @@ def weigh(
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         tokens: the tokens of the whole run, 15e9 or "15B"; those of the config's `steps` if not given.
         price_per_device_hour: in your currency; the fleet's own if not given.
+        rules: a Python file that calls `register_kernel`, for the kernels of a function.
         on_event: called with each `Phase` of the weighing as it begins.
         args, kwargs: the arguments of a function: arrays or `jax.ShapeDtypeStruct`, on a mesh of your own or
             on none; or of a PyTorch module's `forward`: tensors may be real, meta or fake.
@@ -144,7 +149,7 @@ def weigh(
             "overrides": overrides or None,
             "simulate": simulate or None,
         }
-        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour, "rules": rules}
         _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
@@ -160,6 +165,8 @@ def weigh(
         for_others |= {"price_per_device_hour": price_per_device_hour}
         _refuse("a function", for_others)
         _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
+        if rules is not None:
+            RulesFile.read(rules).register()
         return _weigh_live(config, args or (), kwargs or {}, on, simulate=simulate, on_event=on_event)
     _refuse("a config", for_torch)
     if on is None:
@@ -171,10 +178,17 @@ def weigh(
     if run is None:
         _refuse_totals(config, tokens, price_per_device_hour)
         mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-        knobs = knobs_of(overrides)
         return weigh_resolved(
-            config, fleet, mesh, simulate=simulate, num_steps=None, knobs=knobs, on_event=on_event
+            config,
+            fleet,
+            mesh,
+            simulate=simulate,
+            num_steps=None,
+            knobs=knobs_of(overrides),
+            rules=None if rules is None else RulesFile.read(rules),
+            on_event=on_event,
         )
+    _refuse("a configuration", {"rules": rules})
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
@@ -227,7 +241,7 @@ def _weigh_live(
     fleet = on if isinstance(on, Fleet) else fleet_of(on)
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
-    lowered = lowered_call(step, args, kwargs, platform)
+    lowered = lowered_call(step, args, kwargs, platform, next(iter(fleet.chip.device_kinds), ""))
     alone = lowered.num_devices == 1 and fleet.num_devices > 1
     if not alone and lowered.num_devices != fleet.num_devices:
         raise InputError(
@@ -296,10 +310,11 @@ def weigh_resolved(
     num_steps: int | None,
     simulate: bool = False,
     knobs: Mapping[str, str] | None = None,
+    rules: RulesFile | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
-    """Weigh a config and layout from `resolved`, or a foreign program by its name and knobs."""
-    request = request_of(config, fleet, layout, simulate, knobs)
+    """Weigh a config and layout from `resolved`, or a foreign program by its name, knobs and rules."""
+    request = dataclasses.replace(request_of(config, fleet, layout, simulate, knobs), rules=rules)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     run = config if isinstance(config, RunConfig) else None

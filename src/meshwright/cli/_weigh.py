@@ -97,6 +97,10 @@ def weigh(
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
     trace: TraceOption = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
+    ] = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
     ] = False,
@@ -119,6 +123,7 @@ def weigh(
             simulate=simulate,
             tokens=tokens,
             price_per_device_hour=price,
+            rules=rules,
             on_event=on_event,
         )
         changes = explain(weighing, on_event=on_event) if explains else None

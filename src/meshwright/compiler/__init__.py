@@ -13,6 +13,12 @@ from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._functions import place_of as place_of
 from ._functions import where as where
+from ._kernels import Kernel as Kernel
+from ._kernels import KernelCall as KernelCall
+from ._kernels import KernelFlops as KernelFlops
+from ._kernels import RulesFile as RulesFile
+from ._kernels import register_kernel as register_kernel
+from ._kernels import registered_rule as registered_rule
 from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED
 from ._record import TARGET_COMPILER as TARGET_COMPILER

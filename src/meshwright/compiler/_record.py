@@ -33,6 +33,7 @@ from typing import Any, Protocol
 
 from ..errors import InputError
 from ..records import EXACT, read_record
+from ._kernels import Kernel, RulesFile
 
 SCHEMA = 1
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
@@ -63,7 +64,8 @@ class TracedFlops:
     """FLOPs of the program as written (global shapes, before the compiler), by phase.
 
     Phases: forward, backward, recompute, optimizer, other. For attention marked causal, only the needed half
-    is counted. `unpriced`: calls without a rule, with their shapes.
+    is counted. `unpriced`: calls without a rule, with their shapes. `kernels`: calls that the compiler cannot
+    look into, each once. `assumptions`: how their FLOPs were counted, in words.
     """
 
     by_phase: dict[str, int]
@@ -72,6 +74,8 @@ class TracedFlops:
     by_module: dict[str, int] = field(default_factory=dict[str, int])  # without recomputation
     # Phase -> module, with recomputation. Empty in programs compiled before it was counted.
     by_phase_and_module: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+    kernels: tuple[Kernel, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ class Request:
     search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
     knobs: dict[str, str] = field(default_factory=dict[str, str])  # the function's keyword arguments, as text
     digest: str = ""  # of a program lowered by the caller, whose text lies in the worker's folder
+    rules: RulesFile | None = None  # for kernels of the function's program
     describes: bool = False  # answer with what the function declares (`Declared`) instead of compiling
 
     def to_json(self) -> str:

@@ -6,6 +6,7 @@ traced program).
 
 from ._annotations import Axes as Axes
 from ._annotations import Coordinates as Coordinates
+from ._annotations import Frame as Frame
 from ._annotations import ProgramPhases as ProgramPhases
 from ._annotations import axes_of as axes_of
 from ._annotations import axes_of_pairs as axes_of_pairs
@@ -15,8 +16,10 @@ from ._annotations import leaves_the_domain as leaves_the_domain
 from ._annotations import module_of as module_of
 from ._annotations import parse_groups as parse_groups
 from ._annotations import phase_of as phase_of
+from ._annotations import place_of_frames as place_of_frames
 from ._annotations import shares_of as shares_of
 from ._annotations import twice_seen as twice_seen
+from ._annotations import with_place as with_place
 from ._text import COLLECTIVES as COLLECTIVES
 from ._text import FREE as FREE
 from ._text import OTHER_EXCHANGES as OTHER_EXCHANGES

@@ -11,6 +11,7 @@ with such a suffix, because the pass may have moved the only one.
 Module: JAX puts the caller's scopes (`jax.named_scope`, Flax modules) into the path, between names of its
 own: transformations (`jvp(layers)`), loops, calls and, last, the primitive. The module of
 "jit(step)/transpose(jvp(layers))/while/body/closed_call/mlp_block/up/dot_general" is "layers/mlp_block/up".
+A program whose author sets no scopes has the function and line of its source instead (`place_of_frames`).
 
 Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
 of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
@@ -29,7 +30,7 @@ import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from ._text import Computation, Instruction, Program
@@ -127,7 +128,7 @@ _SHARE = re.compile(r"(needed|busy|taken)_(\d+)_of_(\d+)(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|pmap|remat|checkpoint)\((.*)\)$")
-_EINSUM = re.compile(r"[a-z.]+,.*->.*$")
+_EINSUM = re.compile(r"[A-Za-z. ]+(,[A-Za-z. ]+)*->[A-Za-z. ]*$")
 
 
 def shares_of(scopes: str) -> dict[str, Fraction]:
@@ -165,6 +166,41 @@ def module_of(op_name: str) -> str:
     scopes = [scope for part in _parts(path)[:-1] if (scope := _scope(part))]
     # A scope appears twice where a transformation begins inside it: "jvp(loss)/transpose(loss)".
     return "/".join(scope for scope, _ in itertools.groupby(scopes))
+
+
+MOST_FRAMES = 10  # of those that JAX writes into a program
+Frame = tuple[str, str, int]  # file, function, line
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/meshwright/worker/", "<frozen ")
+
+
+def place_of_frames(frames: Sequence[Frame]) -> str:
+    """Return the place in the source that stands in for a module: "Block.__call__/model.py:31".
+
+    The innermost frame that is in no installed library is taken, else the innermost.
+
+    Args:
+        frames: of one operation, innermost first; those beyond `MOST_FRAMES` are not looked at.
+
+    >>> place_of_frames([("/x/site-packages/flax/linear.py", "dot", 7), ("/me/model.py", "f.<locals>.g", 3)])
+    'g/model.py:3'
+    """
+    near = list(frames[:MOST_FRAMES])
+    own = [frame for frame in near if not any(library in frame[0] for library in _LIBRARIES)]
+    for file, function, line in own or near:
+        return f"{function.rpartition('.<locals>.')[2]}/{file.rpartition('/')[2]}:{line}"
+    return ""
+
+
+def with_place(op_name: str, place: str) -> str:
+    """Return an operation's path with a place in the source where it has no scope of the caller's.
+
+    >>> with_place("jit(step)/jvp()/dot_general", "loss/model.py:3")
+    'jit(step)/jvp()/loss/model.py:3/dot_general'
+    """
+    if not place or "/" not in op_name or op_name.startswith("(") or module_of(op_name):
+        return op_name
+    *scopes, operation = _parts(op_name)
+    return "/".join((*scopes, place, operation))
 
 
 def _parts(path: str) -> list[str]:

@@ -13,8 +13,8 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 DTYPE_BITS = {
@@ -136,6 +136,9 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:.*?source_line=(\d+))?')
 _FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
+Frame = tuple[str, str, int]  # file, function, line
+Rename = Callable[[str, list[Frame]], str]
+MOST_PARENTS = 100
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -312,8 +315,11 @@ class Program:
                 yield computation, instruction
 
 
-def parse_program(text: str) -> Program:
+def parse_program(text: str, rename: Rename | None = None) -> Program:
     """Parse the text of a module.
+
+    Args:
+        rename: from an operation's path, and its frames of the source (innermost first), to another path.
 
     Raises:
         ValueError: a line is not understood, or the module is not scheduled. The message names the line.
@@ -335,6 +341,8 @@ def parse_program(text: str) -> Program:
             table[int(row[1])] = row[2]
         elif match := _COMPUTATION.match(line):
             computation = _computation(match[2], lines)
+            if rename is not None:
+                computation = _renamed(computation, rename, functools.partial(_frames_of, tables))
             computations[match[2]] = computation
             entry = computation if match[1] else entry
         else:
@@ -343,6 +351,36 @@ def parse_program(text: str) -> Program:
         raise ValueError("the module has no ENTRY computation")
     _check_references(computations)
     return Program(computations=computations, entry=entry, lines_by_frame=_lines_by_frame(tables))
+
+
+def _renamed(
+    computation: Computation, rename: Rename, frames_of: Callable[[int], list[Frame]]
+) -> Computation:
+    def instruction(old: Instruction) -> Instruction:
+        match = _FRAME_ID.search(old.attributes.get("metadata", ""))
+        if match is None or not int(match[1]):
+            return old
+        return replace(old, op_name=rename(old.op_name, frames_of(int(match[1]))))
+
+    made = {old.name: instruction(old) for old in computation.instructions}
+    return replace(computation, instructions=tuple(made.values()), root=made[computation.root.name])
+
+
+def _frames_of(tables: Mapping[str, Mapping[int, str]], frame: int) -> list[Frame]:
+    """Return the file, function and line of a stack frame and of those that called it, innermost first."""
+    frames: list[Frame] = []
+    # XLA prints the caller's number plus one. The first frame has no caller, so it shows what is added.
+    beyond = _numbers(tables["StackFrames"][1]).get("parent_frame_id", 0)
+    while frame > 0 and len(frames) < MOST_PARENTS:
+        row = _numbers(tables["StackFrames"][frame])
+        at = _numbers(tables["FileLocations"][row["file_location_id"]])
+        file, function = (
+            _unquoted(tables[table][at[key]].strip('"'))
+            for table, key in (("FileNames", "file_name_id"), ("FunctionNames", "function_name_id"))
+        )
+        frames.append((file, function, at["line"]))
+        frame = row.get("parent_frame_id", 0) - beyond
+    return frames
 
 
 def _check_references(computations: dict[str, Computation]) -> None:
@@ -446,12 +484,13 @@ def _line(file: str, number: int | str) -> str:
     return f"{_unquoted(file).rsplit('/', 1)[-1]}:{number}"
 
 
-def _lines_by_frame(tables: dict[str, dict[int, str]]) -> dict[int, str]:
-    def numbers(row: str) -> dict[str, int]:
-        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row)}
+def _numbers(row: str) -> dict[str, int]:
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", row)}
 
+
+def _lines_by_frame(tables: dict[str, dict[int, str]]) -> dict[int, str]:
     lines: dict[int, str] = {}
     for frame, row in tables["StackFrames"].items():
-        location = numbers(tables["FileLocations"][numbers(row)["file_location_id"]])
+        location = _numbers(tables["FileLocations"][_numbers(row)["file_location_id"]])
         lines[frame] = _line(tables["FileNames"][location["file_name_id"]].strip('"'), location["line"])
     return lines

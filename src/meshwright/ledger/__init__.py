@@ -6,11 +6,12 @@ Used by: `predict`, which walks the same `hlo.Program`, `reconciliation`, `plann
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.compiler import Compiled, read_text
 from meshwright.hardware import Fleet
-from meshwright.hlo import Executions, parse_program
+from meshwright.hlo import Executions, Frame, parse_program, place_of_frames, with_place
 
 from ._findings import findings_of
 from ._flops import executed_flops, flop_ledger
@@ -30,7 +31,9 @@ from ._records import Timeline as Timeline
 from ._rules import CustomCall as CustomCall
 from ._rules import MultiplyAdds as MultiplyAdds
 from ._rules import left_dimensions as left_dimensions
+from ._rules import mark_kernels as mark_kernels
 from ._rules import register_call as register_call
+from ._rules import traced_kernel_of as traced_kernel_of
 from ._traffic import Message as Message
 from ._traffic import is_overlapped as is_overlapped
 from ._traffic import message_of as message_of
@@ -44,7 +47,15 @@ def executions_in(folder: Path) -> Executions:
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    return executions_of(parse_program(read_text(folder, "program.hlo.txt")))
+    compiled = Compiled.load(folder)
+    foreign = compiled.num_parameters is None  # its author may have set no scopes
+    program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if foreign else None)
+    mark_kernels(program, compiled.traced_flops.kernels)
+    return executions_of(program)
+
+
+def _by_source(op_name: str, frames: Sequence[Frame]) -> str:
+    return with_place(op_name, place_of_frames(frames))
 
 
 def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Executions | None = None) -> Ledger:
@@ -75,7 +86,11 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         traffic=traffic,
         unpriced=(*compiled.traced_flops.unpriced, *unpriced),
         findings=findings_of(executions, compiled, fleet, memory, flops, traffic),
-        assumptions=(*compiled.without_options, *_counted(executed.assumptions)),
+        assumptions=(
+            *compiled.without_options,
+            *compiled.traced_flops.assumptions,
+            *_counted(executed.assumptions),
+        ),
     )
 
 

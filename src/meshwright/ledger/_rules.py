@@ -20,13 +20,16 @@ what could do arithmetic and has no rule, sorts and Fourier transforms included.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.compiler import Kernel
 from meshwright.errors import InputError
 
 from ..hlo import Array, Computation, Instruction, Program, twice_seen
@@ -46,6 +49,9 @@ class MultiplyAdds:
     flops: int
     format: str
     recompute_flops: int = 0
+
+
+KERNEL = "meshwright_kernel"  # the attribute of a call whose FLOPs the traced program has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +160,53 @@ def _rule_for(instruction: Instruction) -> _Rule | None:
     if beginnings:
         rule = _REGISTERED[max(beginnings, key=len)]
         return lambda computation, instruction: rule(_call(computation, instruction))
+    if KERNEL in instruction.attributes:
+        return lambda computation, instruction: _traced_kernel(instruction)
     return next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
+
+
+def mark_kernels(program: Program, kernels: Sequence[Kernel]) -> None:
+    """Give each custom call that is a kernel of the traced program that kernel's FLOPs.
+
+    A call is recognised by the arrays that it takes and returns. Where several kernels take and return the
+    same, its name decides. A call for which kernels of different FLOPs remain is left without any.
+    """
+    for computation, instruction in program.instructions():
+        target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
+        if not target or any(target.startswith(prefix) for prefix, _ in _TARGET_RULES):
+            continue
+        operands = [(a.dtype, a.dims) for a in computation.operand_arrays(instruction)]
+        results = [(a.dtype, a.dims) for a in instruction.arrays]
+        found = [each for each in kernels if _takes(each, operands) and list(each.results) == results]
+        text = f"{instruction.op_name} {target} {instruction.attributes.get('backend_config', '')}"
+        if len({each.flops for each in found}) > 1:
+            found = [each for each in found if each.name in text]
+        if found and len({each.flops for each in found}) == 1:
+            fields = dataclasses.asdict(found[0])
+            facts = {name: value for name, value in fields.items() if name not in ("operands", "results")}
+            instruction.attributes[KERNEL] = json.dumps(facts)
+
+
+def _takes(kernel: Kernel, operands: list[Shape]) -> bool:
+    """Return whether a call's operands are a kernel's; a compiler may append buffers of its own."""
+    return operands[: len(kernel.operands)] == list(kernel.operands)
+
+
+def traced_kernel_of(instruction: Instruction) -> Kernel | None:
+    """Return the kernel that `mark_kernels` found for an instruction, without its arrays; None for others."""
+    text = instruction.attributes.get(KERNEL)
+    return None if text is None else Kernel(**json.loads(text), operands=(), results=())
+
+
+def _traced_kernel(instruction: Instruction) -> MultiplyAdds:
+    kernel = traced_kernel_of(instruction)
+    assert kernel is not None, "the rule is of a marked call"
+    return MultiplyAdds(
+        kind=kernel.kind,
+        flops=kernel.flops,
+        format=kernel.format,
+        recompute_flops=kernel.recompute_flops,
+    )
 
 
 def _call(computation: Computation, instruction: Instruction) -> CustomCall:

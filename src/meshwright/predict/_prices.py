@@ -22,9 +22,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.compiler import Kernel
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of, parse_groups
-from meshwright.ledger import Message, MultiplyAdds, instruction_work, left_dimensions
+from meshwright.ledger import (
+    Message,
+    MultiplyAdds,
+    instruction_work,
+    left_dimensions,
+    traced_kernel_of,
+)
 
 from ._rates import Machine, attention_seconds, collective_seconds, gemm_seconds
 
@@ -121,7 +128,12 @@ def kernel_of(
             unpriced.append(f"{work.kind} in {format_name}: {machine.name} has no known peak for it")
             continue
         flops[format_name] += work.flops
-        if work.kind == "attention":
+        if (kernel := traced_kernel_of(place)) is not None:
+            seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
+            unpriced.append(
+                f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
+            )
+        elif work.kind == "attention":
             seconds = _attention_seconds(machine, inner, place, work, format_name)
         else:
             narrowed = machine.narrow_products and work.format == "fp32"
@@ -175,7 +187,7 @@ def _running_format(machine: Machine, instruction: Instruction, format_name: str
 
 def _precision(instruction: Instruction) -> str:
     gemm: dict[str, Any] = {}
-    if instruction.opcode == "custom-call":
+    if instruction.opcode == "custom-call" and instruction.custom_call_target.startswith("__cublas"):
         gemm = instruction.backend_config.get("gemm_backend_config", {})
     return f"{instruction.attributes.get('operand_precision', '')}{gemm.get('precision_config', '')}".lower()
 
@@ -242,6 +254,21 @@ def _attention_seconds(
     rate = machine.attention_rate(head_size, length, format_name, backward)
     peak = machine.peak_flops_per_second[format_name]
     return float(attention_seconds(rate, flops=work.flops, length=length, flops_per_second=peak))
+
+
+def _kernel_seconds(machine: Machine, kernel: Kernel, format_name: str, peak: float, num_bytes: int) -> float:
+    """Return the seconds of a kernel of the user's or of a library: as cuDNN's attention, or as a product."""
+    rate = machine.rates.gemm_for(format_name)
+    if kernel.kind == "attention" and format_name in machine.peak_flops_per_second:
+        attention = machine.attention_rate(
+            kernel.head_size, kernel.length, format_name, kernel.recompute_flops > 0
+        )
+        peak = machine.peak_flops_per_second[format_name]
+        return float(
+            attention_seconds(attention, flops=kernel.flops, length=kernel.length, flops_per_second=peak)
+        )
+    memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
+    return max(kernel.flops / (peak * rate.efficiency), memory) + rate.start_seconds
 
 
 def _host_transfer_bytes(computation: Computation, instruction: Instruction) -> int:

@@ -20,7 +20,7 @@ from ..config import Problem, input_error
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
-from ._callbacks import callbacks_without_devices
+from ._deviceless import callbacks_without_devices
 
 _OWN = Path(__file__).parents[1]
 # Frames of jax, and of our two packages that call the user's function.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
-from ._callbacks import callbacks_without_devices
+from ._deviceless import callbacks_without_devices, devices_of_kind
 from ._foreign import argument_paths
 from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
@@ -74,7 +75,11 @@ class LoweredText:
 
 
 def lowered_call(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], platform: str
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    platform: str,
+    device_kind: str = "",
 ) -> LoweredText:
     """Return a call of a function, lowered for a platform.
 
@@ -82,14 +87,16 @@ def lowered_call(
         step: any callable: plain, jitted by JAX, Flax NNX or Equinox, a method, a partial.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`, anywhere in them; shardings on a mesh of the user's
             own are kept.
+        device_kind: the target's devices as JAX names them; kernels of Pallas are lowered for a kind.
 
     Raises:
         InputError: the call fails while it is traced or lowered.
     """
     try:
-        traced, names = _traced(step, args, kwargs)
-        with callbacks_without_devices():
-            lowered = traced.lower(lowering_platforms=(platform,))
+        with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
+            traced, names = _traced(step, args, kwargs)
+            with callbacks_without_devices():
+                lowered = traced.lower(lowering_platforms=(platform,))
     except Exception as failed:
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
@@ -119,7 +126,7 @@ def lowered_call(
         arguments=tuple(
             _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
         ),
-        traced_flops=count_traced(jaxpr, platform),
+        traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts, by_source=True),
     )
     parts = (renamed(lowered.as_text())[0], made.files()[FACTS], rules_text(jaxpr) if asked else "")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -132,7 +139,8 @@ def _traced(
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
-    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate.
+    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate; of its results the
+    arrays and numbers are kept (a module of Equinox holds functions, too).
     """
     if (trace := getattr(step, "trace", None)) is not None:
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
@@ -149,7 +157,8 @@ def _traced(
         given = iter(arrays)
         whole = [next(given) if known else leaf for leaf, known in zip(fixed, is_array, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, whole)
-        return step(*args, **kwargs)
+        results = jax.tree.leaves(step(*args, **kwargs))
+        return [leaf for leaf in results if _is_array(leaf) or isinstance(leaf, numbers.Number)]
 
     shapes = [_shape_of(leaf) for leaf, known in zip(leaves, is_array, strict=True) if known]
     names = [path for path, known in zip(paths, is_array, strict=True) if known]

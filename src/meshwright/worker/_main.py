@@ -134,6 +134,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 
     started = time.monotonic()
     say("starting")
+    if request.rules is not None:
+        request.rules.register()
     devices = _devices(request)
     from ..sharding import mesh_of  # imported here: jax reads its settings on import
     from ._traced import count_traced
@@ -145,16 +147,20 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         traced = step.trace(*arguments)
         lowered = traced.lower(lowering_platforms=(request.platform,))
     else:
+        from ._deviceless import devices_of_kind
         from ._foreign import lower_foreign
 
-        traced, lowered = lower_foreign(request, step, arguments, keywords)
+        with devices_of_kind(devices[0].device_kind, request.platform):
+            traced, lowered = lower_foreign(request, step, arguments, keywords)
     key = {}
     if request.function is not None:
         key = {"key": request.key(lowered.as_text())}
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
     say("counting")
-    flops = count_traced(traced.jaxpr.jaxpr, request.platform)
+    flops = count_traced(
+        traced.jaxpr.jaxpr, request.platform, traced.jaxpr.consts, by_source=request.function is not None
+    )
     say("compiling")
     accepted = accepted_options(request.options, _identity())
     executable = _compile_lowered(lowered, request, accepted.options, work)
@@ -354,7 +360,7 @@ def _compiler_name(platform: str) -> str:
 
 
 NEEDED = ("jax", "jax.experimental.topologies", "meshwright.step")
-OWN = ("_traced", "_callbacks", "_foreign", "_live")
+OWN = ("_traced", "_deviceless", "_foreign", "_live")
 
 
 def set_environment() -> None:

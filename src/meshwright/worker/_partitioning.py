@@ -1,9 +1,9 @@
 """Partition a user's `custom_partitioning` calls: the compiler asks the process that lowered the program.
 
 JAX lowers such a call (cuDNN's attention is one) to a custom call that carries the address of a Python
-object. The compiler then asks JAX, while it partitions, for the program of one device. The worker that compiles
-has no such object. Its questions therefore go back to the user's process, which answers them with JAX's own
-rule, as if the compiler ran there.
+object. The compiler then asks JAX, while it partitions, for the program of one device. The worker that
+compiles has no such object. Its questions therefore go back to the user's process, which answers them with
+JAX's own rule, as if the compiler ran there.
 
 A question is a file in the worker's folder, and so is its answer. Each is JSON: shapes as XLA prints them,
 shardings as base64 of XLA's `OpSharding`, the program of one device as base64 of StableHLO bytecode.

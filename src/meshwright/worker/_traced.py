@@ -14,9 +14,9 @@ by its most expensive branch, `platform_dependent` by the target's branch. Insid
 `busy_...`, `taken_...`, see `hlo/_annotations.py`) the arithmetic counts A/B: causal attention written in
 blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
-Listed as unpriced, with shapes: every primitive in none of the groups, among them custom calls, Pallas
-kernels, decompositions and solves, Fourier transforms, and primitives of the user or of a later release of
-JAX. `while` is listed too, because its trip count is not known.
+Pallas kernels and foreign functions count as `_kernels.py` says. Listed as unpriced, with shapes: every
+primitive in none of the groups, among them primitives of the user or of a later release of JAX. `while` is
+listed too, because its trip count is not known.
 
 Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135;
 `symmetric_product`: LAPACK Working Note 41, appendix C (SYRK: n (n + 1) k).
@@ -26,15 +26,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from jax._src import source_info_util  # no public name reads an equation's frames
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from ..compiler import TracedFlops
-from ..hlo import module_of, phase_of, shares_of, twice_seen
+from ..compiler import Kernel, TracedFlops
+from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
+from ._grid import Undecided, scan_sizes
+from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -83,6 +86,7 @@ _RANDOM_AND_DEBUGGING = """
 philox2x32 philox4x32 random_bits random_clone random_fold_in random_gamma random_seed random_split
 random_unwrap random_wrap rng_bit_generator rng_uniform threefry2x32 threefry4x32 assert_consumed_value
 check consume dce_sink debug_callback debug_print inspect_sharding io_callback print_layout pure_callback
+SearchSorted
 """
 FREE = frozenset(
     f"{_ELEMENTWISE} {_REDUCTIONS_AND_SORTS} {_MOVEMENT_AND_CREATION} {_COLLECTIVES} "
@@ -218,7 +222,9 @@ RULES: dict[str, Rule] = {
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
 
 
-def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
+def count_traced(
+    jaxpr: core.Jaxpr, platform: str, constants: Sequence[Any] = (), by_source: bool = False
+) -> TracedFlops:
     """Return the FLOPs of `jaxpr` by phase and module, and the list of calls without a rule.
 
     Work that rematerialisation repeats counts as recomputation if its first run is live. If nothing uses the
@@ -228,13 +234,16 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
     Args:
         jaxpr: the whole step, with global shapes.
         platform: the platform it is compiled for: cuda | tpu | cpu.
+        constants: the values of its `constvars`; kernels read their masks there.
+        by_source: give work outside any scope to the function and line that it comes from.
     """
+    known = dict(zip(jaxpr.constvars, constants, strict=False))
     alive, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-    counter = _Counter(platform)
-    counter.walk(alive, "", Fraction(1))
+    counter = _Counter(platform, by_source)
+    counter.walk(alive, "", Fraction(1), known)
     if counter.again:
-        written = _Counter(platform)
-        written.walk(jaxpr, "", Fraction(1))
+        written = _Counter(platform, by_source)
+        written.walk(jaxpr, "", Fraction(1), known)
         counter.call_first_what_is_not_repeated(written)
     counts = {key: flops for key, flops in counter.counts.items() if flops}
     if {phase for phase, _ in counts} == {"other"}:  # nothing is differentiated: all work is forward
@@ -255,24 +264,68 @@ def count_traced(jaxpr: core.Jaxpr, platform: str) -> TracedFlops:
             for phase in PHASES
             if phase in phases
         },
+        kernels=tuple(counter.kernels),
+        assumptions=tuple(sorted(counter.assumptions)),
     )
 
 
 _Counts = defaultdict[Any, Fraction]
 
 
+_Known = Mapping[Any, Any]
+
+
+def _inner(eqn: Any, program: Any, known: _Known, constants: int | None = None, first: int = 0) -> _Known:
+    """Return the constants that the program of an equation is given, by its own variables.
+
+    Args:
+        program: it may be closed over constants of its own.
+        constants: how many of its inputs stay the same through its runs; all if not given.
+        first: the equation's operand that is the program's first input.
+    """
+    jaxpr = getattr(program, "jaxpr", program)
+    own = dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=False))
+    given = eqn.invars[first:]
+    if len(given) != len(jaxpr.invars):
+        return own
+    passed = zip(jaxpr.invars[:constants], given, strict=False)
+    return own | {inner: known[outer] for inner, outer in passed if _is_variable(outer) and outer in known}
+
+
+def _place_of(eqn: Any) -> str:
+    frames = source_info_util.user_frames(eqn.source_info.traceback)
+    return place_of_frames([(f.file_name, f.function_name, f.start_line) for f in frames])
+
+
+def _is_variable(atom: Any) -> bool:
+    return not hasattr(atom, "val")  # a literal has no name, and cannot be looked up
+
+
 class _Counter:
-    def __init__(self, platform: str) -> None:
-        self.platform = platform
+    def __init__(self, platform: str, by_source: bool) -> None:
+        self.platform, self.by_source = platform, by_source
         self.counts = _Counts(Fraction)  # by phase and module
         self.unpriced: Counter[str] = Counter()
+        self.kernels: dict[Kernel, None] = {}
+        self.assumptions: set[str] = set()
         self.attention: Fraction = Fraction(0)
         # FLOPs of products, of their first runs and of those that rematerialisation repeats, by line: the
         # equation's traceback, its primitive, its module, and whether it belongs to attention.
         self.first, self.again = _Counts(Fraction), _Counts(Fraction)
+        self._entered = {
+            "scan": self._scan,
+            "while": self._loop,
+            "shard_map": self._shard_map,
+            "cond": self._branch,
+            PALLAS: self._kernel,
+            FOREIGN: self._kernel,
+        }
 
-    def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction) -> None:
-        """Add every equation of `jaxpr`, run `times` times under the scopes `outer`."""
+    def walk(self, jaxpr: core.Jaxpr, outer: str, times: Fraction, known: _Known) -> None:
+        """Add every equation of `jaxpr`, run `times` times under the scopes `outer`.
+
+        `known`: the values of constants, by variable.
+        """
         reversed_kernels = {eqn.outvars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "rev"}
         for eqn in jaxpr.eqns:
             scopes = f"{outer}/{eqn.source_info.name_stack}"
@@ -283,19 +336,11 @@ class _Counter:
                 self._add(scopes, eqn, convolution(eqn, gradient=gradient, flipped=flipped), times)
             elif name in RULES:
                 self._add(scopes, eqn, RULES[name](eqn), times)
-            elif name == "scan":
-                self.walk(eqn.params["jaxpr"].jaxpr, scopes, times * eqn.params["length"])
-            elif name == "while":
-                self._loop(eqn, scopes, times)
-            elif name == "shard_map":  # its shapes are one device's
-                manual = eqn.params["newly_manual_axes"]
-                ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
-                self.walk(eqn.params["jaxpr"], scopes, times * ways)
-            elif name == "cond":
-                self._branch(eqn, scopes, times)
+            elif (enter := self._entered.get(name)) is not None:
+                enter(scopes, eqn, times, known)
             elif name in WALKED and (inner := program_in(eqn)) is not None:
-                self.walk(inner, scopes, times)
-            elif name not in FREE:
+                self.walk(inner, scopes, times, _inner(eqn, inner, known))
+            elif name not in FREE and type(eqn.params.get("_prim")).__name__ not in FREE:
                 shapes = ", ".join(str(v.aval) for v in eqn.invars)
                 self.unpriced[f"{name}({shapes})"] += int(times)
 
@@ -312,16 +357,44 @@ class _Counter:
                 self.counts["forward", key[2]] += moved
                 self.attention += moved if key[3] else 0
 
-    def _add(self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction) -> None:
+    def _scan(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        body = eqn.params["jaxpr"]
+        inner = _inner(eqn, body, known, scan_sizes(eqn.params)[0])
+        self.walk(body.jaxpr, scopes, times * eqn.params["length"], inner)
+
+    def _shard_map(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        """Add a program with the shapes of one device, once for each device of its manual axes."""
+        body, manual = eqn.params["jaxpr"], eqn.params["newly_manual_axes"]
+        ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
+        self.walk(body, scopes, times * ways, _inner(eqn, body, known))
+
+    def _kernel(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        """Add a kernel that is one call of the compiled program, or list it as unpriced with the reason."""
+        name = name_of(eqn)
+        try:
+            counted = kernel_of(eqn, known, FREE, lambda dot: _dot(dot)["work"])
+        except Undecided as why:
+            shapes = ", ".join(str(v.aval) for v in eqn.invars)
+            self.unpriced[f"{eqn.primitive.name} {name}({shapes}): {why}"] += int(times)
+            return
+        flops = {"work": counted.work, "recompute": counted.recompute}
+        self._add(scopes, eqn, flops, times, of_attention=counted.kernel.kind == "attention")
+        self.kernels[counted.kernel] = None
+        self.assumptions.add(f"kernel {name}: FLOPs by {counted.kernel.source}")
+        self.assumptions.update(f"kernel {name}: {note}" for note in counted.notes)
+
+    def _add(
+        self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction, *, of_attention: bool = False
+    ) -> None:
         name = eqn.primitive.name
-        module = module_of(f"{scopes}/{name}")
+        of_attention |= "attention" in name or ("needed_" in scopes and "attention" in scopes)
+        module = module_of(f"{scopes}/{name}") or (_place_of(eqn) if self.by_source else "")
         for part, amount in flops.items():
             scaled = times * amount
             for share in shares_of(scopes).values():
                 scaled *= share
             phase = phase_of(scopes) if part == "work" else part
             self.counts[phase, module] += scaled
-            of_attention = "attention" in name or ("needed_" in scopes and "attention" in scopes)
             line = (eqn.source_info.traceback, name, module, of_attention)
             if phase in ("forward", "other"):
                 self.first[line] += scaled
@@ -330,24 +403,26 @@ class _Counter:
             if of_attention and phase != "recompute":
                 self.attention += scaled
 
-    def _loop(self, eqn: Any, scopes: str, times: Fraction) -> None:
-        """Add one round of a `while`, and list the loop as unpriced."""
+    def _loop(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        """Add one round of a `while`, whose values change, and list the loop as unpriced."""
         place = scopes.strip("/") or "the step"
         self.unpriced[f"while of unknown length under {place}, counted once"] += 1
         for part in ("cond_jaxpr", "body_jaxpr"):
-            self.walk(eqn.params[part].jaxpr, scopes, times)
+            self.walk(eqn.params[part].jaxpr, scopes, times, {})
 
-    def _branch(self, eqn: Any, scopes: str, times: Fraction) -> None:
+    def _branch(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add the target's branch of `platform_dependent`, else the most expensive branch."""
         branches = eqn.params["branches"]
         for branch, platforms in zip(branches, eqn.params.get("branches_platforms") or (), strict=False):
             if platforms is None or self.platform in platforms:  # the default comes last
-                self.walk(branch.jaxpr, scopes, times)
+                self.walk(branch.jaxpr, scopes, times, _inner(eqn, branch, known, first=1))
                 return
-        counters = [_Counter(self.platform) for _ in branches]
+        counters = [_Counter(self.platform, self.by_source) for _ in branches]
         for counter, branch in zip(counters, branches, strict=True):
-            counter.walk(branch.jaxpr, scopes, times)
+            counter.walk(branch.jaxpr, scopes, times, _inner(eqn, branch, known, first=1))
             self.unpriced.update(counter.unpriced)
+            self.kernels |= counter.kernels
+            self.assumptions |= counter.assumptions
         costliest = max(counters, key=lambda counter: sum(counter.counts.values()))
         self.attention += costliest.attention
         for mine, theirs in (

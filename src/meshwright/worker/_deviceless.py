@@ -1,9 +1,10 @@
-"""Lower calls to the host (`jax.debug.print`, `io_callback`, `pure_callback`) without a device.
+"""Trace and lower for devices that this process lacks: calls to the host, and kernels for a kind of device.
 
-JAX lowers such a call with the runtime client of the target, which holds the Python function that the program
-will call. A weighing never runs the program, and no such client exists where the target's devices are only
-described. For the time of one lowering `callbacks_without_devices` gives JAX a client that holds nothing. The
-program is otherwise the one that runs: the operands of the call are computed and its results are used.
+A program may call the host: `jax.debug.print`, `io_callback`, `pure_callback`. JAX lowers such a call with
+the runtime client of the target, which holds the Python function that the program will call. A weighing never
+runs the program, and no such client exists where the target's devices are only described. For the time of one
+lowering `callbacks_without_devices` gives JAX a client that holds nothing. The program is otherwise the one
+that runs: the operands of the call are computed and its results are used.
 
 JAX has no public name for this. The private names are those of jax 0.10 to 0.12, and a test of each release
 reads them.
@@ -12,12 +13,15 @@ reads them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from jax._src import callback, debugging, dispatch
 from jax.extend.backend import backends
+from jax.sharding import AbstractDevice, AbstractMesh
 
 _LOCK = threading.Lock()  # the names that are replaced belong to the process
 _CALLBACKS = (
@@ -65,3 +69,13 @@ def callbacks_without_devices() -> Iterator[None]:
             callback.emit_python_callback = emit
             needing |= removed
             dispatch.jaxpr_has_prim_requiring_devices.cache_clear()
+
+
+def devices_of_kind(kind: str, platform: str) -> contextlib.AbstractContextManager[Any]:
+    """Let JAX trace and lower as if it ran on devices of a kind, as JAX names it: Pallas asks for it."""
+    context = jax.sharding.get_abstract_mesh()
+    if not kind or not context.empty or platform == "cpu":
+        return contextlib.nullcontext()
+    names = {"device_kind": kind, "num_cores": None, "platform": "gpu" if platform == "cuda" else platform}
+    known = {field.name: names[field.name] for field in dataclasses.fields(AbstractDevice)}
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**known)))
