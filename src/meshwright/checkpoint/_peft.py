@@ -34,8 +34,14 @@ Key = tuple[str, ...]
 _Module = tuple[Weight, list[Key]]  # a product of theirs, and those of ours in it that have adapters
 
 
-def export_peft(found: Found, config: RunConfig, folder: Path) -> dict[str, StoredArray]:
+def export_peft(
+    found: Found, config: RunConfig, folder: Path, *, base: str | None = None, family: str | None = None
+) -> dict[str, StoredArray]:
     """Write `adapter_model.safetensors` and `adapter_config.json`; return the arrays of the first.
+
+    Args:
+        base: the folder of the model that the run began from, which PEFT loads by itself if it is known.
+        family: the `model_type` of that model; by default the first that has these sizes.
 
     Raises:
         InputError: the run has no adapters, its model is of no known family, or the folder cannot be written.
@@ -45,7 +51,7 @@ def export_peft(found: Found, config: RunConfig, folder: Path) -> dict[str, Stor
         raise InputError(
             f"{config.name} was trained without adapters", hint="use --format huggingface for its parameters"
         )
-    family = huggingface_of_model(model, config.batch.sequence_length)["model_type"]
+    family = family or str(huggingface_of_model(model, config.batch.sequence_length)["model_type"])
     modules = list(_modules(weights_of(model, family), model, lora))
     parameters = Parameters(found, "parameters", unrolled=model.unroll)
     arrays = [array for module in modules for array in _arrays(module, parameters, model)]
@@ -53,6 +59,7 @@ def export_peft(found: Found, config: RunConfig, folder: Path) -> dict[str, Stor
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "adapter_model.safetensors", arrays)
         tree = _adapter_config(modules, lora, is_conv=family == CONV1D)
+        tree["base_model_name_or_path"] = base
         (folder / "adapter_config.json").write_text(json.dumps(tree, indent=1), "utf-8")
     except OSError as refused:
         raise InputError(
@@ -150,6 +157,5 @@ def _adapter_config(modules: list[_Module], lora: LoraConfig, *, is_conv: bool) 
         "rank_pattern": {name: count * lora.rank for name, count in several.items()},
         "alpha_pattern": {name: count * lora.alpha for name, count in several.items()},
         "fan_in_fan_out": is_conv,
-        "base_model_name_or_path": None,
         "inference_mode": True,
     }
