@@ -79,18 +79,20 @@ def test_an_adapter_adds_x_a_b_times_alpha_over_rank(context):
     """The model with adapters is the model whose matrices have the products added."""
     config = config_with("lora.alpha=12", "model.unroll=false")
     model = model_of(config.model)
-    frozen = build_step(overridden(config, ["lora.rank=none"]), context().mesh).init(np.uint32(0))["parameters"]
+    frozen = build_step(overridden(config, ["lora.rank=none"]), context().mesh).init(np.uint32(0))[
+        "parameters"
+    ]
     random = np.random.default_rng(0)
     declared = model.adapters(config.lora)
     is_leaf = lambda p: hasattr(p, "fan_in")  # noqa: E731
-    adapters = jax.tree.map(lambda p: jnp.asarray(random.normal(0, 0.1, p.shape), jnp.float32), declared, is_leaf=is_leaf)
+    adapters = jax.tree.map(
+        lambda p: jnp.asarray(random.normal(0, 0.1, p.shape), jnp.float32), declared, is_leaf=is_leaf
+    )
     changed = jax.tree.map(lambda x: x, frozen)
     for group, name in config.lora.products(config.model):
         pair, matrix = adapters["layers"][group][f"{name}_adapter"], frozen["layers"][group][name]
         layers = matrix.shape[0]
-        added = np.einsum(
-            "lir,lro->lio", pair["a"].reshape(layers, -1, 4), pair["b"].reshape(layers, 4, -1)
-        )
+        added = np.einsum("lir,lro->lio", pair["a"].reshape(layers, -1, 4), pair["b"].reshape(layers, 4, -1))
         changed["layers"][group][name] = matrix + 12 / 4 * added.reshape(matrix.shape)
     tokens = random.integers(0, 256, (2, 33))
     losses = [
@@ -123,7 +125,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("axes, overrides", AXES.values(), ids=list(AXES))
+@pytest.mark.parametrize(("axes", "overrides"), AXES.values(), ids=list(AXES))
 def test_layouts_train_adapters_alike(axes, overrides, mesh):
     unrolled = [each for each in overrides if "unroll" in each]
     _, _, alone = trained(mesh(), *unrolled)
@@ -187,7 +189,11 @@ def test_a_plan_ranks_layouts_of_a_run_with_adapters():
 
 
 REFUSED = {
-    "linear": (("linear", "lora.rank=2"), "lora.rank = 2, but a linear model has no products with adapters", "leave"),
+    "linear": (
+        ("linear", "lora.rank=2"),
+        "lora.rank = 2, but a linear model has no products with adapters",
+        "leave",
+    ),
     "a name": (
         ("bytes-nano", "lora.rank=2", 'lora.targets=["q_prj"]'),
         "lora.targets holds 'q_prj', which is no product of a block",
@@ -212,7 +218,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("asked, words, hint", REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(("asked", "words", "hint"), REFUSED.values(), ids=list(REFUSED))
 def test_what_adapters_cannot_be_combined_with_is_refused(asked, words, hint):
     preset, *overrides = asked
     with pytest.raises(InputError) as refused:

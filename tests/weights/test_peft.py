@@ -1,6 +1,7 @@
 """Adapters of a run load in PEFT, and the merged model in `transformers`; both give our logits."""
 
 import json
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import numpy as np
 import pytest
 
 from meshwright import train
-from meshwright.cli import main
 from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
 from meshwright.models import Context, model_of
@@ -38,7 +39,11 @@ EVERY = 'lora.targets=["all-linear"]'
 CASES = {  # family, sizes, overrides
     "llama, every product": ("LlamaConfig", {**SIZES, "num_key_value_heads": 2}, (EVERY,)),
     "qwen2, queries and values": ("Qwen2Config", {**SIZES, "num_key_value_heads": 2}, ("model.unroll=true",)),
-    "phi3, fused products": ("Phi3Config", {**SIZES, **IDS}, ('lora.targets=["q_proj", "v_proj", "up_proj"]',)),
+    "phi3, fused products": (
+        "Phi3Config",
+        {**SIZES, **IDS},
+        ('lora.targets=["q_proj", "v_proj", "up_proj"]',),
+    ),
     "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
     "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
 }
@@ -58,7 +63,12 @@ def trained(request, tmp_path_factory):
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**sizes)).float()
     base = tmp_path_factory.mktemp("base")
     model.save_pretrained(base)
-    sizes_of_run = ("batch.sequences=4", "batch.sequence_length=16", "precision=fp32", "schedule.kind=constant")
+    sizes_of_run = (
+        "batch.sequences=4",
+        "batch.sequence_length=16",
+        "precision=fp32",
+        "schedule.kind=constant",
+    )
     settings = ("lora.rank=4", "optimizer.learning_rate=0.02", "data.source=synthetic")
     folder = tmp_path_factory.mktemp("run") / "run"
     overrides = (*sizes_of_run, *settings, *overrides)
@@ -95,7 +105,9 @@ def theirs(model, tokens):
 
 def exported(run, folder, monkeypatch):
     """Write a run's adapters into a folder, by the command line."""
-    monkeypatch.setattr("sys.argv", ["meshwright", "export", str(run), "--to", str(folder), "--format", "peft"])
+    monkeypatch.setattr(
+        "sys.argv", ["meshwright", "export", str(run), "--to", str(folder), "--format", "peft"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
@@ -157,17 +169,27 @@ def instructed(tmp_path_factory):
     )
     made.train_from_iterator([" ".join(map(asked, WORDS)), "user assistant"] * 4, trainer)
     made.save(str(base / "tokenizer.json"))
-    settings = {"eos_token": "<|stop|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = {
+        "eos_token": "<|stop|>",
+        "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     (base / "tokenizer_config.json").write_text(json.dumps(settings))
     torch.manual_seed(0)
-    sizes = {**SIZES, "vocab_size": 384, "hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
+    sizes = {
+        **SIZES,
+        "vocab_size": 384,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_key_value_heads": 2,
+    }
     config = transformers.LlamaConfig(**sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         model.lm_head.weight.mul_(16)  # a head of small random weights could not be sure of any token
     model.save_pretrained(base)
     lines = tmp_path_factory.mktemp("data") / "talks.jsonl"
-    pairs = list(zip(WORDS, WORDS[1:], strict=False)) * 4
+    pairs = list(pairwise(WORDS)) * 4
     records = [
         {"messages": [{"role": "user", "content": asked(a)}, {"role": "assistant", "content": b}]}
         for a, b in pairs
@@ -189,7 +211,7 @@ def test_a_run_with_adapters_learns_a_small_instruction_set(instructed, tmp_path
     exported(folder, tmp_path, monkeypatch)
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path)
-    for word, answer in zip(WORDS, WORDS[1:], strict=False):
+    for word, answer in pairwise(WORDS):
         chat = [{"role": "user", "content": asked(word)}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         prompt = len(ids)

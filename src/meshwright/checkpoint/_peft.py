@@ -110,9 +110,7 @@ def _arrays(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield A and B of one product of theirs, for each layer."""
     weight, chosen = module
-    both = {
-        path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen
-    }
+    both = {path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen}
     rank = next(iter(both.values()))[1].shape[1]
     shapes = {path: _output_shape(path, model) for path in weight.ours}
     for name, (layer, *_) in places_of(weight, (model.num_layers,)):

@@ -73,7 +73,11 @@ class LoraConfig(Section):
     def _targets_are_known(self) -> LoraConfig:
         unknown = [name for name in self.targets if name not in (*TARGETS, ALL)]
         problems = [
-            ("targets", f"holds {name!r}, which is no product of a block", nearest_name(name, (*TARGETS, ALL)))
+            (
+                "targets",
+                f"holds {name!r}, which is no product of a block",
+                nearest_name(name, (*TARGETS, ALL)),
+            )
             for name in unknown
         ]
         if not self.targets:
