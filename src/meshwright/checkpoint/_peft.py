@@ -12,6 +12,7 @@ Used by: `cli`, and `_huggingface` to merge.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,13 +53,14 @@ def export_peft(
             f"{config.name} was trained without adapters", hint="use --format huggingface for its parameters"
         )
     family = family or str(huggingface_of_model(model, config.batch.sequence_length)["model_type"])
-    modules = list(_modules(weights_of(model, family), model, lora))
+    weights = weights_of(model, family)
+    modules = list(_modules(weights, model, lora))
     parameters = Parameters(found, "parameters", unrolled=model.unroll)
     arrays = [array for module in modules for array in _arrays(module, parameters, model)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "adapter_model.safetensors", arrays)
-        tree = _adapter_config(modules, lora, is_conv=family == CONV1D)
+        tree = _adapter_config(modules, _names(weights), lora, is_conv=family == CONV1D)
         tree["base_model_name_or_path"] = base
         (folder / "adapter_config.json").write_text(json.dumps(tree, indent=1), "utf-8")
     except OSError as refused:
@@ -139,10 +141,19 @@ def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
     }.get(path[-1], (model.mlp_dim,))
 
 
-def _adapter_config(modules: list[_Module], lora: LoraConfig, *, is_conv: bool) -> dict[str, Any]:
+def _names(weights: tuple[Weight, ...]) -> dict[str, str]:
+    """Return the ends of names by which PEFT finds products: "q_proj"; "attn.c_proj" where there are two."""
+    paths = {w.name: w.name.removesuffix(ENDING).split(".") for w in weights if w.num_inputs}
+    last = Counter(path[-1] for path in paths.values())
+    return {name: ".".join(path[-1 if last[path[-1]] == 1 else -2 :]) for name, path in paths.items()}
+
+
+def _adapter_config(
+    modules: list[_Module], names_of: Mapping[str, str], lora: LoraConfig, *, is_conv: bool
+) -> dict[str, Any]:
     """Return what PEFT's `LoraConfig` reads; ranks that differ from the run's stand in the patterns."""
     assert lora.rank is not None, "the run has adapters"
-    names = [".".join(weight.name.removesuffix(ENDING).split(".")[-2:]) for weight, _ in modules]
+    names = [names_of[weight.name] for weight, _ in modules]
     several = {name: len(ours) for name, (_, ours) in zip(names, modules, strict=True) if len(ours) > 1}
     return {
         "peft_type": "LORA",

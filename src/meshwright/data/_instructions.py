@@ -325,7 +325,9 @@ def open_instructions(
                 f"{data.path}: no conversation is left for the {split} part",
                 hint="use more lines, or another data.held_out_fraction",
             )
-    windows = {split: _packed(each, window, seed, split) for split, each in found.items()}
+    windows: dict[Split, Mapping[str, np.ndarray]] = {
+        split: _packed(each, window, seed, split) for split, each in found.items()
+    }
     return PackedConversations(windows=windows, seed=seed, sequences=sequences)
 
 
