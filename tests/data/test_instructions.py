@@ -40,13 +40,20 @@ def model(tmp_path):
         made.decoder = tokenizers.decoders.ByteLevel()
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=300, initial_alphabet=alphabet, special_tokens=["<|start|>", "<|stop|>"], show_progress=False
+            vocab_size=300,
+            initial_alphabet=alphabet,
+            special_tokens=["<|start|>", "<|stop|>"],
+            show_progress=False,
         )
         made.train_from_iterator(["one two three four five assistant user system"] * 4, trainer)
         folder = tmp_path / "model"
         folder.mkdir(exist_ok=True)
         made.save(str(folder / "tokenizer.json"))
-        tree = {"eos_token": "<|stop|>", "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+        tree = {
+            "eos_token": "<|stop|>",
+            "chat_template": template,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps({**tree, **settings}))
         return folder
 
@@ -113,7 +120,8 @@ def test_an_instruction_with_its_input_is_a_chat_of_two(tmp_path, model):
     }
     folder = model()
     one, other = (
-        open_data(config_for(written(tmp_path, line, line), folder)).batch(0, "train") for line in (asked, chat)
+        open_data(config_for(written(tmp_path, line, line), folder)).batch(0, "train")
+        for line in (asked, chat)
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -138,7 +146,9 @@ def test_conversations_are_packed_whole_and_each_once(tmp_path):
 
 def test_all_tokens_are_taught_if_asked(tmp_path):
     line = {"prompt": "a", "completion": "b"}
-    batch = open_data(config_for(written(tmp_path, line, line), "bytes", "data.loss_on=all")).batch(0, "train")
+    batch = open_data(config_for(written(tmp_path, line, line), "bytes", "data.loss_on=all")).batch(
+        0, "train"
+    )
     assert batch["answers"][0][batch["segments"][0] == 0].all()
 
 
@@ -147,11 +157,19 @@ REFUSED = {
     "no object": ("[1]", "talks.jsonl:1: a list, not an object", "take it out"),
     "other keys": (
         '{"question": "?"}',
-        "talks.jsonl:1: neither messages, nor prompt and completion, nor instruction and output; its keys: question",
+        "neither messages, nor prompt and completion, nor instruction and output; its keys: question",
         "one of these forms",
     ),
-    "no text": ('{"prompt": 1, "completion": "x"}', "talks.jsonl:1: 'prompt' is 1, not text", "correct the line"),
-    "no list": ('{"messages": "hello"}', "'messages' is no list of objects with a role and a content", "write"),
+    "no text": (
+        '{"prompt": 1, "completion": "x"}',
+        "talks.jsonl:1: 'prompt' is 1, not text",
+        "correct the line",
+    ),
+    "no list": (
+        '{"messages": "hello"}',
+        "'messages' is no list of objects with a role and a content",
+        "write",
+    ),
     "no template": (
         json.dumps({"messages": TALKS}),
         "messages need a chat template, and bytes has none",
@@ -162,11 +180,15 @@ REFUSED = {
         "its 72 tokens are longer than a window of 64",
         'use batch.sequence_length = 71, or data.too_long = "leave-out"',
     ),
-    "one line": (json.dumps({"prompt": "a", "completion": "b"}), "no conversation is left for the", "more lines"),
+    "one line": (
+        json.dumps({"prompt": "a", "completion": "b"}),
+        "no conversation is left for the",
+        "more lines",
+    ),
 }
 
 
-@pytest.mark.parametrize("line, words, hint", REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(("line", "words", "hint"), REFUSED.values(), ids=list(REFUSED))
 def test_a_line_that_is_no_conversation_is_refused(line, words, hint, tmp_path):
     path = tmp_path / "talks.jsonl"
     path.write_text(f"{line}\n")
@@ -178,13 +200,15 @@ def test_a_line_that_is_no_conversation_is_refused(line, words, hint, tmp_path):
 
 def test_long_conversations_are_left_out_if_asked(tmp_path):
     long, short = {"prompt": "a" * 70, "completion": "b"}, {"prompt": "a", "completion": "b"}
-    data = open_data(config_for(written(tmp_path, long, long, short, short), "bytes", "data.too_long=leave-out"))
+    data = open_data(
+        config_for(written(tmp_path, long, long, short, short), "bytes", "data.too_long=leave-out")
+    )
     assert data.num_windows("train") == data.num_windows("held-out") == 1
 
 
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path):
     line = {"prompt": "a", "completion": "b"}
-    with pytest.raises(InputError, match="holds token 256, outside model.vocab_size = 256"):
+    with pytest.raises(InputError, match=r"holds token 256, outside model\.vocab_size = 256"):
         open_data(config_for(written(tmp_path, line, line), vocab_size=256))
 
 
@@ -204,7 +228,7 @@ def test_words_of_the_template_itself_reach_the_user(tmp_path, model):
     path = written(tmp_path, {"messages": TALKS})
     with pytest.raises(InputError, match="refuses a conversation: no system messages, please"):
         open_data(config_for(path, model("{{ raise_exception('no system messages, please') }}")))
-    with pytest.raises(InputError, match="the chat template of .* cannot be read"):
+    with pytest.raises(InputError, match=r"the chat template of .* cannot be read"):
         open_data(config_for(path, model("{% for %}")))
 
 

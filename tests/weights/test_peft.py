@@ -1,6 +1,7 @@
 """Adapters of a run load in PEFT, and the merged model in `transformers`; both give our logits."""
 
 import json
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from meshwright import train
 from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft, restore
+from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
 from meshwright.models import Context, model_of
@@ -37,13 +39,23 @@ EVERY = 'lora.targets=["all-linear"]'
 CASES = {  # family, sizes, overrides
     "llama, every product": ("LlamaConfig", {**SIZES, "num_key_value_heads": 2}, (EVERY,)),
     "qwen2, queries and values": ("Qwen2Config", {**SIZES, "num_key_value_heads": 2}, ("model.unroll=true",)),
-    "phi3, fused products": ("Phi3Config", {**SIZES, **IDS}, ('lora.targets=["q_proj", "v_proj", "up_proj"]',)),
+    "phi3, fused products": (
+        "Phi3Config",
+        {**SIZES, **IDS},
+        ('lora.targets=["q_proj", "v_proj", "up_proj"]',),
+    ),
     "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
     "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
 }
 
 
-@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+WIDE = ("qwen2, queries and values", "gpt-neox, fused by head")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in CASES],
+)
 def trained(request, tmp_path_factory):
     """The folder of a small random base, and that of a run with adapters that began from it."""
     kind, sizes, overrides = CASES[request.param]
@@ -51,7 +63,12 @@ def trained(request, tmp_path_factory):
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**sizes)).float()
     base = tmp_path_factory.mktemp("base")
     model.save_pretrained(base)
-    sizes_of_run = ("batch.sequences=4", "batch.sequence_length=16", "precision=fp32", "schedule.kind=constant")
+    sizes_of_run = (
+        "batch.sequences=4",
+        "batch.sequence_length=16",
+        "precision=fp32",
+        "schedule.kind=constant",
+    )
     settings = ("lora.rank=4", "optimizer.learning_rate=0.02", "data.source=synthetic")
     folder = tmp_path_factory.mktemp("run") / "run"
     overrides = (*sizes_of_run, *settings, *overrides)
@@ -86,9 +103,19 @@ def theirs(model, tokens):
         return model.eval()(torch.tensor(tokens)).logits.numpy()
 
 
-def test_peft_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path):
+def exported(run, folder, monkeypatch):
+    """Write a run's adapters into a folder, by the command line."""
+    monkeypatch.setattr(
+        "sys.argv", ["meshwright", "export", str(run), "--to", str(folder), "--format", "peft"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+
+
+def test_peft_gives_the_logits_of_the_run(trained, tokens, logits, tmp_path, monkeypatch):
     base, folder = trained
-    export_peft(checkpoint_of(folder), load_config(str(folder)), tmp_path)
+    exported(folder, tmp_path, monkeypatch)
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
     before = theirs(model, tokens)
     adapted = peft.PeftModel.from_pretrained(model, tmp_path)
@@ -113,3 +140,83 @@ def test_a_run_without_adapters_has_none_to_export(tmp_path):
     with pytest.raises(InputError, match="bytes-nano was trained without adapters") as refused:
         export_peft(checkpoint_of(folder), load_config(str(folder)), tmp_path / "out")
     assert refused.value.hint == "use --format huggingface for its parameters"
+
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}<|stop|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def asked(word):
+    return f"What comes after {word}?"
+
+
+@pytest.fixture(scope="module")
+def instructed(tmp_path_factory):
+    """A small random Llama with a tokenizer, and the folder of a run that taught its adapters to count."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the tokenizers package is not installed")
+    base = tmp_path_factory.mktemp("base")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=384,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|start|>", "<|stop|>"],
+        show_progress=False,
+    )
+    made.train_from_iterator([" ".join(map(asked, WORDS)), "user assistant"] * 4, trainer)
+    made.save(str(base / "tokenizer.json"))
+    settings = {
+        "eos_token": "<|stop|>",
+        "chat_template": TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    torch.manual_seed(0)
+    sizes = {
+        **SIZES,
+        "vocab_size": 384,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_key_value_heads": 2,
+    }
+    config = transformers.LlamaConfig(**sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(16)  # a head of small random weights could not be sure of any token
+    model.save_pretrained(base)
+    lines = tmp_path_factory.mktemp("data") / "talks.jsonl"
+    pairs = list(pairwise(WORDS)) * 4
+    records = [
+        {"messages": [{"role": "user", "content": asked(a)}, {"role": "assistant", "content": b}]}
+        for a, b in pairs
+    ]
+    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    folder = tmp_path_factory.mktemp("run") / "run"
+    overrides = (
+        *("batch.sequences=8", "batch.sequence_length=64", "precision=fp32", "lora.rank=8", EVERY),
+        *("data.source=instructions", f"data.path={lines}", f"data.tokenizer={base}"),
+        *("optimizer.learning_rate=0.01", "data.held_out_fraction=0.25", "model.unroll=true", "remat=none"),
+    )
+    run = train(str(base), on="1xCPU", steps=60, begin_from=base, folder=folder, overrides=overrides)
+    return base, folder, run
+
+
+def test_a_run_with_adapters_learns_a_small_instruction_set(instructed, tmp_path, monkeypatch):
+    """Answers are those of PEFT with the exported adapters, token by token from the chat's beginning."""
+    base, folder, run = instructed
+    exported(folder, tmp_path, monkeypatch)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), tmp_path)
+    for word, answer in pairwise(WORDS):
+        chat = [{"role": "user", "content": asked(word)}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        prompt = len(ids)
+        while len(ids) < prompt + 12 and ids[-1] != tokenizer.eos_token_id:
+            ids = [*ids, int(theirs(model, [ids])[0, -1].argmax())]
+        assert tokenizer.decode(ids[prompt:]) == f"{answer}<|stop|>"
+    losses = run.measurement.losses
+    assert losses[60] < 0.02 * losses[1]

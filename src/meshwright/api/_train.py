@@ -116,6 +116,7 @@ def train(
             documents={
                 "config.json": run.model_dump_json(indent=1),
                 "weighing.json": json.dumps(weighing.to_dict(), indent=1),
+                **({} if first is None else {"base.json": first.base.as_json()}),
             },
             on_event=_listener(held, weighing, on_event),
             first_weights=first,

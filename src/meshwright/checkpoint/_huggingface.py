@@ -19,6 +19,7 @@ from ._folder import Found
 from ._parameters import Parameters
 from ._peft import Merged
 
+
 def export_huggingface(found: Found, config: RunConfig, folder: Path) -> dict[str, StoredArray]:
     """Write a checkpoint's parameters and the `config.json` that describes them; return the arrays of theirs.
 

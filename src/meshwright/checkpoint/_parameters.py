@@ -18,7 +18,7 @@ HELD = 3  # arrays in host memory at once: queries, keys and values may lie side
 
 
 class Parameters(Mapping[tuple[str, ...], np.ndarray]):
-    """One part of a checkpoint's state by path, layers stacked in front, each array read when it is asked for.
+    """One part of a checkpoint's state by path, layers stacked in front, each array read when asked for.
 
     Args:
         part: "parameters", or "frozen".

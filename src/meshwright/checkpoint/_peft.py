@@ -12,6 +12,7 @@ Used by: `cli`, and `_huggingface` to merge.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +35,14 @@ Key = tuple[str, ...]
 _Module = tuple[Weight, list[Key]]  # a product of theirs, and those of ours in it that have adapters
 
 
-def export_peft(found: Found, config: RunConfig, folder: Path) -> dict[str, StoredArray]:
+def export_peft(
+    found: Found, config: RunConfig, folder: Path, *, base: str | None = None, family: str | None = None
+) -> dict[str, StoredArray]:
     """Write `adapter_model.safetensors` and `adapter_config.json`; return the arrays of the first.
+
+    Args:
+        base: the folder of the model that the run began from, which PEFT loads by itself if it is known.
+        family: the `model_type` of that model; by default the first that has these sizes.
 
     Raises:
         InputError: the run has no adapters, its model is of no known family, or the folder cannot be written.
@@ -45,14 +52,16 @@ def export_peft(found: Found, config: RunConfig, folder: Path) -> dict[str, Stor
         raise InputError(
             f"{config.name} was trained without adapters", hint="use --format huggingface for its parameters"
         )
-    family = huggingface_of_model(model, config.batch.sequence_length)["model_type"]
-    modules = list(_modules(weights_of(model, family), model, lora))
+    family = family or str(huggingface_of_model(model, config.batch.sequence_length)["model_type"])
+    weights = weights_of(model, family)
+    modules = list(_modules(weights, model, lora))
     parameters = Parameters(found, "parameters", unrolled=model.unroll)
     arrays = [array for module in modules for array in _arrays(module, parameters, model)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / "adapter_model.safetensors", arrays)
-        tree = _adapter_config(modules, lora, is_conv=family == CONV1D)
+        tree = _adapter_config(modules, _names(weights), lora, is_conv=family == CONV1D)
+        tree["base_model_name_or_path"] = base
         (folder / "adapter_config.json").write_text(json.dumps(tree, indent=1), "utf-8")
     except OSError as refused:
         raise InputError(
@@ -103,9 +112,7 @@ def _arrays(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield A and B of one product of theirs, for each layer."""
     weight, chosen = module
-    both = {
-        path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen
-    }
+    both = {path: [parameters[*path[:-1], f"{path[-1]}{SUFFIX}", side] for side in "ab"] for path in chosen}
     rank = next(iter(both.values()))[1].shape[1]
     shapes = {path: _output_shape(path, model) for path in weight.ours}
     for name, (layer, *_) in places_of(weight, (model.num_layers,)):
@@ -134,10 +141,19 @@ def _output_shape(path: Key, model: TransformerModel) -> tuple[int, ...]:
     }.get(path[-1], (model.mlp_dim,))
 
 
-def _adapter_config(modules: list[_Module], lora: LoraConfig, *, is_conv: bool) -> dict[str, Any]:
+def _names(weights: tuple[Weight, ...]) -> dict[str, str]:
+    """Return the ends of names by which PEFT finds products: "q_proj"; "attn.c_proj" where there are two."""
+    paths = {w.name: w.name.removesuffix(ENDING).split(".") for w in weights if w.num_inputs}
+    last = Counter(path[-1] for path in paths.values())
+    return {name: ".".join(path[-1 if last[path[-1]] == 1 else -2 :]) for name, path in paths.items()}
+
+
+def _adapter_config(
+    modules: list[_Module], names_of: Mapping[str, str], lora: LoraConfig, *, is_conv: bool
+) -> dict[str, Any]:
     """Return what PEFT's `LoraConfig` reads; ranks that differ from the run's stand in the patterns."""
     assert lora.rank is not None, "the run has adapters"
-    names = [".".join(weight.name.removesuffix(ENDING).split(".")[-2:]) for weight, _ in modules]
+    names = [names_of[weight.name] for weight, _ in modules]
     several = {name: len(ours) for name, (_, ours) in zip(names, modules, strict=True) if len(ours) > 1}
     return {
         "peft_type": "LORA",
@@ -150,6 +166,5 @@ def _adapter_config(modules: list[_Module], lora: LoraConfig, *, is_conv: bool) 
         "rank_pattern": {name: count * lora.rank for name, count in several.items()},
         "alpha_pattern": {name: count * lora.alpha for name, count in several.items()},
         "fan_in_fan_out": is_conv,
-        "base_model_name_or_path": None,
         "inference_mode": True,
     }

@@ -182,10 +182,14 @@ def export(
         if form == "meshwright":
             arrays = export_parameters(checkpoint, to)
         else:
-            from meshwright.training import config_of
+            from meshwright.training import base_of, config_of
 
-            write = export_huggingface if form == "huggingface" else export_peft
-            arrays = write(checkpoint, config_of(run), to)
+            config, base = config_of(run), base_of(run)
+            if form == "huggingface":
+                arrays = export_huggingface(checkpoint, config, to)
+            else:
+                began = {} if base is None else {"base": base.folder, "family": base.model_type}
+                arrays = export_peft(checkpoint, config, to, **began)
     listed = {name: {"shape": list(array.shape), "dtype": array.dtype} for name, array in arrays.items()}
     fields = {"schema": EXPORT_SCHEMA, "file": str(to), "step": checkpoint.step, "arrays": listed}
     num_parameters = format_count(sum(math.prod(array.shape) for array in arrays.values()))

@@ -96,8 +96,7 @@ def plan(
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
-    changed = with_lora(overrides, lora)
-    common = {"fix": fix or (), "vary": vary or (), "overrides": changed, "tokens": tokens}
+    common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora), "tokens": tokens}
     if fleets is not None:
         _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)

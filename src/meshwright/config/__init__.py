@@ -31,8 +31,8 @@ from ._load import overridden as overridden
 from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
 from ._load import trainable as trainable
-from ._lora import LoraConfig as LoraConfig
 from ._lora import TARGETS as TARGETS
+from ._lora import LoraConfig as LoraConfig
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel

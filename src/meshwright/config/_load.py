@@ -68,8 +68,8 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
             model in the local Hugging Face cache. A file's `data.path`, `data.folder` or `data.tokenizer` is
             relative to the file.
         overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
-            dict {"section.key": value}. A `data.path`, `data.folder` or `data.tokenizer` from an override or a preset is
-            relative to the working directory.
+            dict {"section.key": value}. A `data.path`, `data.folder` or `data.tokenizer` from an override or
+            a preset is relative to the working directory.
 
     >>> load_config("llama3-8b", {"model.num_layers": 16}).model.num_layers
     16

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from meshwright.errors import nearest_name
 
 from ._base import OptionalPositive, PositiveFloat, Problem, Section, raise_problems
-from ._models import ModelKind, TransformerModel
+from ._models import Model, TransformerModel
 
 TARGETS: Mapping[str, tuple[str, str]] = {
     "q_proj": ("attention", "query"),
@@ -73,7 +73,11 @@ class LoraConfig(Section):
     def _targets_are_known(self) -> LoraConfig:
         unknown = [name for name in self.targets if name not in (*TARGETS, ALL)]
         problems = [
-            ("targets", f"holds {name!r}, which is no product of a block", nearest_name(name, (*TARGETS, ALL)))
+            (
+                "targets",
+                f"holds {name!r}, which is no product of a block",
+                nearest_name(name, (*TARGETS, ALL)),
+            )
             for name in unknown
         ]
         if not self.targets:
@@ -97,7 +101,7 @@ def adapter_sizes(model: TransformerModel) -> dict[str, tuple[int, int]]:
     }
 
 
-def lora_problems(lora: LoraConfig, model: ModelKind, *, zero1: bool) -> Iterator[Problem]:
+def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Problem]:
     """Yield what adapters cannot be combined with; paths start at the run."""
     if lora.rank is None:
         return

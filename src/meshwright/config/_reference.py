@@ -19,6 +19,7 @@ from ._run import RunConfig
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 _TYPES[type(None)] = '`"none"`'
+_TYPES[tuple[str, ...]] = "list of texts"
 _COMMENT_FROM = 28  # the column of comments behind values that are short enough
 _WIDTH = 114  # columns
 _INTRO = """\

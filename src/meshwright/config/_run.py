@@ -134,7 +134,7 @@ class TokenFileData(DataSource):
 
 
 class InstructionData(DataSource):
-    """Conversations, one JSON object per line: `messages`, or prompt and completion, or instruction and output.
+    """Conversations, a JSON object per line: messages, or prompt and completion, or instruction and output.
 
     Several stand in one window, each with attention and positions of its own.
     """

@@ -2,8 +2,8 @@
 
 A batch is a dict of numpy arrays: the whole fleet's batch, or some of its rows. For given data it is a pure
 function of seed, step and split.
-Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` and `jinja2` only for a model's tokenizer. No jax.
-Imported by: `training`, `cli`.
+Imports: `config`, `children`, `errors`, numpy, pydantic; `tokenizers` and `jinja2` only for a model's
+tokenizer. No jax. Imported by: `training`, `cli`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,16 @@ from ._tokens import stdlib_parts as _stdlib_parts
 from ._tokens import token_file_parts as _token_file_parts
 
 Dataset = (
-    RegressionRows | LineRows | LabelledImages | ImageFiles | RandomTokens | TokenWindows | PackedConversations
+    RegressionRows
+    | LineRows
+    | LabelledImages
+    | ImageFiles
+    | RandomTokens
+    | TokenWindows
+    | PackedConversations
 )
-"""Each has `batch`, whole or some of its rows; `RandomTokens` and `TokenWindows` also `unigram_entropy_nats` and `decode`."""
+"""Each has `batch`, whole or some of its rows; `RandomTokens` and `TokenWindows` also `unigram_entropy_nats`
+and `decode`."""
 
 
 def open_data(config: _config.RunConfig) -> Dataset:

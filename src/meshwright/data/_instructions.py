@@ -49,7 +49,7 @@ class Conversation:
 class Codec:
     """A tokenizer with what else a model's folder says of texts: its chat template and its special tokens.
 
-    `template`: renders messages, given whether the beginning of an answer is to follow; None if there is none.
+    `template`: renders messages, given whether an answer's beginning is to follow; None if there is none.
     `end`: the id that ends a completion.
     """
 
@@ -119,7 +119,9 @@ def _messages(record: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     if "messages" in record:
         messages = record["messages"]
         if not isinstance(messages, list) or not all(
-            isinstance(each, dict) and isinstance(each.get("role"), str) and isinstance(each.get("content"), str)
+            isinstance(each, dict)
+            and isinstance(each.get("role"), str)
+            and isinstance(each.get("content"), str)
             for each in messages
         ):
             raise InputError(
@@ -142,7 +144,9 @@ def _messages(record: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
 
 def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(record[key], str):
-        raise InputError(f"{where}: {key!r} is {json.dumps(record[key])[:40]}, not text", hint="correct the line")
+        raise InputError(
+            f"{where}: {key!r} is {json.dumps(record[key])[:40]}, not text", hint="correct the line"
+        )
     return record[key]
 
 
@@ -217,7 +221,8 @@ def _template(
         compiled = environment.from_string(text)
     except refused as wrong:
         raise InputError(
-            f"the chat template of {folder} cannot be read: {wrong}", hint="use lines of prompt and completion"
+            f"the chat template of {folder} cannot be read: {wrong}",
+            hint="use lines of prompt and completion",
         ) from wrong
 
     def render(messages: Sequence[Mapping[str, Any]], begins_answer: bool) -> str:
@@ -245,7 +250,9 @@ def conversations_in(path: Path, codec: Codec) -> Iterator[tuple[str, Conversati
                     where = f"{path}:{number}"
                     yield where, codec.conversation(_record(line, where), where)
     except (OSError, UnicodeDecodeError) as refused:
-        raise InputError(f"cannot read {path}: {refused}", hint="name a file of JSON lines in UTF-8") from refused
+        raise InputError(
+            f"cannot read {path}: {refused}", hint="name a file of JSON lines in UTF-8"
+        ) from refused
 
 
 def _record(line: str, where: str) -> Mapping[str, Any]:
@@ -318,7 +325,9 @@ def open_instructions(
                 f"{data.path}: no conversation is left for the {split} part",
                 hint="use more lines, or another data.held_out_fraction",
             )
-    windows = {split: _packed(each, window, seed, split) for split, each in found.items()}
+    windows: dict[Split, Mapping[str, np.ndarray]] = {
+        split: _packed(each, window, seed, split) for split, each in found.items()
+    }
     return PackedConversations(windows=windows, seed=seed, sequences=sequences)
 
 

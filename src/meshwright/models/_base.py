@@ -142,7 +142,9 @@ def with_adapters(parameters: Tree, adapters: Tree) -> Tree:
         return [with_adapters(*pair) for pair in zip(parameters, adapters, strict=True)]
     if not (isinstance(parameters, dict) and isinstance(adapters, dict)):
         raise AssertionError(f"an adapter lies where a parameter does: {parameters} and {adapters}")
-    shared = {name: with_adapters(parameters[name], adapters[name]) for name in adapters if name in parameters}
+    shared = {
+        name: with_adapters(parameters[name], adapters[name]) for name in adapters if name in parameters
+    }
     return {**parameters, **adapters, **shared}
 
 

@@ -1,9 +1,10 @@
 """Define low-rank adapters (LoRA) of a block's products.
 
-An adapter of a product x W has A [inputs, rank] and B [rank, outputs], and adds x A B times a scale (Hu et al.
-2021, https://arxiv.org/abs/2106.09685). B begins as zeros, so that a run begins with the model's own results.
-A begins as the model's matrices do; PEFT draws it from a uniform distribution instead, with a third of the
-variance. Both are used in the compute format, and their products run in it also where the others are in fp8.
+An adapter of a product x W has A [inputs, rank] and B [rank, outputs], and adds x A B times a scale (Hu et
+al. 2021, https://arxiv.org/abs/2106.09685). B begins as zeros, so that a run begins with the model's own
+results. A begins as the model's matrices do; PEFT draws it from a uniform distribution instead, with a third
+of the variance. Both are used in the compute format, and their products run in it also where the others are
+in fp8.
 
 Layouts: A has its product's inputs and B its outputs, each divided as the product's own matrix is. What lies
 between, `rank` numbers for each token, is summed over `tensor` where the inputs are divided.
@@ -56,7 +57,7 @@ def num_inputs_of(name: str) -> int:
 def adapted(
     x: Float[Array, "batch sequence *inputs"], adapter: dict[str, Array], matrix: Parameter, context: Context
 ) -> Array:
-    """Return what an adapter adds to a product of `x` [batch, sequence, inputs], sharded as that product is."""
+    """Return what an adapter adds to a product of `x` [batch, sequence, inputs], sharded as the product."""
     assert context.adapter_scale is not None, "the run has no adapters"
     num_inputs = x.ndim - 2
     inputs, outputs = matrix.dims[:num_inputs], matrix.dims[num_inputs:]

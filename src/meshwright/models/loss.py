@@ -86,15 +86,19 @@ def _chunk_loss(
     return jnp.sum(losses), logits, log_sum_exp, is_target
 
 
+def _num_gradients(context: Context, differentiates: bool) -> int:
+    """Return how many gradients there are: of the hidden states, and of a head that is not frozen."""
+    if not differentiates:
+        return 0
+    return 2 if context.adapter_scale is None else 1
+
+
 def _per_device(
     context: Context, how: tuple[int, bool], differentiates: bool, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, ...]:
-    """Return the summed loss; if `differentiates`, also its gradients of `hidden` and `head`.
-
-    A run with adapters has no gradient of the head.
-    """
+    """Return the summed loss; if `differentiates`, also its gradients of `hidden` and of a trained `head`."""
     (chunk, gaps), split = how, token_axes(context.mesh)
-    frozen = context.adapter_scale is not None  # nobody asks for the head's gradient
+    num_gradients = _num_gradients(context, differentiates)
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
     scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
     others = tuple(axis for axis in split if axis not in scattered)
@@ -120,14 +124,10 @@ def _per_device(
                 d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_x, index * chunk, axis=1)
             return (total + loss, d_hidden, *d_head), None
 
-        zeros: tuple[Array, ...] = (jnp.float32(0),)
-        if differentiates:
-            zeros = (*zeros, jnp.zeros_like(hidden))
-        if differentiates and not frozen:
-            zeros = (*zeros, jnp.zeros(head.shape, jnp.float32))
-        (total, *gradients), _ = jax.lax.scan(one, zeros, jnp.arange(hidden.shape[1] // chunk))
-        if differentiates and not frozen:
-            gradients = [gradients[0], over_devices(gradients[1], head.dtype)]
+        zeros = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))[:num_gradients]
+        first = (jnp.float32(0), *zeros)
+        (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
+        gradients[1:] = [over_devices(d_head, head.dtype) for d_head in gradients[1:]]
         return jax.lax.psum(total, split) if split else total, *gradients
 
     def over_devices(d_head: Array, dtype: jax.typing.DTypeLike) -> Array:
@@ -140,8 +140,7 @@ def _per_device(
             return jax.lax.psum(d_head, others) if others else d_head
 
     rows = activation_spec(("batch", "sequence"), context.mesh)
-    num_outputs = (2 if frozen else 3) if differentiates else 1
-    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[:num_outputs]
+    outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 1 + num_gradients]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
     with jax.named_scope("loss"):
         return each(hidden, head, targets)

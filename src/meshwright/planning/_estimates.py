@@ -217,7 +217,7 @@ class _Form:
         return (blocks + weights.norms / self.stage + weights.tables / self.tensor) / ways
 
     def _held_trained(self, *, over_data: bool) -> Numbers:
-        """Return the parameters with gradients that one device holds; adapters as if all axes divided them."""
+        """Return the trained parameters that one device holds; adapters as if both axes divided all."""
         if not self.frozen:
             return self._held(self.weights, over_data=over_data)
         return self.config.num_trained_parameters / (self.fsdp * self.tensor)

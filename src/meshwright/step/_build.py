@@ -172,9 +172,7 @@ def _frozen_parameters(config: RunConfig, declared: Tree, root: Key[Array, ""]) 
     """Return the frozen parameters of a new run, drawn as if they were trained, in their format."""
     dtype = jnp.float32 if config.lora.base == "fp32" else grads.FORMATS[config.precision]
     drawn = initial_parameters(declared, jax.random.fold_in(root, 0))
-    return jax.tree.map(
-        lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter
-    )
+    return jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
 
 
 def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:

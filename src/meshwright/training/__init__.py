@@ -35,5 +35,6 @@ if TYPE_CHECKING:
     from ._sample import SampleOfRun as SampleOfRun
     from ._sample import sample_run as sample_run
     from ._weights import FirstWeights as FirstWeights
+    from ._weights import base_of as base_of
 
 __getattr__, __dir__ = names_on_first_use(__name__)

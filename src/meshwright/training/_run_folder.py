@@ -18,7 +18,7 @@ from typing import IO, Any
 from pydantic import ValidationError
 
 from ..checkpoint import Found, lock_folder, open_own, steps_in, unread_newest, write_probe
-from ..config import Layout, RunConfig
+from ..config import Layout, LoraConfig, RunConfig
 from ..data import data_identity, identity_difference
 from ..errors import InputError
 from ..launch import ALONE, Alone
@@ -377,7 +377,8 @@ def _fixed_differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str,
 
 def _differences(saved: Mapping[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by "section.key": the saved value and that of `config`."""
-    was, now = _flat(saved), _flat(config.model_dump(mode="json"))
+    without = {"lora": LoraConfig().model_dump(mode="json")}  # a run of a release that had no adapters
+    was, now = _flat({**without, **saved}), _flat(config.model_dump(mode="json"))
     pairs = {key: (was.get(key), now.get(key)) for key in sorted(was.keys() | now.keys())}
     return {key: values for key, values in pairs.items() if values[0] != values[1]}
 

@@ -7,6 +7,7 @@ Used by: `_loop` and `api`.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,42 @@ from ..weights import Weight, WeightFiles, part_of, weights_of
 Tree = Any
 
 
+BASE = "base.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The folder of a Hugging Face model from which a run began, and its `model_type`."""
+
+    folder: str
+    model_type: str
+
+    def as_json(self) -> str:
+        """Return the content of the file that `base_of` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def base_of(run: Path) -> Base | None:
+    """Return what a run began from; None if it began from random parameters.
+
+    Raises:
+        InputError: the file that says so cannot be read.
+    """
+    path = run / BASE
+    if not path.is_file():
+        return None
+    try:
+        return Base(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as broken:
+        raise InputError(
+            f"{path} cannot be read: {broken}", hint='write {"folder": ..., "model_type": ...} of the base'
+        ) from broken
+
+
 class FirstWeights:
     """The parameters with which a run begins, from the folder of a Hugging Face model.
+
+    `base`: that folder, and the model's type.
 
     Raises:
         InputError: the folder has no readable `config.json` and weights, or the run's model is no Transformer
@@ -41,6 +76,7 @@ class FirstWeights:
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
             )
+        self.base = Base(folder=str(folder.resolve()), model_type=family)
         self._unrolled = config.model.unroll
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         self._files = WeightFiles(folder)
