@@ -121,7 +121,7 @@ def test_a_token_whose_every_choice_is_dropped_gets_nothing(context):
 
 def test_choices_are_numbered_in_the_order_of_the_tokens():
     logits = jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [9.0, 8.0, 0.0]])
-    chosen, weights = route(logits, 2)
+    chosen, weights = route(logits, changed(num_experts=3, experts_per_token=2))
     np.testing.assert_array_equal(chosen.argmax(-1), [[0, 2], [1, 2], [0, 1]])
     np.testing.assert_allclose(weights[:, 0], 1 / (1 + np.exp([-1.0, -4.0, -1.0])), rtol=1e-6)
     places = places_of(chosen, 1)

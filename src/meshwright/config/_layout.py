@@ -24,13 +24,16 @@ _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tenso
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "embed": ("fsdp",),
+    "latent": ("fsdp",),  # the inputs of a product with a latent, which has no other dim for fsdp
     "experts": ("expert",),
     **_BY_TENSOR,
     "routes": (),  # the router's outputs, one for each expert, whole on every device
-    **dict.fromkeys(("head_dim", "positions", "one", "channels_out", "channels_in", "height", "width"), ()),
+    **dict.fromkeys(
+        ("head_dim", "rank", "positions", "one", "channels_out", "channels_in", "height", "width"), ()
+    ),
 }
 """For parameters, their gradients and moments."""
-ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data")}
+ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data"), "latent": ("fsdp", "data")}
 """The same under ZeRO-1: each `fsdp` shard is divided among the replicas."""
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
@@ -38,7 +41,7 @@ ACTIVATION_RULES: Rules = {
     "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
     **_BY_TENSOR,
     "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
-    **dict.fromkeys(("embed", "head_dim", "microbatch", "channels", "height", "width"), ()),
+    **dict.fromkeys(("embed", "head_dim", "rank", "microbatch", "channels", "height", "width"), ()),
 }
 
 _ALIASES = {
