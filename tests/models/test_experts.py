@@ -130,6 +130,27 @@ def test_choices_are_numbered_in_the_order_of_the_tokens():
     np.testing.assert_array_equal(places.sources, [0, 2, 1])
 
 
+def test_experts_are_chosen_in_the_best_groups_and_weighted_by_their_scores():
+    """By hand: groups (0, 1), (2, 3), (4, 5), of which the best two may be chosen."""
+    sigmoid = changed(
+        num_experts=6, router="sigmoid", router_scale=2.0, router_groups=3, router_groups_chosen=2
+    )
+    logits = jnp.log(jnp.array([[0.9, 0.1, 0.6, 0.5, 0.2, 0.7]]))  # as odds: s = x / (1 + x)
+    scores = np.array([0.9, 0.1, 0.6, 0.5, 0.2, 0.7])
+    scores = scores / (1 + scores)
+    chosen, weights = route(logits, sigmoid)
+    # Sums of two: 0.565, 0.708, 0.578. Expert 0 has the best score, but its group is the worst.
+    np.testing.assert_array_equal(chosen.argmax(-1), [[5, 2]])
+    np.testing.assert_allclose(weights[0], 2 * scores[[5, 2]] / scores[[5, 2]].sum(), rtol=1e-5)
+    biased, with_bias = route(logits, sigmoid, jnp.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
+    np.testing.assert_array_equal(biased.argmax(-1), [[1, 0]])  # group 0 is the best now
+    np.testing.assert_allclose(with_bias[0], 2 * scores[[1, 0]] / scores[[1, 0]].sum(), rtol=1e-5)
+    softmax = changed(**groups, router_groups_chosen=1, router_normalised=False)
+    chosen, weights = route(logits, softmax)
+    np.testing.assert_array_equal(chosen.argmax(-1), [[0, 1]])  # softmax takes the group of the best expert
+    np.testing.assert_allclose(weights[0], np.array([0.9, 0.1]) / 3.0, rtol=1e-5)
+
+
 def dense(x, layer, config):
     """Every expert on every token; those that were not chosen count nothing."""
     logits = x @ layer["router"]

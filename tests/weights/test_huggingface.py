@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.config import huggingface_of_model, load_config
 from meshwright.config._huggingface import run_of_huggingface
+from meshwright.errors import InputError
 from meshwright.models import Transformer
 from meshwright.step import build_step
 from meshwright.training import FirstWeights
@@ -245,6 +246,14 @@ def test_each_device_of_a_run_begins_with_its_part_of_the_weights(theirs, ours, 
         np.testing.assert_array_equal(np.asarray(leaf), expected.astype(np.float32))
     shardings = jax.tree.map(lambda a, b: a.sharding == b.sharding, begun, abstract)
     assert jax.tree.all(shardings)
+
+
+def test_quantised_weights_are_refused(theirs, tmp_path):
+    file = json.loads((theirs[1] / "config.json").read_text())
+    file["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(file))
+    with pytest.raises(InputError, match=r"are quantised \(fp8\)"):
+        FirstWeights(tmp_path, load_config(str(theirs[1])))
 
 
 def test_the_file_that_describes_a_model_describes_the_same_one(theirs, ours):

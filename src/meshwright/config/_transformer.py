@@ -498,7 +498,7 @@ class TransformerModel(ModelKind):
                 what = (
                     f"= {groups} does not divide num_experts = {self.num_experts}, {least} or more to a group"
                 )
-                nearest = or_list(near_divisors(self.num_experts, groups))
+                nearest = or_list(near_divisors(self.num_experts, min(groups, self.num_experts // least)))
                 yield "router_groups", what, f"use router_groups = {nearest}"
             elif not chosen <= groups or chosen * each < (self.experts_per_token or 1):
                 what = (

@@ -32,7 +32,8 @@ class FirstWeights:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         path = folder / "config.json"
         try:
-            family = json.loads(path.read_text("utf-8"))["model_type"]
+            file = json.loads(path.read_text("utf-8"))
+            family = file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -41,6 +42,11 @@ class FirstWeights:
             raise InputError(
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
+            )
+        if file.get("quantization_config") is not None:
+            raise InputError(
+                f"the weights in {folder} are quantised ({file['quantization_config'].get('quant_method')})",
+                hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
             )
         self._unrolled = config.model.unroll
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
