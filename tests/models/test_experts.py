@@ -132,9 +132,8 @@ def test_choices_are_numbered_in_the_order_of_the_tokens():
 
 def test_experts_are_chosen_in_the_best_groups_and_weighted_by_their_scores():
     """By hand: groups (0, 1), (2, 3), (4, 5), of which the best two may be chosen."""
-    sigmoid = changed(
-        num_experts=6, router="sigmoid", router_scale=2.0, router_groups=3, router_groups_chosen=2
-    )
+    groups = {"num_experts": 6, "router_groups": 3}
+    sigmoid = changed(**groups, router_groups_chosen=2, router="sigmoid", router_scale=2.0)
     logits = jnp.log(jnp.array([[0.9, 0.1, 0.6, 0.5, 0.2, 0.7]]))  # as odds: s = x / (1 + x)
     scores = np.array([0.9, 0.1, 0.6, 0.5, 0.2, 0.7])
     scores = scores / (1 + scores)
