@@ -33,6 +33,8 @@ from meshwright.hardware import Fleet
         ("lenet", "fsdp=32"),
         ("bytes-moe", "fsdp=2,expert=4,tensor=2"),
         ("mixtral-8x7b", "fsdp=8,expert=8"),
+        ("mistral-7b-v0.3", "fsdp=4,context=2"),
+        ("deepseek-v3", "fsdp=8,expert=8,tensor=8"),
     ],
 )
 def test_layouts_that_split_evenly_pass(preset: str, layout: str):
@@ -121,6 +123,42 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "or context=4 or 8",
         ),
         ("cruncher", "context=2", "model.kind = cruncher has no sequence for context = 2", "use context=1"),
+        (
+            "mistral-7b-v0.1",
+            "fsdp=4,context=2",
+            "over context has no windows shorter than the sequence (model.window = 4096)",
+            "use context=1",
+        ),
+        (
+            "gemma-2-2b",
+            "fsdp=4,context=2",
+            "or caps of scores (model.score_cap = 50.0)",
+            "tensor=2 splits the heads instead",
+        ),
+        (
+            "deepseek-v2-lite",
+            "fsdp=4,context=2",
+            "has no latent attention (model.latent_rank = 512)",
+            "use context=1",
+        ),
+        (
+            "gemma-2-2b",
+            "stage=2,fsdp=4",
+            "of model.global_every = 2 layers, which stages hold whole, = 13 does not divide over stage",
+            "use stage=1",
+        ),
+        (
+            "deepseek-v2-lite",
+            "stage=2,fsdp=4",
+            "the layers, of which model.num_dense_layers = 1 have no experts, = 1 does not divide over stage",
+            "use stage=1",
+        ),
+        (
+            "deepseek-v2-lite",
+            "fsdp=1024",
+            "model.latent_rank = 512 does not divide over fsdp = 1024",
+            "use fsdp=",
+        ),
     ],
 )
 def test_what_does_not_divide_is_named_with_both_sizes(preset: str, layout: str, message: str, hint: str):

@@ -106,6 +106,35 @@ def test_the_head_dim_follows_from_embed_and_heads_unless_given():
         ),
         (["max_positions=64"], "model.max_positions = 64 has no effect", "leave max_positions out"),
         (["head_dim=15"], "model.head_dim = 15 is odd", "use head_dim = 16"),
+        (["global_every=2"], "model.global_every = 2 has no effect without window", "leave global_every out"),
+        (
+            ["rope_local_theta=50.0"],
+            "model.rope_local_theta = 50.0 has no effect without window",
+            "leave rope_local_theta",
+        ),
+        (["rope_factor=8.0"], "rope_original_positions need each other", "set both"),
+        (
+            ["rope_factor=8.0", "rope_original_positions=64", "rope_stretching=linear"],
+            "rope_original_positions need each other; 'linear' stretching is set",
+            "the factor alone for linear",
+        ),
+        (["query_rank=8"], "model.query_rank = 8 has no effect without latent_rank", "leave query_rank out"),
+        (["value_dim=8"], "model.value_dim = 8 has no effect without latent_rank", "leave value_dim out"),
+        (
+            ["latent_rank=8"],
+            "model.rotary_dim = None; latent attention needs an even number",
+            "set rotary_dim",
+        ),
+        (
+            ["latent_rank=8", "rotary_dim=4", "num_kv_heads=2"],
+            "model.num_kv_heads = 2, but with latent_rank each of num_heads has keys of its own",
+            "use num_kv_heads = 4",
+        ),
+        (
+            ["latent_rank=8", "rotary_dim=4", "qk_norm=head"],
+            "model.qk_norm = 'head' is not run with latent_rank = 8",
+            "use qk_norm = 'none'",
+        ),
     ],
 )
 def test_a_transformer_that_contradicts_itself_is_refused(overrides: list[str], message: str, hint: str):
@@ -145,6 +174,11 @@ def test_a_transformer_that_contradicts_itself_is_refused(overrides: list[str], 
         ),
         ("bytes-moe", "experts_per_token=5", "= 5 is more than num_experts = 4", "use 4 at most"),
         ("bytes-moe", "bias=true", "experts have no biases", "use bias = false"),
+        ("bytes-nano", "router_scale=2.0", "= 2.0 has no effect without num_experts", "leave router_scale"),
+        ("bytes-nano", "router=sigmoid", "has no effect without num_experts", "leave router out"),
+        ("bytes-moe", "router_groups=2", "router_groups_chosen need each other", "set both"),
+        ("bytes-moe", "num_dense_layers=1", "dense_mlp_dim need each other", "set both"),
+        ("bytes-moe", "num_dense_layers=99", "= 99 leaves no layer of", "or use fewer"),
         ("bytes-moe", "num_shared_experts=-1", "model.num_shared_experts", "0"),
         ("bytes-moe", "capacity_factor=0", "model.capacity_factor", "0"),
     ],
@@ -154,6 +188,38 @@ def test_experts_that_contradict_each_other_are_refused(preset: str, override: s
         load_config(preset, [f"model.{override}"])
     assert message in caught.value.message
     assert hint in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "hint"),
+    [
+        (("router_groups=3", "router_groups_chosen=1"), "= 3 does not divide num_experts = 4", "2 or 4"),
+        (("router_groups=4", "router_groups_chosen=1"), "= 1 of 4 groups cannot hold", "use 4 at most"),
+        (
+            ("router_groups=4", "router_groups_chosen=2", "router=sigmoid"),
+            "= 4 does not divide num_experts = 4, 2 or more to a group",
+            "router_groups = 2",
+        ),
+        (
+            ("num_dense_layers=1", "dense_mlp_dim=64", "window=8", "global_every=2"),
+            "with layers that take turns (global_every) is not run",
+            "leave one of them out",
+        ),
+    ],
+)
+def test_routing_by_groups_and_unlike_layers_are_checked(overrides, message: str, hint: str):
+    with pytest.raises(InputError) as caught:
+        load_config("bytes-moe", [f"model.{override}" for override in overrides])
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_the_positions_that_a_token_sees_by_hand():
+    windows = load_config("gemma-2-2b").model
+    assert (windows.windows, windows.num_layers) == ((4096, None), 26)
+    local, whole = 4096 - 4096**2 / (2 * 8192), 4096
+    assert windows.seen_positions(8192) == pytest.approx((local + whole) / 2)
+    assert windows.seen_positions(4096) == 2048
 
 
 def test_a_transformer_built_in_python_is_checked_as_well():

@@ -121,13 +121,33 @@ def test_a_token_whose_every_choice_is_dropped_gets_nothing(context):
 
 def test_choices_are_numbered_in_the_order_of_the_tokens():
     logits = jnp.array([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [9.0, 8.0, 0.0]])
-    chosen, weights = route(logits, 2)
+    chosen, weights = route(logits, changed(num_experts=3, experts_per_token=2))
     np.testing.assert_array_equal(chosen.argmax(-1), [[0, 2], [1, 2], [0, 1]])
     np.testing.assert_allclose(weights[:, 0], 1 / (1 + np.exp([-1.0, -4.0, -1.0])), rtol=1e-6)
     places = places_of(chosen, 1)
     # Expert 0 keeps token 0, expert 1 token 1, expert 2 token 0; three choices come too late.
     np.testing.assert_array_equal(places.slots < 3, [[True, True], [True, False], [False, False]])
     np.testing.assert_array_equal(places.sources, [0, 2, 1])
+
+
+def test_experts_are_chosen_in_the_best_groups_and_weighted_by_their_scores():
+    """By hand: groups (0, 1), (2, 3), (4, 5), of which the best two may be chosen."""
+    groups = {"num_experts": 6, "router_groups": 3}
+    sigmoid = changed(**groups, router_groups_chosen=2, router="sigmoid", router_scale=2.0)
+    logits = jnp.log(jnp.array([[0.9, 0.1, 0.6, 0.5, 0.2, 0.7]]))  # as odds: s = x / (1 + x)
+    scores = np.array([0.9, 0.1, 0.6, 0.5, 0.2, 0.7])
+    scores = scores / (1 + scores)
+    chosen, weights = route(logits, sigmoid)
+    # Sums of two: 0.565, 0.708, 0.578. Expert 0 has the best score, but its group is the worst.
+    np.testing.assert_array_equal(chosen.argmax(-1), [[5, 2]])
+    np.testing.assert_allclose(weights[0], 2 * scores[[5, 2]] / scores[[5, 2]].sum(), rtol=1e-5)
+    biased, with_bias = route(logits, sigmoid, jnp.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]))
+    np.testing.assert_array_equal(biased.argmax(-1), [[1, 0]])  # group 0 is the best now
+    np.testing.assert_allclose(with_bias[0], 2 * scores[[1, 0]] / scores[[1, 0]].sum(), rtol=1e-5)
+    softmax = changed(**groups, router_groups_chosen=1, router_normalised=False)
+    chosen, weights = route(logits, softmax)
+    np.testing.assert_array_equal(chosen.argmax(-1), [[0, 1]])  # softmax takes the group of the best expert
+    np.testing.assert_allclose(weights[0], np.array([0.9, 0.1]) / 3.0, rtol=1e-5)
 
 
 def dense(x, layer, config):

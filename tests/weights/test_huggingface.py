@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.config import huggingface_of_model, load_config
 from meshwright.config._huggingface import run_of_huggingface
+from meshwright.errors import InputError
 from meshwright.models import Transformer
 from meshwright.step import build_step
 from meshwright.training import FirstWeights
@@ -45,6 +46,40 @@ IN_TURN = {
     "sliding_window": 9,
     "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
 }
+GEMMA = {**GROUPED, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9}
+GEMMA2 = {**GEMMA, "num_hidden_layers": 4, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA3 = {**GEMMA, "num_hidden_layers": 4, "sliding_window_pattern": 3}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "beta_fast": 4,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 16,
+}
+DEEPSEEK = {
+    **SIZES,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.7,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+}
+IN_GROUPS = {"n_group": 4, "topk_group": 2}
+FAR_AND_NEAR = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 EXPERTS = {"num_experts_per_tok": 2}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 CASES = {
@@ -63,6 +98,16 @@ CASES = {
     ),
     "olmo2": ("Olmo2Config", GROUPED),
     "gemma": ("GemmaConfig", {**GROUPED, "head_dim": 16}),
+    "gemma2": ("Gemma2Config", GEMMA2),
+    "gemma3": ("Gemma3TextConfig", GEMMA3),
+    "gemma3, stretched": ("Gemma3TextConfig", {**GEMMA3, "rope_parameters": FAR_AND_NEAR}),
+    "deepseek-v2": ("DeepseekV2Config", {**DEEPSEEK, "topk_method": "group_limited_greedy", **IN_GROUPS}),
+    "deepseek-v2, lite": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": YARN}),
+    "deepseek-v3": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN}),
+    "qwen3 with experts, scores as they are": (
+        "Qwen3MoeConfig",
+        {**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
+    ),
     "phi3": ("Phi3Config", {**GROUPED, **IDS}),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
@@ -81,6 +126,9 @@ def theirs(request, tmp_path_factory):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2 + float(parameter.ndim == 1))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zero at first, and no gradient changes it
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     folder = tmp_path_factory.mktemp("huggingface")
     model.save_pretrained(folder)
     return model, folder
@@ -141,7 +189,7 @@ def test_logits_agree(theirs, ours, tokens, context):
     tree, run = tree_of(parameters), context()
     with jax.default_matmul_precision("highest"):
         hidden, _ = model.hidden(tree, jnp.asarray(tokens), run)
-        logits = np.asarray(hidden @ model.head(tree, run).T)
+        logits = np.asarray(model.logits(tree, hidden, run))
     assert np.abs(logits - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
 
 
@@ -198,6 +246,14 @@ def test_each_device_of_a_run_begins_with_its_part_of_the_weights(theirs, ours, 
         np.testing.assert_array_equal(np.asarray(leaf), expected.astype(np.float32))
     shardings = jax.tree.map(lambda a, b: a.sharding == b.sharding, begun, abstract)
     assert jax.tree.all(shardings)
+
+
+def test_quantised_weights_are_refused(theirs, tmp_path):
+    file = json.loads((theirs[1] / "config.json").read_text())
+    file["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(file))
+    with pytest.raises(InputError, match=r"are quantised \(fp8\)"):
+        FirstWeights(tmp_path, load_config(str(theirs[1])))
 
 
 def test_the_file_that_describes_a_model_describes_the_same_one(theirs, ours):

@@ -38,11 +38,11 @@ class Parameters(Mapping[tuple[str, ...], np.ndarray]):
         return self._read(path)
 
     def _whole(self, path: tuple[str, ...]) -> np.ndarray:
-        if not self._unrolled or path[0] != "layers":
+        if not self._unrolled or path[0] not in ("layers", "dense_layers"):
             return whole_array(self._found, self._arrays["/".join(path)])
         number = 0
         layers: list[np.ndarray] = []
-        while (name := "/".join(("layers", str(number), *path[1:]))) in self._arrays:
+        while (name := "/".join((path[0], str(number), *path[1:]))) in self._arrays:
             layers.append(whole_array(self._found, self._arrays[name]))
             number += 1
         return np.stack(layers)

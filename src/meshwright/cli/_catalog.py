@@ -200,12 +200,14 @@ def presets(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the configurations that come with Meshwright, or print one as commented TOML."""
-    from meshwright.config import commented_toml, load_config, preset_about, preset_names
+    """List the configurations and published models that come with Meshwright, or print one as TOML."""
+    from meshwright.config import commented_toml, load_config, preset_about, preset_names, published_ids
 
     if name is None:
         listed = [_preset_fields(load_config(preset)) for preset in preset_names()]
-        answer(as_json, {"schema": PRESETS_SCHEMA, "presets": listed}, lambda: _presets_page(listed))
+        models = [{**_preset_fields(load_config(each)), "id": each} for each in published_ids()]
+        facts = {"schema": PRESETS_SCHEMA, "presets": listed, "models": models}
+        answer(as_json, facts, lambda: (*_presets_page(listed), _models_page(models)))
         return
     config = load_config(name)
     if as_json:
@@ -243,8 +245,14 @@ def _presets_page(presets: list[dict[str, Any]]) -> tuple[Any, ...]:
         )
         for fields in presets
     ]
-    note = '\nmeshwright presets NAME shows one in full; a TOML file may start from one: preset = "NAME"'
+    note = '\nmeshwright presets NAME shows one in full; a TOML file may start from one: preset = "NAME"\n'
     return table(("preset", "model", *numbers, "precision", "layout"), rows, right=numbers), note
+
+
+def _models_page(models: list[dict[str, Any]]) -> Any:
+    """Return the published models by their ids; an id's last part suffices, in any case."""
+    rows = [(each["id"], format_count(each["num_parameters"]), str(each["num_layers"])) for each in models]
+    return table(("published model", "parameters", "layers"), rows, right=("parameters", "layers"))
 
 
 def init(

@@ -218,10 +218,12 @@ def say_readings(config: str | None, on: str, layout: str | None) -> None:
 
 def complete_config(incomplete: str) -> list[str]:
     """Return the presets, files and runs whose names begin with `incomplete`, for shell completion."""
-    from meshwright.config import preset_names
+    from meshwright.config import preset_names, published_ids
 
     there = [*Path().glob("*.toml"), *Path("runs").glob("*")]
-    return [name for name in (*preset_names(), *map(str, there)) if name.startswith(incomplete)]
+    return [
+        name for name in (*preset_names(), *published_ids(), *map(str, there)) if name.startswith(incomplete)
+    ]
 
 
 @contextmanager

@@ -33,13 +33,12 @@ from ._load import preset_names as preset_names
 from ._load import trainable as trainable
 from ._lora import TARGETS as TARGETS
 from ._lora import LoraConfig as LoraConfig
+from ._model_kind import ModelKind as ModelKind
+from ._model_kind import ModelSizes as ModelSizes
 from ._models import CruncherModel as CruncherModel
 from ._models import LeNetModel as LeNetModel
 from ._models import LinearModel as LinearModel
-from ._models import ModelKind as ModelKind
-from ._models import ModelSizes as ModelSizes
 from ._models import ResNetModel as ResNetModel
-from ._models import TransformerModel as TransformerModel
 from ._optimizers import AdafactorOptimizer as AdafactorOptimizer
 from ._optimizers import AdaGradOptimizer as AdaGradOptimizer
 from ._optimizers import AdamOptimizer as AdamOptimizer
@@ -53,6 +52,9 @@ from ._optimizers import MuonOptimizer as MuonOptimizer
 from ._optimizers import RMSPropOptimizer as RMSPropOptimizer
 from ._optimizers import SGDOptimizer as SGDOptimizer
 from ._optimizers import StableSchedule as StableSchedule
+from ._published import published_config as published_config
+from ._published import published_id as published_id
+from ._published import published_ids as published_ids
 from ._reference import commented_toml as commented_toml
 from ._reference import key_docs as key_docs
 from ._reference import reference_page as reference_page
@@ -69,3 +71,4 @@ from ._run import RunConfig as RunConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData
 from ._run import TokenFileData as TokenFileData
+from ._transformer import TransformerModel as TransformerModel

@@ -20,7 +20,7 @@ from typing import Any
 from meshwright.errors import InputError, nearest_name
 
 from ._base import is_table
-from ._models import TransformerModel
+from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 
@@ -35,16 +35,27 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 STRETCHING = {
-    "factor": "rope_factor",
-    "low_freq_factor": "rope_low_factor",
-    "high_freq_factor": "rope_high_factor",
-    "original_max_position_embeddings": "rope_original_positions",
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low_factor",
+        "high_freq_factor": "rope_high_factor",
+        "original_max_position_embeddings": "rope_original_positions",
+    },
+    "linear": {"factor": "rope_factor"},
+    "yarn": {
+        "factor": "rope_factor",
+        "beta_slow": "rope_low_factor",
+        "beta_fast": "rope_high_factor",
+        "mscale_all_dim": "rope_magnitude",
+        "original_max_position_embeddings": "rope_original_positions",
+    },
 }
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM", "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt2": "GPT2LMHeadModel", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
 OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
 BESIDE = frozenset(
@@ -97,6 +108,7 @@ BESIDE = frozenset(
         "_flash_attn_2_enabled",
         "quantization_config",
         "chunk_size_feed_forward",
+        "cache_implementation",
         "id2label",
         "label2id",
         "num_labels",
@@ -106,7 +118,11 @@ BESIDE = frozenset(
         "tokenizer_class",
         "transformers.js_config",
         "is_llama_config",
-        "rope_interleaved",
+        "ep_size",
+        "aux_loss_alpha",
+        "seq_aux",
+        "num_nextn_predict_layers",  # modules beside the model that predict further tokens: not loaded
+        "num_mtp_layers",
     ]
 )
 
@@ -145,6 +161,43 @@ _LLAMA_DEFAULTS = {
 }
 _QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
+_DEEPSEEK_KEYS = {
+    **{ours: theirs for ours, theirs in _LLAMA_KEYS.items() if ours not in ("head_dim", "num_kv_heads")},
+    "mlp_dim": "moe_intermediate_size",
+    "dense_mlp_dim": "intermediate_size",
+    "num_dense_layers": "first_k_dense_replace",
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "router_scale": "routed_scaling_factor",
+    "router_groups": "n_group",
+    "router_groups_chosen": "topk_group",
+    "latent_rank": "kv_lora_rank",
+    "query_rank": "q_lora_rank",
+    "rotary_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}
+_DEEPSEEK_DEFAULTS = {
+    **_LLAMA_DEFAULTS,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_GEMMA_FIXED = {**_LLAMA_FIXED, "scaled_embedding": True, "activation": "gelu"}
+_GEMMA_DEFAULTS = {
+    **_LLAMA_DEFAULTS,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+_GEMMA_ONLY = {"attention_bias": (False,), "use_bidirectional_attention": (False,)}
+_GEMMA_CAPS = {
+    "score_dim": "query_pre_attn_scalar",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
@@ -177,12 +230,12 @@ FAMILIES: Mapping[str, Family] = {
             **_LLAMA_KEYS,
             "mlp_dim": "moe_intermediate_size",
             "experts_per_token": "num_experts_per_tok",
+            "router_normalised": "norm_topk_prob",
         },
         fixed={**_LLAMA_FIXED, "qk_norm": "head"},
-        defaults={**_LLAMA_DEFAULTS, **_QWEN_WINDOW},
+        defaults={**_LLAMA_DEFAULTS, **_QWEN_WINDOW, "norm_topk_prob": False},
         only={
             **_NO_BIAS,
-            "norm_topk_prob": (True,),
             "decoder_sparse_step": (1,),
             "mlp_only_layers": ([],),
         },
@@ -201,14 +254,35 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma": Family(
         keys=_LLAMA_KEYS,
-        fixed={**_LLAMA_FIXED, "scaled_embedding": True, "activation": "gelu"},
+        fixed=_GEMMA_FIXED,
+        defaults=_GEMMA_DEFAULTS,
+        only=_GEMMA_ONLY,
+    ),
+    "gemma2": Family(
+        keys={**_LLAMA_KEYS, **_GEMMA_CAPS},
+        fixed={**_GEMMA_FIXED, "norm_place": "both"},
         defaults={
-            **_LLAMA_DEFAULTS,
-            "head_dim": 256,
-            "tie_word_embeddings": True,
-            "hidden_act": "gelu_pytorch_tanh",
+            **_GEMMA_DEFAULTS,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 256,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
         },
-        only={"attention_bias": (False,), "use_bidirectional_attention": (False,)},
+        only=_GEMMA_ONLY,
+    ),
+    "gemma3_text": Family(
+        keys={**_LLAMA_KEYS, **_GEMMA_CAPS, "rope_local_theta": "rope_local_base_freq"},
+        fixed={**_GEMMA_FIXED, "norm_place": "both", "qk_norm": "head"},
+        defaults={
+            **_GEMMA_DEFAULTS,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
+        only=_GEMMA_ONLY,
     ),
     "gpt_neox": Family(
         keys={
@@ -226,6 +300,50 @@ FAMILIES: Mapping[str, Family] = {
             "hidden_act": "gelu",
         },
         only={"attention_bias": (True,)},
+    ),
+    "deepseek_v2": Family(
+        keys={**_DEEPSEEK_KEYS},
+        fixed={**_LLAMA_FIXED, "rope_interleaved": True, "router_normalised": False},
+        defaults={
+            **_DEEPSEEK_DEFAULTS,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+            "norm_topk_prob": False,
+        },
+        only={
+            **_NO_BIAS,
+            "norm_topk_prob": (False,),
+            "scoring_func": ("softmax",),
+            "moe_layer_freq": (1,),
+            "topk_method": ("greedy", "group_limited_greedy"),
+        },
+    ),
+    "deepseek_v3": Family(
+        keys={**_DEEPSEEK_KEYS, "router_normalised": "norm_topk_prob", "rope_interleaved": "rope_interleave"},
+        fixed={**_LLAMA_FIXED, "router": "sigmoid", "router_bias": True},
+        defaults={
+            **_DEEPSEEK_DEFAULTS,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+        },
+        only={
+            "attention_bias": (False,),
+            "scoring_func": ("sigmoid",),
+            "moe_layer_freq": (1,),
+            "topk_method": ("noaux_tc",),
+        },
     ),
     "gpt2": Family(
         keys={
@@ -342,6 +460,14 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     if name in ("qwen3_moe", "mixtral"):
         tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
     tree |= {key: values[0] for key, values in family.only.items()}
+    if name.startswith("deepseek"):
+        turned = model.rotary_dim or 0
+        tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
+        tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
+        if model.router_groups is not None and name == "deepseek_v2":
+            tree["topk_method"] = "group_limited_greedy"
+        if model.router_groups is None and name == "deepseek_v3":
+            tree |= {"n_group": 1, "topk_group": 1}
     if model.window is not None:
         kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
         layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
@@ -358,11 +484,14 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
 def _rope_json(model: TransformerModel) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_factor is not None:
-        rope |= {"rope_type": "llama3"} | {
-            theirs: getattr(model, ours) for theirs, ours in STRETCHING.items()
-        }
+        keys = STRETCHING[model.rope_stretching]
+        rope |= {"rope_type": model.rope_stretching}
+        rope |= {theirs: getattr(model, ours) for theirs, ours in keys.items()}
+        rope |= {"mscale": model.rope_magnitude} if model.rope_stretching == "yarn" else {}
     if model.rotary_share != 1:
         rope["partial_rotary_factor"] = model.rotary_share
+    if model.rope_local_theta is not None:
+        return {GLOBAL: rope, LOCAL: {"rope_type": "default", "rope_theta": model.rope_local_theta}}
     return rope
 
 
@@ -405,6 +534,12 @@ def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         return
     scaling = dict(given.get("rope_parameters") or {})  # transformers 5 keeps the base there as well
     scaling |= dict(given.get("rope_scaling") or {})
+    if GLOBAL in scaling or LOCAL in scaling:  # transformers 5, where the kinds of layers differ
+        local = dict(scaling.get(LOCAL) or {})
+        model["rope_local_theta"] = float(local.pop("rope_theta", model.get("rope_local_theta", 10_000.0)))
+        if local not in ({}, {"rope_type": "default"}):
+            raise _not_understood(where, {"rope_parameters": given["rope_parameters"]})
+        scaling = dict(scaling.get(GLOBAL) or {})
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     share = scaling.pop("partial_rotary_factor", given.get("partial_rotary_factor"))
@@ -414,14 +549,17 @@ def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     scaling.pop("type", None)
     if kind == "default" and not scaling:
         return
-    if kind != "llama3" or set(scaling) != set(STRETCHING):
+    if kind == "yarn" and scaling.get("mscale") == scaling.get("mscale_all_dim"):
+        scaling.pop("mscale", None)  # their ratio, 1, would multiply sines and cosines
+    if kind not in STRETCHING or set(scaling) != set(STRETCHING[kind]):
         raise _not_understood(where, {"rope_scaling": {"rope_type": kind, **scaling}})
-    model |= {ours: scaling[theirs] for theirs, ours in STRETCHING.items()}
+    model["rope_stretching"] = kind
+    model |= {ours: scaling[theirs] for theirs, ours in STRETCHING[kind].items()}
 
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")  # every layer alike
-ALTERNATING = ("qwen2", "qwen3")  # a kind for each layer
+ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text")  # a kind for each layer
 
 
 def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -456,6 +594,22 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         model["global_every"] = size
 
 
+def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read the sizes of DeepSeek's heads, and leave out what its values leave without effect."""
+    if not given["model_type"].startswith("deepseek"):
+        return
+    unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
+    model["head_dim"] = given["qk_nope_head_dim"] + given["qk_rope_head_dim"]
+    if given.get("num_key_value_heads", given["num_attention_heads"]) != given["num_attention_heads"]:
+        raise _not_understood(where, {"num_key_value_heads": given["num_key_value_heads"]})
+    groups = model.get("router_groups"), model.get("router_groups_chosen")
+    if given.get("topk_method") == "greedy" or groups == (1, 1):
+        model.pop("router_groups", None)
+        model.pop("router_groups_chosen", None)
+    if not model.get("num_dense_layers"):
+        model.pop("dense_mlp_dim", None)
+
+
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the number of experts; leave out the width of a dense MLP where every MLP has experts."""
     if "experts_per_token" in model:
@@ -484,4 +638,6 @@ def cached_config(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-READERS: tuple[Callable[..., None], ...] = (_activation, _kv_heads, _inner, _rotary, _window, _expert_mlp)
+READERS: tuple[Callable[..., None], ...] = (
+    _activation, _latent, _kv_heads, _inner, _rotary, _window, _expert_mlp
+)  # fmt: skip

@@ -24,14 +24,17 @@ _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tenso
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
     "embed": ("fsdp",),
+    "latent": ("fsdp",),  # the inputs of a product with a latent, which has no other dim for fsdp
     "experts": ("expert",),
     **_BY_TENSOR,
     "rank": (),  # of an adapter
     "routes": (),  # the router's outputs, one for each expert, whole on every device
-    **dict.fromkeys(("head_dim", "positions", "one", "channels_out", "channels_in", "height", "width"), ()),
+    **dict.fromkeys(
+        ("head_dim", "rank", "positions", "one", "channels_out", "channels_in", "height", "width"), ()
+    ),
 }
 """For parameters, their gradients and moments."""
-ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data")}
+ZERO1_RULES: Rules = {**PARAMETER_RULES, "embed": ("fsdp", "data"), "latent": ("fsdp", "data")}
 """The same under ZeRO-1: each `fsdp` shard is divided among the replicas."""
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,

@@ -14,8 +14,8 @@ from meshwright.hardware import Chip
 
 from ._base import Problem, input_error, near_divisors, near_multiples, or_list
 from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
-from ._models import TransformerModel
 from ._run import RunConfig
+from ._transformer import TransformerModel
 
 
 def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:

@@ -23,8 +23,9 @@ from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
 from ._huggingface import cached_config, is_huggingface, run_of_huggingface
-from ._models import TransformerModel
+from ._published import published_about, published_config, published_id, published_ids
 from ._run import RunConfig
+from ._transformer import TransformerModel
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """Changes to a config: "section.key=value" each, or a dict of {"section.key": value}."""
@@ -41,7 +42,9 @@ def preset_names() -> list[str]:
 
 
 def preset_about(name: str) -> str:
-    """Return the sources and remarks at the top of a preset's file, without their "#"."""
+    """Return the sources and remarks at the top of a preset's file; of a published model, its sources."""
+    if name not in preset_names() and (published := published_id(name)) is not None:
+        return published_about(published)
     lines = (_PRESETS / f"{name}.toml").read_text("utf-8").splitlines()
     return "\n".join(line[2:] for line in itertools.takewhile(lambda each: each.startswith("#"), lines))
 
@@ -65,14 +68,16 @@ def load_config(text: str, overrides: Overrides = ()) -> RunConfig:
     Args:
         text: a preset's name; a path ending in `.toml`, whose file may say `preset = "..."` to start from
             one; the folder of a run or of a Hugging Face model, or the `config.json` in it; or the id of a
-            model in the local Hugging Face cache. A file's `data.path`, `data.folder` or `data.tokenizer` is
-            relative to the file.
+            model in the local Hugging Face cache, or of `published_ids`, of which the last part suffices. A
+            file's `data.path`, `data.folder` or `data.tokenizer` is relative to the file.
         overrides: a sequence of "section.key=value", applied in order, whose value is TOML or else text; or a
             dict {"section.key": value}. A `data.path`, `data.folder` or `data.tokenizer` from an override or
             a preset is relative to the working directory.
 
     >>> load_config("llama3-8b", {"model.num_layers": 16}).model.num_layers
     16
+    >>> load_config("qwen2.5-7b").model.num_parameters
+    7615616512
 
     Raises:
         InputError: an unknown preset, file, section or key, or wrong values; one error lists all of them.
@@ -138,10 +143,15 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
         return path.name, tree
     if text not in preset_names() and path.is_dir():
         path = path / _RUN_FILE
-    return _read_json(path) if path.suffix == ".json" else (text, _read_preset(text))
+    if path.suffix == ".json":
+        return _read_json(path)
+    published = None if text in preset_names() else published_id(text)
+    return text if published is None else published.rpartition("/")[2], _read_preset(text)
 
 
 def _read_preset(name: str) -> dict[str, Any]:
+    if name not in preset_names() and (published := published_id(name)) is not None:
+        return run_of_huggingface(published_config(published), published)
     if name not in preset_names():
         where = "no preset or folder" if "/" in name else "no preset"
         raise InputError(f"{where} is named {name!r}", hint=f"{_near_presets(name)} ({_ENDINGS})")
@@ -153,7 +163,7 @@ def _read_preset(name: str) -> dict[str, Any]:
 def _near_presets(text: str) -> str:
     """Return the start of a hint: presets with a similar name, and a similar size if the name has one."""
     plain = text.lower().rpartition("/")[2]
-    known = preset_names()
+    known = [*preset_names(), *(each.lower().rpartition("/")[2] for each in published_ids())]
     meant = value_meant("preset", plain)
     if meant is not None:
         return f"did you mean {meant!r}?"

@@ -25,8 +25,9 @@ from ._base import (
 )
 from ._layout import Layout, PipelineSchedule
 from ._lora import LoraConfig, lora_problems
-from ._models import Model, TransformerModel
+from ._models import Model
 from ._optimizers import ConstantSchedule, Optimizer, Schedule, SGDOptimizer, least_steps, schedule_problems
+from ._transformer import TransformerModel
 
 Order = Literal["random", "epochs"]
 

@@ -301,18 +301,21 @@ class Shape(NamedTuple):
     cap: float | None = None
 
 
+PLAIN = Shape()
+
+
 def causal_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
     value: Float[Array, "batch sequence kv_heads value_dim"],
     context: Context,
     documents: Documents | None = None,
-    shape: Shape = Shape(),
+    shape: Shape = PLAIN,
 ) -> Float[Array, "batch sequence heads value_dim"]:
     """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
     Query heads share key heads in groups. If `context` shards the sequence, it is in ring order, and the
-    shape is `Shape()`. cuDNN has windows where windows hold one document; capped scores, and values of
+    shape is `PLAIN`. cuDNN has windows where windows hold one document; capped scores, and values of
     another width than keys, run in plain blocks.
     """
     if shape.window is not None and shape.window >= query.shape[1]:
@@ -323,7 +326,8 @@ def causal_attention(
     cudnn = cudnn and shape.cap is None and value.shape[-1] == query.shape[-1]
     with jax.named_scope("attention"):
         if axis_size(context.mesh, AXIS) > 1:
-            assert shape == Shape() and value.shape == key.shape, "check_layout refuses this over a ring"
+            assert shape == PLAIN, f"check_layout refuses {shape} over a ring"
+            assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
             segments = None if documents is None else documents.segments
             return ring_attention(query, key, value, segments, context.mesh, cudnn)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.

@@ -226,7 +226,7 @@ def _largest_block(length: int) -> int:
 def causal_blocks(
     length: int, window: int | None = None
 ) -> Iterator[tuple[int, int, int, AbstractContextManager[Any]]]:
-    """Yield for each block of queries its first key, its first row, the end of both, and the scope of its work.
+    """Yield for each block of queries its first key, its first row, the end of both, and its work's scope.
 
     With a `window`, row i sees the keys from i - window + 1 to i; without, all keys up to i. The scope tells
     the counter of model FLOPs which share of the work that needs: row i counts min(i + 1/2, window) keys.

@@ -1,7 +1,8 @@
 """Define the mixture of experts: a router sends each token to a few of many MLPs, as Mixtral's does.
 
 A token goes to the experts of its largest logits. Their outputs are summed, weighted by the softmax over
-those logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1). Each expert has a
+those logits alone (Jiang et al. 2024, https://arxiv.org/abs/2401.04088, section 2.1), or by the rules of
+DeepSeek-V2 (https://arxiv.org/abs/2405.04434) and V3 (https://arxiv.org/abs/2412.19437). Each expert has a
 buffer of fixed size on each device, filled in the order of the tokens. A choice that finds it full is dropped
 and adds nothing (Fedus et al. 2021, https://arxiv.org/abs/2101.03961, section 2.2).
 
@@ -29,6 +30,9 @@ from ..sharding import activation_spec, axis_size, on_each_device, parameter_spe
 from ._base import RESIDUAL, Context, Parameter
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
+
+
+ROUTER = ("router", "router_bias")  # parameters in float32
 
 
 class Places(NamedTuple):
@@ -65,7 +69,7 @@ def _sizes(config: TransformerModel) -> tuple[int, int]:
 
 
 def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
-    """Declare `router`, and `up`, `down` and (if gated) `gate` for all experts."""
+    """Declare `router`, `up`, `down`, (if gated) `gate` for all experts, and `router_bias` if it has one."""
     (experts, _), embed, mlp = _sizes(config), config.embed_dim, config.mlp_dim
     up = Parameter(shape=(experts, embed, mlp), dims=("experts", "embed", "mlp"), fan_in=embed)
     declared = {
@@ -73,6 +77,8 @@ def expert_parameters(config: TransformerModel) -> dict[str, Parameter]:
         "up": up,
         "down": Parameter(shape=(experts, mlp, embed), dims=("experts", "mlp", "embed"), fan_in=mlp),
     }
+    if config.router_bias:
+        declared["router_bias"] = Parameter(shape=(experts,), dims=("routes",), initial="zeros", wide=True)
     return {**declared, "gate": up} if config.mlp == "gated" else declared
 
 
@@ -99,7 +105,7 @@ def expert_mlp(
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
     # Cast outside the shard_map: gradients then cross the network in the compute format.
-    layer = {n: w.astype(jnp.float32 if n == "router" else context.dtype) for n, w in layer.items()}
+    layer = {n: w.astype(jnp.float32 if n in ROUTER else context.dtype) for n, w in layer.items()}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
@@ -121,17 +127,53 @@ def balance_metrics(balance: Balance) -> dict[str, Float[Array, ""]]:
 
 
 def route(
-    logits: Float[Array, "tokens experts"], num_choices: int
+    logits: Float[Array, "tokens experts"],
+    config: TransformerModel,
+    bias: Float[Array, " experts"] | None = None,
 ) -> tuple[Bool[Array, "tokens choices experts"], Float[Array, "tokens choices"]]:
-    """Choose experts by largest logit, the lower index first if equal; return choices and their weights."""
-    left, chosen = logits, list[Array]()
-    for _ in range(num_choices):
-        best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(logits.shape[1])[None]
+    """Choose experts by largest score, the lower index first if equal; return choices and their weights.
+
+    Scores are the softmax or the sigmoid of the logits. Weights are the scores, divided by their sum if they
+    are normalised, times `router_scale`. `bias` is added to scores for the choice alone, without a gradient.
+    """
+    _, num_choices = _sizes(config)
+    by_sigmoid = config.router == "sigmoid"
+    liking = jax.nn.sigmoid(logits) if by_sigmoid else logits  # softmax has the order of the logits
+    liking = jax.lax.stop_gradient(liking if bias is None else liking + bias[None])
+    if config.router_groups is not None and config.router_groups_chosen is not None:
+        liking = _within_groups(liking, config.router_groups, config.router_groups_chosen, by_sigmoid)
+    stacked = _largest(liking, num_choices)
+
+    def of_chosen(x: Array) -> Array:
+        return jnp.where(stacked, x[:, None], 0.0).sum(axis=-1)
+
+    if config.router_normalised and not by_sigmoid:
+        return stacked, jax.nn.softmax(of_chosen(logits), axis=-1) * config.router_scale
+    weights = of_chosen(jax.nn.sigmoid(logits) if by_sigmoid else jax.nn.softmax(logits, axis=-1))
+    if config.router_normalised:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+    return stacked, weights * config.router_scale
+
+
+def _largest(x: Float[Array, "tokens places"], num: int) -> Bool[Array, "tokens num places"]:
+    """Return which places hold the largest number of each row, the second largest, and so on."""
+    left, chosen = x, list[Array]()
+    for _ in range(num):
+        best = jnp.argmax(left, axis=-1)[:, None] == jnp.arange(x.shape[1])[None]
         chosen.append(best)
         left = jnp.where(best, -jnp.inf, left)
-    stacked = jnp.stack(chosen, axis=1)
-    largest = jnp.where(stacked, logits[:, None], 0.0).sum(axis=-1)
-    return stacked, jax.nn.softmax(largest, axis=-1)
+    return jnp.stack(chosen, axis=1)
+
+
+def _within_groups(liking: Array, num_groups: int, num_chosen: int, by_two: bool) -> Array:
+    """Return `liking` with -inf outside the best groups, whose value is that of their best expert or two."""
+    grouped = liking.reshape(liking.shape[0], num_groups, -1)
+    best = grouped.max(axis=-1)
+    if by_two:
+        first = jnp.argmax(grouped, axis=-1)[:, :, None] == jnp.arange(grouped.shape[2])[None, None]
+        best = best + jnp.where(first, -jnp.inf, grouped).max(axis=-1)
+    is_chosen = _largest(best, num_chosen).any(axis=1)
+    return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(liking.shape)
 
 
 def places_of(chosen: Bool[Array, "tokens choices experts"], capacity: int) -> Places:
@@ -198,17 +240,17 @@ def _on_one_device(
     dims: dict[str, tuple[str, ...]],
 ) -> tuple[Array, Balance]:
     """Run the experts on one device's tokens, given its shards of the parameters as stored."""
-    num_experts, num_choices = _sizes(config)
+    num_experts, _ = _sizes(config)
     tokens = x.reshape(-1, x.shape[-1])
     capacity = capacity_of(config, tokens.shape[0])
     with jax.named_scope("router"):
         router = _whole(layer["router"], dims["router"], context)
         wide = tokens.astype(jnp.float32)
         logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
-        chosen, weights = route(logits, num_choices)
+        chosen, weights = route(logits, config, layer.get("router_bias"))
         places = places_of(chosen, capacity)
-        balance = _balance(logits, chosen, places, context)
-    matrices = {name: _whole(w, dims[name], context) for name, w in layer.items() if name != "router"}
+        balance = _balance(_probabilities(logits, config), chosen, places, context)
+    matrices = {name: _whole(w, dims[name], context) for name, w in layer.items() if name not in ROUTER}
     buffers = send(tokens, places).reshape(num_experts, capacity, -1)
     num_needed, num_slots = weights.size, num_experts * capacity
     # All slots of the buffers are multiplied, filled or not.
@@ -264,11 +306,19 @@ def _exchange_back(out: Array, context: Context) -> Array:
     return out
 
 
-def _balance(logits: Array, chosen: Array, places: Places, context: Context) -> Balance:
+def _probabilities(logits: Array, config: TransformerModel) -> Array:
+    """Return each expert's share of a token's scores."""
+    if config.router == "softmax":
+        return jax.nn.softmax(logits, axis=-1)
+    scores = jax.nn.sigmoid(logits)
+    return scores / scores.sum(axis=-1, keepdims=True)
+
+
+def _balance(probabilities: Array, chosen: Array, places: Places, context: Context) -> Balance:
     """Compute the balance over the tokens of all devices, including axes already manual outside the model."""
     num_tokens, num_choices, num_experts = chosen.shape
     choices = chosen.astype(jnp.float32).sum(axis=(0, 1))
-    probability = jax.nn.softmax(logits, axis=-1).sum(axis=0)
+    probability = probabilities.sum(axis=0)
     kept = jnp.sum(places.slots < places.sources.size, dtype=jnp.int32).astype(jnp.float32)
     splitting = (axis for dim in RESIDUAL for axis in ACTIVATION_RULES[dim])
     axes = tuple(axis for axis in splitting if context.mesh.shape.get(axis, 1) > 1)

@@ -44,6 +44,7 @@ def mean_cross_entropy(
     targets: Targets,
     context: Context,
     most_positions: int,
+    cap: float | None = None,
 ) -> Float[Array, ""]:
     """Return the sum of -log softmax(hidden . head)[target] over the batch's count, in nats, float32.
 
@@ -53,13 +54,14 @@ def mean_cross_entropy(
             that count. If none counts, the loss is 0.
         most_positions: the most positions whose logits may exist at once on a device. It must divide the
             length of the device's part of the sequence, or exceed it.
+        cap: logits become cap x tanh(logits / cap); None leaves them as they are.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = min(most_positions, held)
     assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
     ids = context.pin(targets.ids, "batch", "sequence")
     whole = ids if targets.whole is None else targets.whole
-    total: Array = _summed(context, (chunk, targets.gaps), hidden, head, ids)  # type: ignore[assignment]
+    total: Array = _summed(context, (chunk, targets.gaps, cap), hidden, head, ids)  # type: ignore[assignment]
     if not targets.gaps:
         return total / whole.size
     # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
@@ -67,11 +69,20 @@ def mean_cross_entropy(
     return total / jnp.where(counted > 0, counted, 1.0)
 
 
+How = tuple[int, bool, float | None]  # positions of a chunk, whether targets have gaps, the cap of logits
+
+
+def capped(logits: Array, cap: float | None) -> Array:
+    """Return cap x tanh(logits / cap); without a cap, `logits` as they are."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def _chunk_loss(
-    x: Array, head: Array, targets: Array, vocab: str | None, gaps: bool
+    x: Array, head: Array, targets: Array, vocab: str | None, how: How
 ) -> tuple[Array, Array, Array, Array]:
     """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
-    logits = jnp.einsum("bse,ve->bsv", x, head, preferred_element_type=jnp.float32)
+    _, gaps, cap = how
+    logits = capped(jnp.einsum("bse,ve->bsv", x, head, preferred_element_type=jnp.float32), cap)
     first = jax.lax.axis_index(vocab) * logits.shape[-1] if vocab else 0
     is_target = (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
     chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)
@@ -93,11 +104,20 @@ def _num_gradients(context: Context, differentiates: bool) -> int:
     return 2 if context.adapter_scale is None else 1
 
 
+def _d_logits(logits: Array, log_sum_exp: Array, is_target: Array, labels: Array, how: How) -> Array:
+    """Return the gradient of one chunk's summed loss with respect to its logits before the cap."""
+    _, gaps, cap = how
+    d_logits = jnp.exp(logits - log_sum_exp[:, :, None]) - is_target
+    if cap is not None:
+        d_logits = d_logits * (1 - jnp.square(logits / cap))  # the slope of tanh
+    return jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0) if gaps else d_logits
+
+
 def _per_device(
-    context: Context, how: tuple[int, bool], differentiates: bool, hidden: Array, head: Array, targets: Array
+    context: Context, how: How, differentiates: bool, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, ...]:
     """Return the summed loss; if `differentiates`, also its gradients of `hidden` and of a trained `head`."""
-    (chunk, gaps), split = how, token_axes(context.mesh)
+    chunk, split = how[0], token_axes(context.mesh)
     num_gradients = _num_gradients(context, differentiates)
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
     scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
@@ -109,14 +129,12 @@ def _per_device(
             x, labels = (
                 jax.lax.dynamic_slice_in_dim(a, index * chunk, chunk, axis=1) for a in (hidden, targets)
             )
-            loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, gaps)
+            loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, how)
             if not differentiates:
                 return (total + loss,), None
             d_hidden, *d_head = gradients
             with jax.named_scope(BACKWARD):
-                d_logits = (jnp.exp(logits - log_sum_exp[:, :, None]) - is_target).astype(hidden.dtype)
-                if gaps:
-                    d_logits = jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0)
+                d_logits = _d_logits(logits, log_sum_exp, is_target, labels, how).astype(hidden.dtype)
                 d_x = jnp.einsum("bsv,ve->bse", d_logits, head)
                 d_x = jax.lax.psum(d_x, vocab) if vocab else d_x
                 if d_head:
@@ -147,19 +165,19 @@ def _per_device(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array) -> Array:
+def _summed(context: Context, how: How, hidden: Array, head: Array, targets: Array) -> Array:
     return _per_device(context, how, False, hidden, head, targets)[0]
 
 
 def _forward(
-    context: Context, how: tuple[int, bool], hidden: Array, head: Array, targets: Array
+    context: Context, how: How, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, list[Array]]:
     total, *gradients = _per_device(context, how, True, hidden, head, targets)
     return total, gradients
 
 
 def _backward(
-    context: Context, __: tuple[int, bool], saved: list[Array], d_total: Array
+    context: Context, __: How, saved: list[Array], d_total: Array
 ) -> tuple[Array, Array | None, None]:
     # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
     dtype = saved[0].dtype

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
@@ -33,7 +32,9 @@ from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .experts import NAME as EXPERT_NAME
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
-from .loss import LEFT_OUT, Targets, mean_cross_entropy
+from .latent_attention import latent_parameters, latent_projections
+from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
+from .rotary import frequencies, rotated, score_factor
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 Quantised = tuple[Array, Array]  # values in eight bits, and their scale, a float32 scalar
@@ -150,10 +151,14 @@ class Transformer(Model):
 
     def __init__(self, config: TransformerModel) -> None:
         super().__init__(config)
-        self.block = self._block_parameters()
+        self.block = self._block_parameters(has_experts=config.num_experts is not None)
+        self.dense_block = self._block_parameters(has_experts=False) if config.num_dense_layers else {}
 
     def parameters(self) -> Tree:
-        """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied)."""
+        """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
+
+        `dense_layers` are those before `layers`, where some have no experts.
+        """
         c = self.config
 
         def table(num_rows: int, dim: str) -> Parameter:
@@ -162,18 +167,20 @@ class Transformer(Model):
         declared: Tree = {"embedding": table(c.vocab_size, "vocab"), "final_norm": self._norm_parameters()}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
-        declared["layers"] = self._of_layers(self.block)
+        declared["layers"] = self._of_layers(self.block, c.num_layers - c.num_dense_layers)
+        if c.num_dense_layers:
+            declared["dense_layers"] = self._of_layers(self.dense_block, c.num_dense_layers)
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
         return declared
 
     def adapters(self, lora: LoraConfig) -> Tree:
         """Declare the adapters of `layers`."""
-        return {"layers": self._of_layers(adapter_parameters(self.block, self.config, lora))}
+        block = adapter_parameters(self.block, self.config, lora)
+        return {"layers": self._of_layers(block, self.config.num_layers)}
 
-    def _of_layers(self, block: Tree) -> Tree:
-        """Return the declarations of all layers from those of one block: stacked, or a list if unrolled."""
-        count = self.config.num_layers
+    def _of_layers(self, block: Tree, count: int) -> Tree:
+        """Return the declarations of `count` layers from those of one block: stacked, or a list if unrolled."""
 
         def stacked(p: Parameter) -> Parameter:
             return replace(p, shape=(count, *p.shape), dims=("layers", *p.dims))
@@ -187,9 +194,10 @@ class Transformer(Model):
         has_bias = self.config.norm == "layer" and self.config.bias
         return {"scale": scale, "bias": replace(scale, initial="zeros")} if has_bias else {"scale": scale}
 
-    def _block_parameters(self) -> dict[str, dict[str, Parameter]]:
+    def _block_parameters(self, has_experts: bool) -> dict[str, dict[str, Parameter]]:
         c = self.config
-        width = c.mlp_dim if c.num_experts is None else c.num_shared_experts * c.mlp_dim
+        width = c.mlp_dim if c.num_experts is None else c.dense_mlp_dim or 0
+        width = c.num_shared_experts * c.mlp_dim if has_experts else width
         sizes = {
             "embed": c.embed_dim,
             "heads": c.num_heads,
@@ -203,14 +211,18 @@ class Transformer(Model):
             ("attention", "value"): ("embed", "kv_heads", "head_dim"),
             ("attention", "output"): ("heads", "head_dim", "embed"),
         }
+        if c.latent_rank is not None:
+            matrices = {}
         if width:
             matrices |= {("mlp", "up"): ("embed", "mlp"), ("mlp", "down"): ("mlp", "embed")}
             matrices |= {("mlp", "gate"): ("embed", "mlp")} if c.mlp == "gated" else {}
         norm = self._norm_parameters()
         names = [f"{group}_{place}" for group in ("attention", "mlp") for place in _norm_names(c)]
         declared: dict[str, dict[str, Parameter]] = dict.fromkeys(names, norm)
-        if c.num_experts is not None:
+        if has_experts:
             declared["experts"] = expert_parameters(c)
+        if c.latent_rank is not None:
+            declared["attention"] = latent_parameters(c)
         for (group, name), dims in matrices.items():
             shape, num_inputs = tuple(sizes[dim] for dim in dims), 2 if name == "output" else 1
             parameter = Parameter(shape=shape, dims=dims, fan_in=math.prod(shape[:num_inputs]))
@@ -238,7 +250,9 @@ class Transformer(Model):
         """
         documents = self._documents(segments, context)
         x = self._embedded(parameters, tokens, context, documents)
-        x, balance = self._through_blocks(parameters["layers"], x, context, documents)
+        if dense := self.config.num_dense_layers:
+            x, _ = self._through_blocks(parameters["dense_layers"], x, context, documents)
+        x, balance = self._through_blocks(parameters["layers"], x, context, documents, dense)
         return self._norm(x, parameters["final_norm"], context), balance
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
@@ -305,6 +319,13 @@ class Transformer(Model):
         return context.gather(
             parameters["embedding" if self.config.tied_embeddings else "head"], "vocab", "embed"
         )
+
+    def logits(
+        self, parameters: Tree, hidden: Float[Array, "*batch embed"], context: Context
+    ) -> Float[Array, "*batch vocab"]:
+        """Return the logits of final hidden states, in float32."""
+        logits = hidden @ self.head(parameters, context).T
+        return capped(logits.astype(jnp.float32), self.config.logit_cap)
 
     def loss(
         self, parameters: Tree, state: Tree, batch: Batch, context: Context
@@ -373,7 +394,8 @@ class Transformer(Model):
         self, parameters: Tree, hidden: Array, targets: Targets, context: Context
     ) -> Float[Array, ""]:
         head = self.head(parameters, context)
-        return mean_cross_entropy(hidden, head, targets, context, self.config.loss_chunk)
+        c = self.config
+        return mean_cross_entropy(hidden, head, targets, context, c.loss_chunk, c.logit_cap)
 
     def _block(
         self,
@@ -387,23 +409,16 @@ class Transformer(Model):
         c = self.config
         with jax.named_scope("attention_block"):
             h = self._normed(x, layer, "attention_norm", context)
-            query, key, value = (
-                self._project(h, layer, "attention", name, context) for name in ("query", "key", "value")
-            )
-            if c.qk_norm != "none":
-                query, key = (
-                    self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key"))
-                )
-            if c.rope_theta is not None:
-                places = _places(x.shape[1], context, documents)
-                query, key = (_rotate(t, _frequencies(c, window is not None), places) for t in (query, key))
-            out = causal_attention(query, key, value, context, documents, Shape(window))
+            query, key, value = self._projections(h, layer, context, documents, window is not None)
+            if (factor := score_factor(c)) != 1:
+                query = query * jnp.asarray(factor, query.dtype)
+            out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
             out = self._project(out, layer, "attention", "output", context)
             out = self._normed(out, layer, "attention_out_norm", context)
             entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
         with jax.named_scope("mlp_block"):
             h = self._normed(entered if c.parallel else x, layer, "mlp_norm", context)
-            if c.num_experts is None:
+            if "experts" not in layer:
                 out, balance = self._mlp(h, layer, context), None
             else:
                 split = context.pin(h, *RESIDUAL)
@@ -412,6 +427,26 @@ class Transformer(Model):
                     out = out + self._mlp(h, layer, context)
             out = self._normed(out, layer, "mlp_out_norm", context)
             return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL), balance
+
+    def _projections(
+        self, h: Array, layer: Tree, context: Context, documents: Documents | None, is_local: bool
+    ) -> tuple[Array, Array, Array]:
+        """Return query, key and value of one layer, with norms and positions applied to the first two."""
+        c = self.config
+        places = None if c.rope_theta is None else _places(h.shape[1], context, documents)
+
+        def project(x: Array, name: str) -> Array:
+            return self._project(x, layer, "attention", name, context)
+
+        if c.latent_rank is not None:
+            return latent_projections(h, layer["attention"], project, places, c, context)
+        query, key, value = (project(h, name) for name in ("query", "key", "value"))
+        if c.qk_norm != "none":
+            query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
+        if c.rope_theta is not None:
+            angles = frequencies(c, is_local)
+            query, key = (rotated(t, angles, places, c.rope_interleaved) for t in (query, key))
+        return query, key, value
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
         """Apply the MLP that every token passes through: the block's only MLP, or the shared experts."""
@@ -430,7 +465,9 @@ class Transformer(Model):
         as long (benchmarks/train_cpu.py).
         """
         with jax.named_scope(name):
-            dims = self.block[group][name].dims
+            dims = (self.block[group] if name in self.block.get(group, ()) else self.dense_block[group])[
+                name
+            ].dims
             weight = context.gather(layer[group][name], *dims)
             num_inputs = x.ndim - 2
             outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"
@@ -545,51 +582,3 @@ def _inputs(batch: Batch) -> tuple[Array, Array | None]:
 def _norm_names(config: TransformerModel) -> tuple[str, ...]:
     """Return the ends of the names of a block's norms: before attention or MLP, after it, or both."""
     return {"before": ("norm",), "after": ("out_norm",), "both": ("norm", "out_norm")}[config.norm_place]
-
-
-def rotated_dim(config: TransformerModel) -> int:
-    """Return how many numbers of each head rotary positions turn: an even number."""
-    return 2 * int(config.head_dim * config.rotary_share / 2)
-
-
-def _frequencies(config: TransformerModel, is_local: bool) -> Float[Array, " half"]:
-    """Return the angles per position by which rotary embedding turns each pair of numbers.
-
-    `is_local`: of a layer with a window, which may have a base of its own and is then not stretched.
-
-    With `rope_factor` F, original length L and factors l < h, a wavelength w stays below L / h and is
-    stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l)
-    of the one that stays (Llama 3.1, `apply_scaling` in https://github.com/meta-llama/llama-models).
-    """
-    assert config.rope_theta is not None, "positions are rotary"
-    half = rotated_dim(config) // 2
-    exponents = -jnp.arange(half, dtype=jnp.float32) / half
-    if is_local and config.rope_local_theta is not None:
-        return config.rope_local_theta**exponents
-    frequency = config.rope_theta**exponents
-    if config.rope_factor is None or config.rope_original_positions is None:
-        return frequency
-    low, high = config.rope_low_factor, config.rope_high_factor
-    turns = config.rope_original_positions * frequency / (2 * math.pi)  # in the original length
-    share = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
-    return frequency * (share + (1 - share) / config.rope_factor)
-
-
-def _rotate(
-    x: Float[Array, "batch sequence heads head_dim"],
-    frequency: Float[Array, " half"],
-    positions: Array | None = None,
-) -> Array:
-    """Apply rotary position embedding (Su et al. 2021), rotating the two halves as Llama does.
-
-    `positions` [batch, sequence]: each token's position; None counts from the first token of the window.
-    """
-    num_turned = 2 * frequency.shape[0]
-    if num_turned < x.shape[-1]:
-        turned, rest = jnp.split(x, [num_turned], axis=-1)
-        return jnp.concatenate([_rotate(turned, frequency, positions), rest], axis=-1)
-    places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
-    angle = places.astype(jnp.float32)[:, :, None] * frequency[None, None]
-    cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -137,11 +137,8 @@ def _weights_of(config: RunConfig) -> _Weights:
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
-    mlp = (3 if model.mlp == "gated" else 2) * width * model.mlp_dim
-    experts = layers * (model.num_experts or 0) * mlp
-    attention = 2 * width * (model.num_heads + model.num_kv_heads) * model.head_dim
-    dense = mlp if model.num_experts is None else model.num_shared_experts * mlp
-    blocks = layers * (attention + dense)
+    experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
+    blocks = layers * model.num_attention_parameters + model.num_dense_parameters
     return _Weights(
         blocks=blocks, experts=experts, norms=model.num_parameters - blocks - experts - tables, tables=tables
     )
@@ -190,10 +187,11 @@ class _Form:
         self.is_transformer = isinstance(model, TransformerModel)
         self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
-        self.heads_width = self.keys_width = self.hidden = self.vocab = 0.0
+        self.heads_width = self.keys_width = self.hidden = self.vocab = self.seen = 0.0
         self.loss_chunk = 1.0
         if isinstance(model, TransformerModel):
-            self.heads_width = float(model.num_heads * model.head_dim)
+            self.heads_width = model.num_heads * (model.head_dim + (model.value_dim or model.head_dim)) / 2
+            self.seen = model.seen_positions(int(self.length))
             self.keys_width = float(model.num_kv_heads * model.head_dim)
             self.hidden, self.vocab = float(model.mlp_dim), float(model.vocab_size)
             self.loss_chunk = float(model.loss_chunk)
@@ -312,7 +310,7 @@ class _Form:
         tokens = float(self.config.batch.tokens_per_step)
         block_parameters = float(model.num_matmul_parameters)
         head = self.vocab * self.width if self.is_transformer else 0.0
-        attention = 0.5 * 4 * self.length * self.heads_width * 3 * self.layers
+        attention = 4 * self.seen * self.heads_width * 3 * self.layers
         each = 4 if self.frozen else 6  # frozen matrices have no gradients
         blocks = (each * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
         return (blocks + each * head * tokens / devices) / rate
@@ -491,7 +489,7 @@ class _Form:
         name = self.format if self.format == "fp16" else "bf16"
         peak = self.machine.peak_flops_per_second.get(name) or self.machine.peak_flops_per_second[self.format]
         pieces = np.where(self.context > 1, PIECES_OF_A_RING * self.context, 1.0)
-        flops = 2 * self.tokens * self.length * self.heads_width / self.tensor
+        flops = 4 * self.tokens * self.seen * self.heads_width / self.tensor
         flops = flops * (ATTENTION_BACKWARD if backward else 1)
         if self.machine.basis == "calibration":
             return flops / peak * 2

@@ -113,7 +113,7 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
         return x.astype(dtype)
     at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
     left = NamedSharding(mesh, parameter_spec(dims, mesh, zero1))
-    in_use = NamedSharding(mesh, _spec(dims, mesh, {**PARAMETER_RULES, "embed": ()}))
+    in_use = NamedSharding(mesh, _spec(dims, mesh, {**PARAMETER_RULES, "embed": (), "latent": ()}))
     stored = x.dtype
 
     @jax.custom_vjp

@@ -65,8 +65,8 @@ def sample_tokens(
 
     def next_token(parameters: dict[str, Any], window: Array, filled: Array, key: Array) -> Array:
         hidden = model.hidden(parameters, window[None], context)[0][0]
-        head = model.head(parameters, context)
-        logits = (head @ jax.lax.dynamic_index_in_dim(hidden, filled - 1, keepdims=False)).astype(jnp.float32)
+        last = jax.lax.dynamic_index_in_dim(hidden, filled - 1, keepdims=False)
+        logits = model.logits(parameters, last, context)
         if temperature == 0:
             return jnp.argmax(logits)
         return jax.random.categorical(key, logits / temperature)

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..weights import Weight, WeightFiles, part_of, weights_of
 
 Tree = Any
+BLOCKS = ("layers", "dense_layers")  # a list of layers where they are unrolled
 
 
 BASE = "base.json"
@@ -66,7 +67,8 @@ class FirstWeights:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         path = folder / "config.json"
         try:
-            family = json.loads(path.read_text("utf-8"))["model_type"]
+            file = json.loads(path.read_text("utf-8"))
+            family = file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(
                 f"{path} cannot be read: {broken}", hint="name the folder of a Hugging Face model"
@@ -75,6 +77,11 @@ class FirstWeights:
             raise InputError(
                 f"{config.name} is a {config.model.kind} model, and {folder} holds a Transformer",
                 hint=f"train {folder} itself",
+            )
+        if file.get("quantization_config") is not None:
+            raise InputError(
+                f"the weights in {folder} are quantised ({file['quantization_config'].get('quant_method')})",
+                hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
             )
         self.base = Base(folder=str(folder.resolve()), model_type=family)
         self._unrolled = config.model.unroll
@@ -98,13 +105,13 @@ class FirstWeights:
     def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
-            if self._unrolled and path[0] == "layers":
+            if self._unrolled and path[0] in BLOCKS:
                 layer = int(path[1])
                 found = part_of(
                     self._weights,
                     shapes,
                     self._files.read,
-                    ("layers", *path[2:]),
+                    (path[0], *path[2:]),
                     (slice(layer, layer + 1), *wanted),
                 )[0]
             else:
@@ -116,10 +123,10 @@ class FirstWeights:
 
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Return the shapes as they are with layers stacked in front."""
-    num_layers = 1 + max(int(path[1]) for path in shapes if path[0] == "layers")
-    return {
-        (path if path[0] != "layers" else ("layers", *path[2:])): (
-            shape if path[0] != "layers" else (num_layers, *shape)
-        )
-        for path, shape in shapes.items()
-    }
+    stacked: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for path, shape in shapes.items():
+        if path[0] in BLOCKS:
+            num_layers = 1 + max(int(each[1]) for each in shapes if each[0] == path[0])
+            path, shape = (path[0], *path[2:]), (num_layers, *shape)
+        stacked[path] = shape
+    return stacked

@@ -25,6 +25,7 @@ Path = tuple[str, ...]
 Numbers = NDArray[Any]  # of the formats of checkpoints: float32, float16, bfloat16 and others
 
 STACKED = ("layer", "expert")  # dimensions of ours that are separate arrays of theirs, outermost first
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
 TABLES = ("embedding", "positions", "head")  # copied as they are: [rows, numbers] in both
 
 
@@ -35,6 +36,7 @@ class Weight:
     `name`: with "{layer}" and "{expert}" where there are several. `ours`: the parameters that it holds, side
     by side along the outputs. `num_inputs`: dimensions of ours that are inputs; 0 for a vector. `transposed`:
     theirs has the outputs first. `by_head`: theirs has all of one head together, then those of the next.
+    `first`: the number of their layer that is our first.
     `added`: what the file's numbers lack: Gemma's scales are kept as their distance from 1.
     """
 
@@ -43,6 +45,7 @@ class Weight:
     num_inputs: int = 0
     transposed: bool = True
     by_head: bool = False
+    first: int = 0
     added: float = 0.0
 
 
@@ -60,8 +63,10 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
         "phi3": _phi3,
+        "deepseek_v2": _deepseek,
+        "deepseek_v3": _deepseek,
         **dict.fromkeys(
-            ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "gemma"), _llama
+            ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", *GEMMAS), _llama
         ),
     }
     if family not in makers:
@@ -70,9 +75,10 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     if family == "mixtral":
         names = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
         weights = tuple(_renamed(weight, names) for weight in weights)
-    if family == "gemma":
+    if family in GEMMAS:
+        scales = ("scale", "query_norm", "key_norm")
         weights = tuple(
-            replace(weight, added=1.0) if weight.ours[0][-1] == "scale" else weight for weight in weights
+            replace(weight, added=1.0) if weight.ours[0][-1] in scales else weight for weight in weights
         )
     return weights
 
@@ -80,6 +86,12 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
 _LLAMA_NORMS = {
     "before": {"attention_norm": "input", "mlp_norm": "post_attention"},
     "after": {"attention_out_norm": "post_attention", "mlp_out_norm": "post_feedforward"},
+    "both": {
+        "attention_norm": "input",
+        "attention_out_norm": "post_attention",
+        "mlp_norm": "pre_feedforward",
+        "mlp_out_norm": "post_feedforward",
+    },
 }
 
 
@@ -124,6 +136,58 @@ def _phi3(model: TransformerModel) -> Iterator[Weight]:
     for name, (group, names) in fused.items():
         paths = tuple(("layers", group, each) for each in names)
         yield Weight(name=f"model.layers.{{layer}}.{name}.weight", ours=paths, num_inputs=1)
+
+
+def _deepseek(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's tables and norms, latent attention, and dense layers before those with experts."""
+    dense = model.num_dense_layers
+    for weight in _llama(model):
+        path = weight.ours[0]
+        if path[0] != "layers":
+            yield weight
+        elif path[1] not in ("attention", "mlp", "experts"):
+            yield from _in_both(weight, dense)
+    block = "model.layers.{layer}.self_attn."
+    latent = [(f"{block}kv_a_proj_with_mqa", ("key_down", "key_rotary"), 1)]
+    latent += [(f"{block}kv_a_layernorm", ("key_down_norm",), 0), (f"{block}o_proj", ("output",), 2)]
+    if model.query_rank is None:
+        latent += [(f"{block}q_proj", ("query",), 1)]
+    else:
+        latent += [(f"{block}q_a_proj", ("query_down",), 1), (f"{block}q_b_proj", ("query",), 1)]
+        latent += [(f"{block}q_a_layernorm", ("query_down_norm",), 0)]
+    for name, ours, num_inputs in latent:
+        paths = tuple(("layers", "attention", each) for each in ours)
+        yield from _in_both(Weight(name=f"{name}.weight", ours=paths, num_inputs=num_inputs), dense)
+    paths = (("layers", "attention", "key"), ("layers", "attention", "value"))
+    both = Weight(name=f"{block}kv_b_proj.weight", ours=paths, num_inputs=1, by_head=True)
+    yield from _in_both(both, dense)
+    yield from _deepseek_mlps(model, dense)
+
+
+def _deepseek_mlps(model: TransformerModel, dense: int) -> Iterator[Weight]:
+    block = "model.layers.{layer}.mlp."
+    for name in ("gate", "up", "down"):
+        path = ("layers", "mlp", name)
+        if dense:
+            ours = (("dense_layers", *path[1:]),)
+            yield Weight(name=f"{block}{name}_proj.weight", ours=ours, num_inputs=1)
+        if model.num_shared_experts:
+            shared = f"{block}shared_experts.{name}_proj.weight"
+            yield Weight(name=shared, ours=(path,), num_inputs=1, first=dense)
+        routed = f"{block}experts.{{expert}}.{name}_proj.weight"
+        yield Weight(name=routed, ours=(("layers", "experts", name),), num_inputs=1, first=dense)
+    router = (("layers", "experts", "router"),)
+    yield Weight(name=f"{block}gate.weight", ours=router, num_inputs=1, first=dense)
+    if model.router_bias:
+        bias = (("layers", "experts", "router_bias"),)
+        yield Weight(name=f"{block}gate.e_score_correction_bias", ours=bias, first=dense)
+
+
+def _in_both(weight: Weight, dense: int) -> Iterator[Weight]:
+    """Yield a weight that all layers have: for those with experts, and for those before them."""
+    yield replace(weight, first=dense)
+    if dense:
+        yield replace(weight, ours=tuple(("dense_layers", *path[1:]) for path in weight.ours))
 
 
 def _gpt_neox(model: TransformerModel) -> Iterator[Weight]:
@@ -262,7 +326,9 @@ def places_of(weight: Weight, shape: tuple[int, ...]) -> Iterator[tuple[str, tup
     """Yield each name of a weight, with the place of its array in ours: the layer, then the expert."""
     stacked = [field for field in STACKED if f"{{{field}}}" in weight.name]
     for place in product(*(range(size) for size in shape[: len(stacked)])):
-        yield weight.name.format(**dict(zip(stacked, place, strict=True))), place
+        numbers = {"layer": weight.first, "expert": 0}
+        named = {field: at + numbers[field] for field, at in zip(stacked, place, strict=True)}
+        yield weight.name.format(**named), place
 
 
 def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
@@ -270,7 +336,7 @@ def joined_weight(weight: Weight, arrays: list[Numbers]) -> Numbers:
     if weight.ours[0][0] in TABLES:
         return arrays[0]
     rows = [_rows(weight, array) for array in arrays]
-    joined = np.stack(rows, axis=2).reshape(len(rows[0]), -1) if weight.by_head else _side_by_side(rows)
+    joined = np.concatenate(rows, axis=2).reshape(len(rows[0]), -1) if weight.by_head else _side_by_side(rows)
     if not weight.num_inputs:
         return joined[0]
     return joined.T if weight.transposed else joined
@@ -303,9 +369,11 @@ def _divided(
     rows = array.T if weight.num_inputs and weight.transposed else array
     rows = rows if weight.num_inputs else rows[None]
     if weight.by_head:
-        heads, numbers = next(iter(ours.values()))[-2:]
-        rows = rows.reshape(len(rows), heads, len(ours), numbers)
-        return {path: rows[:, :, place].reshape(shape) for place, (path, shape) in enumerate(ours.items())}
+        heads = next(iter(ours.values()))[-2]
+        by_head = np.split(
+            rows.reshape(len(rows), heads, -1), np.cumsum([shape[-1] for shape in ours.values()])[:-1], axis=2
+        )
+        return {path: part.reshape(shape) for part, (path, shape) in zip(by_head, ours.items(), strict=True)}
     ends = np.cumsum([math.prod(shape[weight.num_inputs :]) for shape in ours.values()])
     pieces = np.split(rows, ends[:-1], axis=1)
     return {path: piece.reshape(shape) for piece, (path, shape) in zip(pieces, ours.items(), strict=True)}

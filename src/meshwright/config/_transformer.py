@@ -1,0 +1,557 @@
+"""Define the keys of the Transformer, its parameter counts in closed form, and what the axes split.
+
+One record holds GPT-2, Llama, Gemma and DeepSeek: each key adds or changes one part of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from ._base import (
+    LARGEST,
+    Fraction,
+    NotNegative,
+    NotNegativeFloat,
+    OptionalPositive,
+    OptionalPositiveFloat,
+    Positive,
+    PositiveFloat,
+    Problem,
+    Share,
+    near_divisors,
+    or_list,
+    raise_problems,
+)
+from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
+
+_OF_EXPERTS = (
+    *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
+    *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
+)
+_NOT_LATENT = {"position": "rotary", "bias": False, "qkv_bias": False, "qk_norm": "none", "rotary_share": 1.0}
+
+
+class TransformerModel(ModelKind):
+    """A decoder: token embedding, `num_layers` blocks of attention and MLP, each after a norm; norm, head.
+
+    With `num_experts` each block but the first `num_dense_layers` has that many MLPs of `mlp_dim`, and a
+    router in float32 that sends each token to `experts_per_token` of them.
+    """
+
+    takes = "sequences"
+    has_blocks = True
+    kind: Literal["transformer"]
+    """Kind of model. Effect: GPT, Llama and Mixtral are this one with other sizes."""
+    num_layers: Positive
+    """Blocks of attention and MLP.
+    Effect: parameters, FLOPs and saved activations grow in proportion; `stage` must divide it.
+    Unit: layers"""
+    embed_dim: Positive
+    """Width of the residual stream.
+    Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
+    Unit: numbers per token"""
+    num_heads: Positive
+    """Query heads of attention.
+    Effect: `tensor` must divide it; with `head_dim` left to its default it changes no parameter count.
+    Unit: heads"""
+    num_kv_heads: Positive
+    """Key and value heads, each shared by `num_heads` / `num_kv_heads` query heads.
+    Effect: fewer save parameters and the keys and values that `context` sends; `tensor` must divide it.
+    Unit: heads"""
+    head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
+    """Width of one head.
+    Effect: attention's parameters and FLOPs grow in proportion; kernels want a multiple of 8. Unit: numbers
+    Default: `embed_dim` / `num_heads`"""
+    mlp_dim: Positive
+    """Hidden width of the MLP, or of one expert.
+    Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it. Unit: numbers"""
+    vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
+    """Rows of the embedding table and of the head.
+    Effect: both tables and the logits grow in proportion; ids of the data must be below it. Unit: tokens"""
+    norm: Literal["rms", "layer"] = "rms"
+    """RMSNorm or LayerNorm, before attention, MLP and head.
+    Effect: the arithmetic of norms; a LayerNorm takes part in `bias`."""
+    norm_epsilon: PositiveFloat = 1e-5
+    """Number added to the mean square under the norm's root.
+    Effect: bounds the norm of a vector that is nearly zero; nothing that is weighed. Unit: none"""
+    position: Literal["rotary", "learned"] = "rotary"
+    """Rotary positions, or a learned table that is added.
+    Rotary ones turn queries and keys by angles.
+    Effect: `rotary` needs `rope_theta`, `learned` needs `max_positions`."""
+    max_positions: OptionalPositive = None
+    """Rows of the learned position table.
+    Effect: the longest sequence; a row of `embed_dim` parameters each. Unit: positions"""
+    rope_theta: OptionalPositiveFloat = None
+    """Base of the rotary wavelengths.
+    Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
+    rope_factor: OptionalPositiveFloat = None
+    """How many times longer the slow rotary wavelengths become, as Llama 3.1 stretches them.
+    Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
+    `rope_original_positions` / `rope_high_factor` are not, and those between in part.
+    Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
+    rope_stretching: Literal["llama3", "linear", "yarn"] = "llama3"
+    """How wavelengths between the two limits are stretched.
+    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), and `linear`
+    stretches all wavelengths alike.
+    Effect: that of `rope_factor`, without which it has none."""
+    rope_magnitude: NotNegativeFloat = 0.0
+    """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
+    They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
+    Effect: nothing that is weighed. Unit: none"""
+    rope_interleaved: bool = False
+    """Positions turn neighbouring numbers as a pair (DeepSeek), not those of two halves (Llama).
+    Effect: nothing that is weighed."""
+    rope_low_factor: PositiveFloat = 1.0
+    """Divides `rope_original_positions` to give the wavelength above which all are stretched.
+    Effect: that of `rope_factor`, without which it has none. Unit: none"""
+    rope_high_factor: PositiveFloat = 4.0
+    """Divides `rope_original_positions` to give the wavelength below which none is stretched.
+    Effect: that of `rope_factor`, without which it has none. Unit: none"""
+    rope_original_positions: OptionalPositive = None
+    """Length of the sequences of pretraining, before the wavelengths were stretched.
+    Effect: that of `rope_factor`, which needs it. Unit: positions"""
+    mlp: Literal["gated", "plain"] = "gated"
+    """Form of the MLP.
+    `gated` is activation(gate) x up, then down (three matrices); `plain` is up, activation, down (two).
+    Effect: `gated` has half as many parameters again at the same `mlp_dim`. Gated with silu is SwiGLU."""
+    activation: Literal["silu", "gelu", "gelu-erf", "relu"] = "silu"
+    """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one.
+    Effect: elementwise arithmetic."""
+    tied_embeddings: bool = False
+    """Use the embedding table, transposed, as the head.
+    Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
+    bias: bool = False
+    """Biases on linear maps and LayerNorms; the head and RMSNorms have none.
+    Effect: a few vectors of parameters per layer."""
+    qkv_bias: bool = False
+    """Biases on queries, keys and values alone, as Qwen2 has them; not with `bias`.
+    Effect: three vectors of parameters per layer."""
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """RMSNorm of queries and keys before positions turn them.
+    `head` is over the numbers of each head (Qwen3), `all` over those of all heads together (OLMo 2).
+    Effect: two vectors of parameters per layer; with `all`, a sum over `tensor`."""
+    scaled_embedding: bool = False
+    """Multiply embeddings by the root of `embed_dim`, as Gemma does.
+    Effect: nothing that is weighed but one product per number."""
+    norm_place: Literal["before", "after", "both"] = "before"
+    """Where the norms of attention and MLP stand: before each, after each (OLMo 2), or both (Gemma 2).
+    Effect: `both` has two vectors of `embed_dim` parameters more per layer."""
+    parallel: bool = False
+    """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.
+    Effect: both products can overlap; the parameters stay."""
+    rotary_share: Share = 1.0
+    """Share of each head's numbers that rotary positions turn; the first ones. GPT-NeoX turns a quarter.
+    Effect: nothing that is weighed. Unit: share"""
+    window: OptionalPositive = None
+    """Positions that attention sees, its own and those before it, as in Mistral.
+    Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence; not with
+    `context`. Unit: positions"""
+    global_every: OptionalPositive = None
+    """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
+    Effect: that of `window`, on the other layers alone; `stage` must divide whole groups. Unit: layers"""
+    rope_local_theta: OptionalPositiveFloat = None
+    """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
+    Effect: nothing that is weighed. Unit: none
+    Default: as in the other layers"""
+    latent_rank: OptionalPositive = None
+    """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
+    The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
+    Effect: fewer parameters than `embed_dim` x heads; `fsdp` must divide it; attention runs in plain blocks,
+    not with `context`. Unit: numbers per token"""
+    query_rank: OptionalPositive = None
+    """Width of the latent from which queries are made; `none` makes them from the residual stream.
+    Effect: two smaller matrices in place of one; `fsdp` must divide it; needs `latent_rank`.
+    Unit: numbers per token"""
+    rotary_dim: OptionalPositive = None
+    """Numbers of each head, the last ones, that positions turn with `latent_rank`.
+    Effect: parameters of as many numbers of keys, once for all heads. Unit: numbers"""
+    value_dim: OptionalPositive = None
+    """Width of one head's values with `latent_rank`.
+    Effect: the parameters and FLOPs of values and of attention's output. Unit: numbers
+    Default: `head_dim`"""
+    score_dim: OptionalPositive = None
+    """Number by whose root the scores of attention are divided, as Gemma 2 sets it.
+    Effect: nothing that is weighed. Unit: numbers
+    Default: `head_dim`"""
+    score_cap: OptionalPositiveFloat = None
+    """Largest magnitude of attention's scores s, which become cap x tanh(s / cap) (Gemma 2).
+    Effect: attention runs in plain blocks, since the fused kernel has none; not with `context`. Unit: none"""
+    logit_cap: OptionalPositiveFloat = None
+    """Largest magnitude of the logits, in the same way (Gemma 2).
+    Effect: elementwise arithmetic on the logits. Unit: none"""
+    dropout: Fraction = 0.0
+    """Share of numbers set to zero on the embeddings and on each residual branch.
+    Effect: above 0 it draws random numbers and saves masks. Unit: share"""
+    unroll: bool = False
+    """Write the blocks out one after the other instead of scanning over them.
+    Effect: a longer compilation; on a CPU a faster step; not with `stage`."""
+    loss_chunk: Positive = 512
+    """Positions of each sequence whose logits are held at once.
+    Logits are the largest array of a small model; whole in fp32 those of a large vocabulary would not fit.
+    Effect: larger chunks need more memory and fewer passes; it must divide the sequence. Unit: positions"""
+    num_experts: OptionalPositive = None
+    """Experts of each block, of which a token meets `experts_per_token`; `none` is one MLP for all.
+    Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it. Unit: experts"""
+    experts_per_token: OptionalPositive = None
+    """Experts that each token is sent to.
+    Effect: the MLP's FLOPs and messages over `expert` grow in proportion. Unit: experts"""
+    num_shared_experts: NotNegative = 0
+    """Experts beside those that every token meets.
+    Effect: parameters and FLOPs of as many MLPs more. Unit: experts"""
+    num_dense_layers: NotNegative = 0
+    """First layers that have one MLP of `dense_mlp_dim` for all tokens in place of experts (DeepSeek).
+    Effect: fewer parameters; not with `stage`, whose layers must be alike. Unit: layers"""
+    dense_mlp_dim: OptionalPositive = None
+    """Hidden width of the MLP of the first `num_dense_layers`.
+    Effect: that of `mlp_dim`, in those layers. Unit: numbers"""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that turns a router's logits into scores (sigmoid: DeepSeek-V3).
+    Effect: the choice is by score, and outputs are weighted by the scores of the chosen experts."""
+    router_normalised: bool = True
+    """Divide the scores of the chosen experts by their sum.
+    Effect: nothing that is weighed."""
+    router_scale: PositiveFloat = 1.0
+    """Multiplies the weights of the chosen experts.
+    Effect: nothing that is weighed. Unit: none"""
+    router_bias: bool = False
+    """Add a number of each expert to its score when experts are chosen, not when they are weighted.
+    It is read from files and saved, and no gradient changes it. DeepSeek-V3's rule that does is not run.
+    Effect: `num_experts` numbers per layer, not counted as parameters."""
+    router_groups: OptionalPositive = None
+    """Groups of experts, side by side, of which a token chooses `router_groups_chosen` first.
+    By a group's best score, or with `sigmoid` by the sum of its two best.
+    Effect: nothing that is weighed. Unit: groups"""
+    router_groups_chosen: OptionalPositive = None
+    """Groups in which a token's experts may be.
+    Effect: that of `router_groups`, which needs it. Unit: groups"""
+    capacity_factor: OptionalPositiveFloat = None
+    """Most tokens of a device that an expert takes, in multiples of its fair share; others are dropped.
+    Effect: larger factors pad more and drop less; `none` drops nothing and pads most. Unit: fair shares"""
+    balancing_loss: NotNegativeFloat = 0.0
+    """Weight of the load-balancing loss in the loss of training.
+    Effect: spreads the tokens over the experts; nothing that is weighed. Unit: none"""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters, each counted once (a tied head adds none).
+
+        With V vocabulary, E embed, L layers, H heads and K key-value heads of size D, M hidden of the
+        MLP with G matrices (3 gated, 2 plain), P learned positions (0 if rotary), n = E per norm
+        (2 E for a LayerNorm with bias):
+            V E (+ V E if the head is its own) + P E + n + L (2 n + attention + MLP)
+            attention = E H D + 2 E K D + H D E    (+ H D + 2 K D + E biases; + 2 D for norms of heads,
+                                                    or (H + K) D for one of all)
+            MLP       = G E M                      (+ (G - 1) M + E biases)
+        With X routed and S shared experts, MLP = (X + S) G E M, and the router adds E X. The first layers
+        without experts have their own M. With a latent of width R, one of Q for queries (or none, Q = E and
+        no norm of it), T rotary numbers of a head and values of width U:
+            attention = (E Q + Q) + Q H D + E (R + T) + R + R H (D - T + U) + H U E
+        """
+        norm = self.embed_dim * (2 if self.norm == "layer" and self.bias else 1)
+        block = 2 * norm + (self.latent_rank or 0) + (self.query_rank or 0)
+        if self.bias or self.qkv_bias:
+            block += (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        if self.bias:
+            block += self.embed_dim + (self._num_mlp_matrices - 1) * self.mlp_dim + self.embed_dim
+        if self.qk_norm != "none":
+            heads = (1, 1) if self.qk_norm == "head" else (self.num_heads, self.num_kv_heads)
+            block += sum(heads) * self.head_dim
+        if self.norm_place == "both":
+            block += 2 * norm
+        tables = self.vocab_size * (1 if self.tied_embeddings else 2) + (self.max_positions or 0)
+        matrices = self._matmul_parameters(self.num_experts or 0)
+        return tables * self.embed_dim + norm + self.num_layers * block + matrices
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Number of parameters that one token uses: all but those of the experts to which it is not sent.
+
+        The unused experts have L (X - k) G E M. This number is published as "active": 12.9B of Mixtral 8x7B's
+        46.7B (https://arxiv.org/abs/2401.04088).
+        """
+        idle = (self.num_experts or 0) - (self.experts_per_token or 0)
+        return self.num_parameters - self.num_expert_layers * idle * self.num_mlp_parameters
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Number of parameters that multiply a token: those of attention and MLPs, and V E for the head.
+
+        The head counts even if it is tied. The embedding, which is a lookup, does not count, nor do norms and
+        biases. Of X experts only the k to which a token is sent count; the shared experts and the router
+        count too.
+        """
+        return self._matmul_parameters(self.experts_per_token or 0) + self.vocab_size * self.embed_dim
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """Sizes that other packages read."""
+        width, hidden = self.embed_dim, (self.num_experts or 1) * self.mlp_dim
+        return ModelSizes(
+            input_shape=(),
+            num_token_ids=self.vocab_size,
+            split_dims={
+                "layers": {"model.num_layers": self.num_layers, **self._unlike},
+                "latent": {
+                    f"model.{name}": size
+                    for name in ("latent_rank", "query_rank")
+                    if (size := getattr(self, name)) is not None
+                },
+                "experts": {"model.num_experts": self.num_experts} if self.num_experts else {},
+                "embed": {"model.embed_dim": width},
+                "heads": {"model.num_heads": self.num_heads},
+                "kv_heads": {"model.num_kv_heads": self.num_kv_heads},
+                "mlp": {
+                    "model.mlp_dim": self.mlp_dim,
+                    **({} if self.dense_mlp_dim is None else {"model.dense_mlp_dim": self.dense_mlp_dim}),
+                },
+                "vocab": {"model.vocab_size": self.vocab_size},
+            },
+            layer_outputs=width * self.num_layers,
+            layer_outputs_rule="tokens x width x layers: one output of each block",
+            widest_activation=max(width, self.num_heads * self.head_dim, hidden, self.vocab_size),
+            scores=self.num_heads,
+        )
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the window of each layer of a group; groups of layers repeat. None sees all positions."""
+        if self.global_every is None:
+            return (self.window,)
+        return (*(self.window,) * (self.global_every - 1), None)
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Number of layers with experts."""
+        return 0 if self.num_experts is None else self.num_layers - self.num_dense_layers
+
+    @property
+    def _unlike(self) -> dict[str, int]:
+        """Return in words how many stages can share layers that are not alike; nothing if all are."""
+        size = len(self.windows)
+        if self.num_dense_layers:
+            return {
+                f"the layers, of which model.num_dense_layers = {self.num_dense_layers} have no experts,": 1
+            }
+        if size == 1:
+            return {}
+        whole = self.num_layers // size if self.num_layers % size == 0 else 1
+        return {f"the groups of model.global_every = {size} layers, which stages hold whole,": whole}
+
+    def not_in_a_ring(self, length: int) -> str:
+        """Return in words what attention over `context` cannot do on such sequences; "" if it can do all."""
+        lacking = {
+            f"windows shorter than the sequence (model.window = {self.window})": (self.window or length)
+            < length,
+            f"caps of scores (model.score_cap = {self.score_cap})": self.score_cap is not None,
+            f"latent attention (model.latent_rank = {self.latent_rank})": self.latent_rank is not None,
+        }
+        return " or ".join(words for words, is_so in lacking.items() if is_so)
+
+    def seen_positions(self, length: int) -> float:
+        """Return the positions that a token of a sequence sees on average over tokens and layers.
+
+        Half the sequence; with a window W in a longer sequence S, W - W^2 / (2 S).
+
+        >>> from ._load import load_config
+        >>> load_config("llama3-8b").model.seen_positions(8192)
+        4096.0
+        """
+        seen = [min(window or length, length) for window in self.windows]
+        each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
+        return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+
+    @property
+    def has_fp8_products(self) -> bool:
+        """True without experts."""
+        return self.num_experts is None
+
+    def length_problems(self, length: int) -> Iterator[Problem]:
+        """Yield the problems of sequences longer than the positions, or not in whole chunks of the loss."""
+        if self.max_positions is not None and length > self.max_positions:
+            what = f"= {length} is longer than model.max_positions = {self.max_positions} learned positions"
+            yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.max_positions}"
+        chunk = min(self.loss_chunk, length)
+        if length % chunk:
+            what = f"= {self.loss_chunk} does not divide batch.sequence_length = {length}"
+            yield "model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(length, chunk)[0]}"
+
+    @property
+    def _num_mlp_matrices(self) -> int:
+        return 3 if self.mlp == "gated" else 2
+
+    @property
+    def num_mlp_parameters(self) -> int:
+        """Number of weights of one MLP or one expert: G E M."""
+        return self._num_mlp_matrices * self.embed_dim * self.mlp_dim
+
+    @property
+    def num_attention_parameters(self) -> int:
+        """Number of weights of one layer's attention."""
+        width, heads = self.embed_dim, self.num_heads
+        if self.latent_rank is None:
+            return 2 * width * (heads + self.num_kv_heads) * self.head_dim
+        rank, turned, value = self.latent_rank, self.rotary_dim or 0, self.value_dim or self.head_dim
+        query = width * heads * self.head_dim
+        if self.query_rank is not None:
+            query = self.query_rank * (width + heads * self.head_dim)
+        keys_and_values = width * (rank + turned) + rank * heads * (self.head_dim - turned + value)
+        return query + keys_and_values + heads * value * width
+
+    @property
+    def num_dense_parameters(self) -> int:
+        """Number of weights of the MLPs that every token meets, in all layers; with shared experts."""
+        dense = self._num_mlp_matrices * self.embed_dim * (self.dense_mlp_dim or 0) * self.num_dense_layers
+        if self.num_experts is None:
+            return self.num_layers * self.num_mlp_parameters
+        return dense + self.num_expert_layers * self.num_shared_experts * self.num_mlp_parameters
+
+    def _matmul_parameters(self, routed: int) -> int:
+        """Return the weights of all layers: attention, dense MLPs, routers and `routed` experts of each."""
+        each = self.embed_dim * (self.num_experts or 0) + routed * self.num_mlp_parameters
+        attention = self.num_layers * self.num_attention_parameters
+        return attention + self.num_dense_parameters + self.num_expert_layers * each
+
+    @field_validator("head_dim", mode="before")
+    @classmethod
+    def _head_dim_is_given_or_follows(cls, value: object, info: ValidationInfo) -> object:
+        embed, heads = info.data.get("embed_dim"), info.data.get("num_heads")
+        if value == 0 and embed is not None and heads is not None and embed % heads:
+            hint = f"set head_dim, or use num_heads = {or_list(near_divisors(embed, heads))}"
+            raise_problems(
+                [("", f"is missing, and {embed} / {heads} (embed_dim / num_heads) is not whole", hint)]
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> TransformerModel:
+        problems = (
+            self._layer_problems,
+            self._position_problems,
+            self._window_problems,
+            self._latent_problems,
+            self._expert_problems,
+            self._router_problems,
+        )
+        raise_problems([problem for each in problems for problem in each()])
+        return self
+
+    def _window_problems(self) -> Iterator[Problem]:
+        """Yield the problems with windows: some keys need another."""
+        if self.window is None and self.global_every is not None:
+            what = f"= {self.global_every} has no effect without window"
+            yield "global_every", what, "leave global_every out"
+        if self.rope_local_theta is not None and (self.window is None or self.rope_theta is None):
+            needs = "rope_theta" if self.rope_theta is None else "window"
+            what = f"= {self.rope_local_theta} has no effect without {needs}"
+            yield "rope_local_theta", what, "leave rope_local_theta out"
+
+    def _layer_problems(self) -> Iterator[Problem]:
+        if self.num_heads % self.num_kv_heads:
+            what = f"= {self.num_kv_heads} does not divide num_heads = {self.num_heads}"
+            nearest = near_divisors(self.num_heads, self.num_kv_heads)[0]
+            yield "num_kv_heads", what, f"use num_kv_heads = {nearest}"
+        if self.bias and self.qkv_bias:
+            yield "qkv_bias", "= true has no effect with bias = true", "leave qkv_bias out"
+        if self.unroll and self.num_layers > MOST_UNROLLED:
+            what = (
+                f"= true writes out num_layers = {self.num_layers} blocks, and at most {MOST_UNROLLED} can be"
+            )
+            yield "unroll", what, "use unroll = false"
+
+    def _expert_problems(self) -> Iterator[Problem]:
+        """Yield the problems with experts: they have no biases, and their keys need `num_experts`."""
+        if self.num_experts is None:
+            for name in _OF_EXPERTS:
+                if (value := getattr(self, name)) and value != type(self).model_fields[name].default:
+                    yield name, f"= {value} has no effect without num_experts", f"leave {name} out"
+            return
+        if self.experts_per_token is None:
+            what = f"is missing; num_experts = {self.num_experts} needs it"
+            yield "experts_per_token", what, "set experts_per_token to 1 or 2"
+        elif self.experts_per_token > self.num_experts:
+            what = f"= {self.experts_per_token} is more than num_experts = {self.num_experts}"
+            yield "experts_per_token", what, f"use {self.num_experts} at most"
+        if self.bias:
+            yield "bias", "= true, but experts have no biases", "use bias = false"
+
+        if self.num_dense_layers >= self.num_layers:
+            what = f"= {self.num_dense_layers} leaves no layer of {self.num_layers} with experts"
+            yield "num_dense_layers", what, "leave num_experts out, or use fewer"
+        if (self.num_dense_layers > 0) != (self.dense_mlp_dim is not None):
+            yield "num_dense_layers", "and dense_mlp_dim need each other", "set both, or neither"
+        if self.num_dense_layers and len(self.windows) > 1:
+            what = f"= {self.num_dense_layers} with layers that take turns (global_every) is not run"
+            yield "num_dense_layers", what, "leave one of them out"
+
+    def _router_problems(self) -> Iterator[Problem]:
+        """Yield the problems with groups of experts."""
+        groups, chosen = self.router_groups, self.router_groups_chosen
+        if (groups is None) != (chosen is None):
+            yield "router_groups", "and router_groups_chosen need each other", "set both, or neither"
+        elif groups is not None and chosen is not None and self.num_experts is not None:
+            each, rest = divmod(self.num_experts, groups)
+            least = 2 if self.router == "sigmoid" else 1
+            if rest or each < least:
+                what = (
+                    f"= {groups} does not divide num_experts = {self.num_experts}, {least} or more to a group"
+                )
+                nearest = or_list(near_divisors(self.num_experts, min(groups, self.num_experts // least)))
+                yield "router_groups", what, f"use router_groups = {nearest}"
+            elif not chosen <= groups or chosen * each < (self.experts_per_token or 1):
+                what = (
+                    f"= {chosen} of {groups} groups cannot hold experts_per_token = {self.experts_per_token}"
+                )
+                yield "router_groups_chosen", what, f"use {groups} at most, and enough for the experts"
+
+    def _latent_problems(self) -> Iterator[Problem]:
+        """Yield the problems with latent attention, whose keys need each other."""
+        if self.latent_rank is None:
+            for name in ("query_rank", "rotary_dim", "value_dim"):
+                if (value := getattr(self, name)) is not None:
+                    yield name, f"= {value} has no effect without latent_rank", f"leave {name} out"
+            return
+        if self.rotary_dim is None or self.rotary_dim % 2 or self.rotary_dim >= self.head_dim:
+            what = (
+                f"= {self.rotary_dim}; latent attention needs an even number below head_dim = {self.head_dim}"
+            )
+            yield "rotary_dim", what, "set rotary_dim to half of head_dim or less"
+        if self.num_kv_heads != self.num_heads:
+            what = f"= {self.num_kv_heads}, but with latent_rank each of num_heads has keys of its own"
+            yield "num_kv_heads", what, f"use num_kv_heads = {self.num_heads}"
+        for name, plain in _NOT_LATENT.items():
+            if (value := getattr(self, name)) != plain:
+                what = f"= {value!r} is not run with latent_rank = {self.latent_rank}"
+                yield name, what, f"use {name} = {plain!r}"
+
+    def _position_problems(self) -> Iterator[Problem]:
+        """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
+        needed, unused, example = "rope_theta", "max_positions", "10000.0"
+        if self.position == "learned":
+            needed, unused, example = unused, needed, "the longest sequence, e.g. 1024"
+        if getattr(self, needed) is None:
+            what = f"is missing; position = {self.position!r} needs it"
+            yield needed, what, f"set {needed} to {example}"
+        if (value := getattr(self, unused)) is not None:
+            what = f"= {value} has no effect with position = {self.position!r}"
+            yield unused, what, f'leave {unused} out, or set {unused} = "none"'
+        if self.rope_factor is not None and self.rope_theta is None:
+            yield "rope_factor", "has no effect without rope_theta", "leave rope_factor out"
+        needs = self.rope_factor is not None and self.rope_stretching != "linear"
+        if needs != (self.rope_original_positions is not None):
+            what = f"and rope_original_positions need each other; {self.rope_stretching!r} stretching is set"
+            yield "rope_factor", what, "set both, or neither, or the factor alone for linear stretching"
+        if self.rope_low_factor >= self.rope_high_factor:
+            what = f"= {self.rope_low_factor} is not below rope_high_factor = {self.rope_high_factor}"
+            yield "rope_low_factor", what, "use rope_low_factor = 1.0"
+        if self.position == "rotary" and self.head_dim % 2:
+            what = f"= {self.head_dim} is odd; rotary positions turn pairs of numbers"
+            yield "head_dim", what, f"use head_dim = {self.head_dim + 1}"
+
+
+def _default_head_dim(data: dict[str, Any]) -> int:
+    """Return embed_dim / num_heads; 0 if that is not whole, which the field's validator refuses."""
+    quotient, rest = divmod(data["embed_dim"], data["num_heads"])
+    return 0 if rest else quotient
