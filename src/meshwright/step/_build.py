@@ -24,7 +24,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import IdxData, RunConfig, TokenFileData
+from ..config import IdxData, MixtureData, RunConfig, TokenFileData
 from ..models import Context, Model, Outcome, Parameter, initial_parameters, is_parameter, model_of
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
 from . import _gradients as grads
@@ -285,7 +285,7 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
     model = config.model
     if model.takes == "sequences":
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
-        packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
+        packed = isinstance(config.data, TokenFileData | MixtureData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
     if model.takes == "images":
         images = {"images": array(jnp.float32, *model.sizes.input_shape), "labels": array(jnp.int32)}
