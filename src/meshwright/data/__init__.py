@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from .. import config as _config
 from ..errors import InputError
@@ -78,7 +79,8 @@ def open_data(config: _config.RunConfig) -> Dataset:
 
 def _open_tokens(config: _config.RunConfig) -> RandomTokens | TokenWindows | MixedWindows:
     data, batch, vocab_size = config.data, config.batch, config.model.sizes.num_token_ids
-    sizes = {"seed": config.seed, "sequences": batch.sequences, "sequence_length": batch.sequence_length}
+    sizes: dict[str, Any] = {"seed": config.seed, "sequences": batch.sequences}
+    sizes["sequence_length"] = batch.sequence_length
     sizes["vocab_size"] = vocab_size
     if isinstance(data, _config.StdlibData):
         parts = _stdlib_parts(data.held_out_fraction)
@@ -99,7 +101,7 @@ def _open_tokens(config: _config.RunConfig) -> RandomTokens | TokenWindows | Mix
     return MixedWindows(sources=opened, counts=counts, seed=config.seed, sequences=batch.sequences)
 
 
-def _open_source(data: _config.TokenFileData, sizes: dict[str, int]) -> TokenWindows:
+def _open_source(data: _config.TokenFileData, sizes: dict[str, Any]) -> TokenWindows:
     paths = _token_paths(data.path, data.format)
     opened, tokens_by = _open_files(paths, data.format, data.dtype), set[tuple[str, str]]()
     for path in paths if data.format == "raw" else ():

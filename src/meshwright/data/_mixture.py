@@ -76,8 +76,7 @@ def _source(where: str, table: Any, mixture: MixtureData) -> WeightedSource:
         if key not in _KEYS:
             raise InputError(f"{where}: {key} is not a key of a source", hint=nearest_name(key, _KEYS))
     weight, path = table.get("weight"), table.get("path")
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not is_number or not math.isfinite(weight) or weight <= 0:
+    if not isinstance(weight, int | float) or weight is True or not 0 < weight < math.inf:
         what = "weight is missing" if weight is None else f"weight = {weight!r} is no number above 0"
         raise InputError(f"{where}: {what}", hint="give a share, as in weight = 0.3, or leave the source out")
     if not isinstance(path, str) or not path:

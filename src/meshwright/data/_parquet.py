@@ -42,8 +42,8 @@ def parquet_texts(path: Path, start: int, stop: int, column: str) -> Iterator[st
 
 def _packages(path: Path) -> tuple[Any, Any]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow  # pyright: ignore[reportMissingImports]  # optional
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError as missing:
         raise InputError(
             f"{path}: reading Parquet needs the package pyarrow, which is not installed",
