@@ -139,6 +139,13 @@ def test_cards_without_peer_to_peer_transfers_have_a_wider_interval(predicted):
     assert "RTX-4090 has no peer-to-peer transfers" in found.interval_reasons[1]
 
 
+def test_a_chip_without_bf16_is_told_of_fp16(predicted):
+    found = predicted("8xT4", text=STEP.replace("bf16", "f32"))
+    assert_refused(found, "T4 has no bf16 and computes it in fp32, fp16 in its tensor cores")
+    assert "--set precision=fp16" in found.interval_reasons[0]
+    assert "precision=fp16" not in predicted("8xA10", text=STEP.replace("bf16", "f32")).interval_reasons[0]
+
+
 def test_fp8_has_its_own_interval(predicted):
     found = predicted(text=STEP.replace("bf16", "f8e4m3fn"))
     assert_width(found, "fp8")

@@ -121,7 +121,12 @@ def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) ->
     if machine.basis == "roofline":
         yield f"no table of kernels and too few published runs for {machine.name}: {ROOFLINE_RUNS}"
     if formats:
-        yield f"products in {', '.join(formats)}: no published run and no table of kernels has them"
+        words = f"products in {', '.join(formats)}: no published run and no table of kernels has them"
+        peaks = machine.peak_flops_per_second
+        if "fp32" in formats and "bf16" not in peaks and "fp16" in peaks:
+            words += f"; {machine.name} has no bf16 and computes it in fp32, fp16 in its tensor cores: "
+            words += "--set precision=fp16"
+        yield words
     gaps = walked.total.get(LAUNCH, 0.0)
     if gaps > machine.shared.launch_bound_share * walked.seconds:
         share = 100 * gaps / walked.seconds
