@@ -81,7 +81,7 @@ def test_inputs_that_cannot_serve_are_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
     cases = [
         ([], "no text was named"),
-        ([str(tmp_path)], "is a folder"),
+        ([str(tmp_path)], "empty.txt is empty"),
         ([str(tmp_path / "b.txt")], "no text .*b.txt"),
         ([str(tmp_path / "empty.txt")], "empty.txt is empty"),
         ([str(tmp_path / "a.txt"), f"{tmp_path}/./a.txt"], "is named twice"),

@@ -19,7 +19,9 @@ from meshwright.data import (
     open_data,
     read_metadata,
 )
-from meshwright.data._tokens import metadata_path, segments_of, stdlib_parts
+from meshwright.data._identity import stdlib_parts
+from meshwright.data._metadata import metadata_path
+from meshwright.data._tokens import segments_of
 from meshwright.errors import InputError
 
 
@@ -268,7 +270,7 @@ def test_a_file_is_told_from_another_by_size_and_content(tmp_path: Path, monkeyp
     assert "2000 bytes are as many as before, and not the same" in identity_difference(
         known, identity(tokens + 1)
     )
-    monkeypatch.setattr("meshwright.data._tokens.BLOCK_BYTES", 8)  # the first and last among 64 blocks
+    monkeypatch.setattr("meshwright.data._identity.BLOCK_BYTES", 8)  # the first and last among 64 blocks
     sampled = identity(tokens)
     assert sampled["hashed"] == "64 blocks of 8 bytes"
     for place in (0, -1):

@@ -53,6 +53,27 @@ def test_the_peaks_of_one_gpu_have_the_ratios_of_dense_arithmetic(chip: Chip):
         assert peak["fp8-e4m3"] == peak["fp8-e5m2"] == pytest.approx(bf16 * 2, rel=0.02)
 
 
+# Dense 16-bit FLOPs with 32-bit accumulation per clock and multiprocessor, by compute capability: NVIDIA's
+# architecture white papers. Consumer cards of GA102 and later have half of it, and so has the L40.
+PER_CLOCK = {(7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024, (12, 0): 1024}
+HALVED = ("RTX-3", "RTX-4", "RTX-5")
+
+
+@pytest.mark.parametrize(
+    "chip", [c for c in CHIPS if c.target and c.target.compute_capability in PER_CLOCK], ids=lambda c: c.name
+)
+def test_the_peak_of_a_gpu_is_what_its_clock_and_multiprocessors_give(chip: Chip):
+    if chip.name in ("A10G", "RTX-PRO-6000", "A100-PCIe-40GB", "A100-PCIe-80GB"):
+        pytest.skip("the A10G is cut down, and the others' clocks are not those of their rates")
+    assert chip.target is not None
+    assert chip.num_sms is not None
+    per_clock = PER_CLOCK[chip.target.compute_capability]
+    if chip.name.startswith(HALVED) or chip.name == "L40":
+        per_clock /= 2
+    by_hand = chip.num_sms * per_clock * chip.target.clock_ghz * 1e9
+    assert chip.peak_flops_per_second["fp16"] == pytest.approx(by_hand, rel=0.015)
+
+
 @pytest.mark.parametrize(
     ("name", "bf16", "memory_gib", "inside"),
     [

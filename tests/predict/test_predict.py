@@ -60,7 +60,7 @@ def slower(fleet, what):
 
 
 @pytest.mark.parametrize("what", ["peak", "memory", "inside"])
-@pytest.mark.parametrize("name", ["8xA100-80GB", "8xH100", "8xB200", "8xRTX-PRO-6000", "8xH20"])
+@pytest.mark.parametrize("name", ["8xA100-80GB", "8xH100", "8xB200", "8xRTX-PRO-6000", "8xA10"])
 def test_half_a_rate_makes_the_step_slower_by_at_most_two(predicted, what, name):
     whole = Fleet.parse(name)
     before = predicted(whole).step_seconds.expected
@@ -114,18 +114,36 @@ def assert_width(found, name):
 
 def test_the_interval_is_as_wide_as_what_is_known(predicted):
     sustained, tables = predicted("8xH100"), predicted("8xB200")
-    default, tpu = predicted("8xH20"), predicted("v5p-8")
+    default, products, tpu = predicted("8xA10"), predicted("8xH20"), predicted("v5p-8")
     assert_width(sustained, "sustained")
     assert sustained.interval_reasons == ()
     assert tables.interval_reasons == ("no published run on this chip could be scored",)
-    assert "no table of kernels and no published run" in default.interval_reasons[0]
+    assert "derived from published figures: no table of kernels and" in default.interval_reasons[0]
+    assert "and others' measurements of large products" in products.interval_reasons[0]
     assert "aiconfigurator" in sustained.basis
     assert "58 % of peak" in sustained.basis
     assert_width(tables, "tables")
     assert "x 0.81" in tables.basis
     assert_width(default, "default")
-    assert "No table for H20" in default.basis
+    assert "No table for A10: A10's published peaks and bandwidth, medians over nine GPUs" in default.basis
+    assert_width(products, "products")
+    assert "large products as others measured them (https://" in products.basis
     assert_refused(tpu, "too few published runs for v5p")
+
+
+def test_cards_without_peer_to_peer_transfers_have_a_wider_interval(predicted):
+    found, width = predicted("8xRTX-4090"), widths()["products"]
+    interval = found.step_seconds
+    assert 0 < interval.low < 0.9 * width.low * interval.expected
+    assert interval.high == pytest.approx(width.high * interval.expected)
+    assert "RTX-4090 has no peer-to-peer transfers" in found.interval_reasons[1]
+
+
+def test_a_chip_without_bf16_is_told_of_fp16(predicted):
+    found = predicted("8xT4", text=STEP.replace("bf16", "f32"))
+    assert_refused(found, "T4 has no bf16 and computes it in fp32, fp16 in its tensor cores")
+    assert "--set precision=fp16" in found.interval_reasons[0]
+    assert "precision=fp16" not in predicted("8xA10", text=STEP.replace("bf16", "f32")).interval_reasons[0]
 
 
 def test_fp8_has_its_own_interval(predicted):

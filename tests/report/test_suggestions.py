@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -90,6 +91,34 @@ def test_a_tpu_slice_grows_to_the_next_that_google_has():
 def test_the_largest_slice_has_no_larger_one():
     found = arguments("llama3-8b", "fsdp=256", "v6e-256", memory(state=GIB, temporaries=148 * GIB))
     assert not any("--on" in each for each in found)
+
+
+def with_moments(moments: int, *, rest: int, usable: int = 24 * GIB) -> MemoryLedger:
+    sizes = memory(state=moments, temporaries=rest, usable=usable)
+    return dataclasses.replace(sizes, by_category={"optimizer_state": moments, "gradients": rest})
+
+
+def test_moments_that_are_all_that_is_too_much_wait_in_the_hosts_memory():
+    run, layout = load_config("llama-1b"), Layout.parse("data=1")
+    fleet, sizes = Fleet.parse("1xRTX-4090"), with_moments(9 * GIB, rest=22 * GIB)
+    first = suggestions(run, layout, fleet, sizes)[0]
+    assert (first.arguments, first.is_enough) == ("--set offload=optimizer", True)
+    assert first.effect == "moments, 9.00 GiB here, wait in the hosts' memory between steps; the rest fits"
+    # A GiB of what is beside the program has no room then.
+    more = suggestions(run, layout, fleet, with_moments(9 * GIB, rest=23 * GIB + 1))
+    assert not any(each.is_enough for each in more)
+    assert "--set offload=optimizer" in [each.arguments for each in more]
+
+
+def test_moments_that_wait_already_or_are_in_the_hosts_memory_anyway_are_not_named():
+    sizes = with_moments(9 * GIB, rest=22 * GIB)
+    assert not any("offload" in each for each in arguments("llama-1b", "data=1", "1xCPU", sizes))
+    waiting = arguments("llama-1b", "data=1", "1xH100", sizes, "offload=optimizer")
+    assert not any("offload" in each for each in waiting)
+    without = memory(state=9 * GIB, temporaries=22 * GIB)
+    assert not any("offload" in each for each in arguments("llama-1b", "data=1", "1xH100", without))
+    both = arguments("llama-1b", "data=1", "1xH100", sizes, "remat=full", "offload=activations")
+    assert "--set offload=both" in both
 
 
 def test_a_foreign_program_has_no_knobs_of_ours():

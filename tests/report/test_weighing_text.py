@@ -205,6 +205,12 @@ def test_memory_that_lacks_matters_most_with_what_makes_it_smaller(weighing, tex
     assert second == "Smaller with --set remat=full; --verbose has other changes"
 
 
+def test_a_change_that_is_enough_is_said_to_fit(weighing, text):
+    usable = weighing().ledger.memory.usable_bytes
+    _, second, *_ = matters(text(weighing(memory={"reserved_bytes": usable}), width=1000))
+    assert second == "Fits with --set offload=optimizer; --verbose has other changes"
+
+
 def test_a_program_without_any_loss_says_what_its_time_and_memory_are(weighing, text):
     slices = weighing().prediction.slices[:1]
     made = weighing(flops={"recomputed": 0}, prediction={"slices": slices})

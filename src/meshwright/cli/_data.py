@@ -32,7 +32,8 @@ def tokenize(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...", help="Text files, a document each; .jsonl and .ndjson: a document per line."
+            metavar="INPUT...",
+            help="Text files, a document each; .jsonl, .ndjson: one per line; .parquet: per row; or folders.",
         ),
     ],
     to: Annotated[str, typer.Option(help="The token file to make; FILE.json describes it.")],
@@ -46,7 +47,9 @@ def tokenize(
             help="The token that ends each document, or its id; 256 with bytes.", show_default=False
         ),
     ] = None,
-    text_key: Annotated[str, typer.Option(help="The key of the text in a JSON line.")] = "text",
+    text_key: Annotated[
+        str, typer.Option(help="The key of the text in a JSON line, or the column in Parquet.")
+    ] = "text",
     workers: Annotated[
         int | None, typer.Option(help="Number of processes; by default one per core.", show_default=False)
     ] = None,

@@ -112,7 +112,6 @@ def progress(config: str, on: str, log_every: LogEvery | None) -> Iterator[Calla
     Notices and the comparison of the first steps are lines on stderr. A terminal also shows a bar. Elsewhere,
     or if `log_every` is given, everything else is lines as well.
     """
-    from meshwright.results import FirstStepsCompared
     from meshwright.training import Noticed
 
     terminal = sys.stderr.isatty()
@@ -122,12 +121,12 @@ def progress(config: str, on: str, log_every: LogEvery | None) -> Iterator[Calla
         log.say(line) if log is not None else print(line, file=sys.stderr)
 
     def on_event(event: Event) -> None:
+        for line in plain_lines(event):
+            say(line)
         if isinstance(event, Noticed):
             say(f"{event.kind}: {event.message}")
             if event.hint:
                 print(f"hint: {event.hint}", file=sys.stderr)
-        elif isinstance(event, FirstStepsCompared):
-            say(first_steps_line(event.rows))
         elif log is not None:
             log.event(event)
 
@@ -165,6 +164,22 @@ def first_steps_line(rows: tuple[Row, ...]) -> str:
         where = {True: ", inside the interval", False: ", outside the interval", None: ""}[row.inside]
         parts.append(f"{row.quantity} {measured} (predicted {predicted}, {error}{where})")
     return "first steps: " + "; ".join(parts)
+
+
+def plain_lines(event: Event) -> list[str]:
+    """Return the lines that a terminal shows too: of each source of tokens, and of the first steps."""
+    from meshwright.results import FirstStepsCompared
+    from meshwright.training import Started
+
+    if isinstance(event, FirstStepsCompared):
+        return [first_steps_line(event.rows)]
+    if not isinstance(event, Started):
+        return []
+    return [
+        f"{source.name}: {format_count(source.num_tokens)} tokens to train on, "
+        f"{100 * source.share:.3g} % of the sequences, {source.epochs:.3g} epochs"
+        for source in event.sources
+    ]
 
 
 def bar_state(event: Event) -> dict[str, Any]:

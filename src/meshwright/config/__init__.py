@@ -65,10 +65,12 @@ from ._run import FaultConfig as FaultConfig
 from ._run import IdxData as IdxData
 from ._run import InstructionData as InstructionData
 from ._run import LineData as LineData
+from ._run import MixtureData as MixtureData
 from ._run import Order as Order
 from ._run import Remat as Remat
 from ._run import RunConfig as RunConfig
 from ._run import StdlibData as StdlibData
 from ._run import SyntheticData as SyntheticData
 from ._run import TokenFileData as TokenFileData
+from ._run import TokenFormat as TokenFormat
 from ._transformer import TransformerModel as TransformerModel

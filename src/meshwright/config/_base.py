@@ -31,7 +31,7 @@ def is_table(value: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
-def _none_word(value: object) -> object:
+def none_word(value: object) -> object:
     """Return None for "none", by which a file or an override unsets an optional figure: TOML has no null."""
     return None if value == "none" else value
 
@@ -47,15 +47,15 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]  # a probability or a decay that never reaches one
 Share = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[
-    Positive | None, BeforeValidator(_none_word, json_schema_input_type=Positive | None | Literal["none"])
+    Positive | None, BeforeValidator(none_word, json_schema_input_type=Positive | None | Literal["none"])
 ]
 OptionalNotNegative = Annotated[
     NotNegative | None,
-    BeforeValidator(_none_word, json_schema_input_type=NotNegative | None | Literal["none"]),
+    BeforeValidator(none_word, json_schema_input_type=NotNegative | None | Literal["none"]),
 ]
 OptionalPositiveFloat = Annotated[
     PositiveFloat | None,
-    BeforeValidator(_none_word, json_schema_input_type=PositiveFloat | None | Literal["none"]),
+    BeforeValidator(none_word, json_schema_input_type=PositiveFloat | None | Literal["none"]),
 ]
 
 Problem = tuple[str, str, str]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from meshwright.errors import InputError
 from meshwright.units import format_count
@@ -21,6 +21,7 @@ from ._base import (
     PositiveFloat,
     Problem,
     Section,
+    none_word,
     raise_problems,
 )
 from ._layout import Layout, PipelineSchedule
@@ -47,6 +48,29 @@ InOrder = Annotated[
         description="Order of the windows; `epochs` takes each once before any comes again.\n"
         "Windows at random places may overlap. Every epoch of `epochs` has another order.\n"
         "Effect: which tokens a step reads; nothing that is weighed."
+    ),
+]
+
+
+TokenFormat = Literal["raw", "megatron", "llm.c", "datatrove"]
+TYPED_FORMATS = frozenset({"megatron", "llm.c"})
+"""Formats whose files say the type of their ids."""
+INDEXED_FORMATS = frozenset({"megatron", "datatrove"})
+"""Formats whose files may say where documents end."""
+Documents = Annotated[
+    Literal["joined", "packed"],
+    Field(
+        description="Documents of one window: joined as one text, or each apart.\n"
+        "`packed` keeps attention, positions and loss inside each document.\n"
+        "Effect: `packed` adds a mask to attention, which may use another kernel."
+    ),
+]
+DocumentEnd = Annotated[
+    OptionalNotNegative,
+    Field(
+        description='Id that ends each document; for `documents = "packed"` alone.\n'
+        "Without it, the index of the formats `megatron` and `datatrove` says where documents end.\n"
+        "Effect: where one document ends and the next begins. Unit: token id"
     ),
 ]
 
@@ -98,38 +122,45 @@ class StdlibData(DataSource):
 
 
 class TokenFileData(DataSource):
-    """A raw file of token ids, little-endian, nothing else in it; its tail is held out."""
+    """Files of token ids, made here or by another program; their tail is held out."""
 
     gives, suits = "tokens", "sequences"
     source: Literal["tokens"]
     """Source of the batches. Effect: trains on your own text; `meshwright data tokenize` makes the file."""
     path: Annotated[str, Field(min_length=1)]
-    """The file of token ids.
+    """The file of token ids, a folder of such files, or a pattern of their names, as in `web/part-*.bin`.
+    Several files are read one after another, in the order of their names.
     In a file it is relative to that file's folder; on the command line, to the working directory.
     Effect: what is trained on; weighing does not open it."""
-    dtype: Literal["int32", "uint16", "uint32"]
-    """Type of one token id in the file.
+    format: TokenFormat = "raw"
+    """Format of the files.
+    `raw`: little-endian ids and nothing else, as nanoGPT and `meshwright data tokenize` write them.
+    `megatron`: Megatron-LM's `.bin` and `.idx`. `llm.c`: ids behind a header of 1,024 bytes.
+    `datatrove`: `.ds`, perhaps with `.ds.index`, as datatrove writes them for nanotron.
+    Effect: how the files are read; a file of another format is refused where its bytes show it."""
+    dtype: Annotated[
+        Literal["int32", "uint16", "uint32"] | None,
+        BeforeValidator(none_word, json_schema_input_type=Literal["int32", "uint16", "uint32", "none"]),
+    ] = None
+    """Type of one token id; the formats `raw` and `datatrove` need it, the others' files hold it.
     Effect: how the file is read; another type than the file's own gives nonsense, and is refused where known.
     """
     held_out_fraction: HeldOut = 0.05
     order: InOrder = "random"
-    documents: Literal["joined", "packed"] = "joined"
-    """Documents of one window: joined as one text, or each apart.
-    `packed` keeps attention, positions and loss inside each document.
-    Effect: `packed` adds a mask to attention, which may use another kernel."""
-    end_of_document: OptionalNotNegative = None
-    """Id that ends each document; needed by `documents = "packed"` alone.
-    Effect: where one document ends and the next begins. Unit: token id"""
+    documents: Documents = "joined"
+    end_of_document: DocumentEnd = None
 
     @model_validator(mode="after")
-    def _documents_end(self) -> TokenFileData:
-        problems: list[Problem] = []
-        if self.documents == "packed" and self.end_of_document is None:
-            what = "= 'packed' needs the id that ends a document"
-            problems.append(("documents", what, "set data.end_of_document, as the tokenizer has it"))
-        if self.documents == "joined" and self.end_of_document is not None:
-            what = f"= {self.end_of_document} has no effect while data.documents = 'joined'"
-            problems.append(("end_of_document", what, 'use data.documents = "packed"'))
+    def _agrees(self) -> TokenFileData:
+        problems = _document_problems(self, has_index=self.format in INDEXED_FORMATS)
+        if self.format in TYPED_FORMATS and self.dtype is not None:
+            what = (
+                f"= {self.dtype!r} has no effect: the files of data.format = {self.format!r} say their type"
+            )
+            problems.append(("dtype", what, 'leave it out, or use data.dtype = "none"'))
+        if self.format not in TYPED_FORMATS and self.dtype is None:
+            what = f"is missing, and files of data.format = {self.format!r} do not say their type"
+            problems.append(("dtype", what, 'set data.dtype = "uint16", or the type that wrote them'))
         raise_problems(problems)
         return self
 
@@ -158,6 +189,42 @@ class InstructionData(DataSource):
     held_out_fraction: HeldOut = 0.05
 
 
+class MixtureData(DataSource):
+    """Several sources of token ids, mixed by weight; the tail of each is held out.
+
+    A sequence comes from one source. Which one depends on seed and step alone.
+    """
+
+    gives, suits = "tokens", "sequences"
+    source: Literal["mixture"]
+    """Source of the batches. Effect: trains on several sources; each has its own epochs."""
+    path: Annotated[str, Field(min_length=1)]
+    """TOML file of the mixture: a table `[[source]]` each, with `path`, `weight`, `format` and `dtype`.
+    In a file it is relative to that file's folder; on the command line, to the working directory.
+    Effect: what is trained on; weighing does not open it."""
+    held_out_fraction: HeldOut = 0.05
+    order: InOrder = "random"
+    documents: Documents = "joined"
+    end_of_document: DocumentEnd = None
+
+    @model_validator(mode="after")
+    def _documents_end(self) -> MixtureData:
+        raise_problems(_document_problems(self, has_index=True))  # the files are not known yet
+        return self
+
+
+def _document_problems(data: TokenFileData | MixtureData, *, has_index: bool) -> list[Problem]:
+    """Return what is wrong with the end of documents; `has_index`: the files may say where it is."""
+    problems: list[Problem] = []
+    if data.documents == "packed" and data.end_of_document is None and not has_index:
+        what = "= 'packed' needs the id that ends a document"
+        problems.append(("documents", what, "set data.end_of_document, as the tokenizer has it"))
+    if data.documents == "joined" and data.end_of_document is not None:
+        what = f"= {data.end_of_document} has no effect while data.documents = 'joined'"
+        problems.append(("end_of_document", what, 'use data.documents = "packed"'))
+    return problems
+
+
 class IdxData(DataSource):
     """Images and labels in the IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 
@@ -175,7 +242,7 @@ class IdxData(DataSource):
 
 
 Data = Annotated[
-    SyntheticData | LineData | StdlibData | TokenFileData | InstructionData | IdxData,
+    SyntheticData | LineData | StdlibData | TokenFileData | InstructionData | MixtureData | IdxData,
     Field(discriminator="source"),
 ]
 

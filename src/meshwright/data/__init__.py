@@ -8,9 +8,17 @@ tokenizer. No jax. Imported by: `training`, `cli`.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 from .. import config as _config
+from ..errors import InputError
+from ._formats import open_files as _open_files
+from ._formats import token_paths as _token_paths
+from ._identity import data_identity as data_identity
+from ._identity import identity_difference as identity_difference
+from ._identity import stdlib_parts as _stdlib_parts
 from ._images import ImageFiles as ImageFiles
 from ._images import LabelledImages as LabelledImages
 from ._images import idx_parts as _idx_parts
@@ -18,6 +26,15 @@ from ._images import write_images as write_images
 from ._images import write_sample_images as write_sample_images
 from ._instructions import PackedConversations as PackedConversations
 from ._instructions import open_instructions as _open_instructions
+from ._metadata import InputMetadata as InputMetadata
+from ._metadata import TokenFileMetadata as TokenFileMetadata
+from ._metadata import check_metadata as _check_metadata
+from ._metadata import read_metadata as read_metadata
+from ._mixture import MixedWindows as MixedWindows
+from ._mixture import check_tokenizers as _check_tokenizers
+from ._mixture import cycle_counts as _cycle_counts
+from ._mixture import read_mixture as _read_mixture
+from ._mixture import seed_of as _seed_of
 from ._order import ALL as ALL
 from ._order import LineRows as LineRows
 from ._order import RegressionRows as RegressionRows
@@ -27,16 +44,9 @@ from ._texts import BYTES as _BYTES
 from ._texts import Tokenizer as Tokenizer
 from ._texts import open_tokenizer as open_tokenizer
 from ._tokenize import tokenize as tokenize
-from ._tokens import InputMetadata as InputMetadata
 from ._tokens import RandomTokens as RandomTokens
-from ._tokens import TokenFileMetadata as TokenFileMetadata
+from ._tokens import SourceEpochs as SourceEpochs
 from ._tokens import TokenWindows as TokenWindows
-from ._tokens import check_metadata as _check_metadata
-from ._tokens import data_identity as data_identity
-from ._tokens import identity_difference as identity_difference
-from ._tokens import read_metadata as read_metadata
-from ._tokens import stdlib_parts as _stdlib_parts
-from ._tokens import token_file_parts as _token_file_parts
 
 Dataset = (
     RegressionRows
@@ -46,9 +56,9 @@ Dataset = (
     | RandomTokens
     | TokenWindows
     | PackedConversations
+    | MixedWindows
 )
-"""Each has `batch`, whole or some of its rows; `RandomTokens` and `TokenWindows` also `unigram_entropy_nats`
-and `decode`."""
+"""Each has `batch`, whole or some of its rows; those of tokens also `unigram_entropy_nats` and `decode`."""
 
 
 def open_data(config: _config.RunConfig) -> Dataset:
@@ -78,25 +88,59 @@ def open_data(config: _config.RunConfig) -> Dataset:
     return _open_tokens(config)
 
 
-def _open_tokens(config: _config.RunConfig) -> RandomTokens | TokenWindows | PackedConversations:
+def _open_tokens(
+    config: _config.RunConfig,
+) -> RandomTokens | TokenWindows | PackedConversations | MixedWindows:
     data, batch, vocab_size = config.data, config.batch, config.model.sizes.num_token_ids
-    sizes = {"seed": config.seed, "sequences": batch.sequences, "sequence_length": batch.sequence_length}
+    sizes: dict[str, Any] = {"seed": config.seed, "sequences": batch.sequences}
+    sizes["sequence_length"] = batch.sequence_length
     sizes["vocab_size"] = vocab_size
     if isinstance(data, _config.InstructionData):
         return _open_instructions(data, **sizes)
     if isinstance(data, _config.StdlibData):
         parts = _stdlib_parts(data.held_out_fraction)
         return TokenWindows(name=data.source, parts=parts, is_bytes=True, order=data.order, **sizes)
-    if not isinstance(data, _config.TokenFileData):
+    if isinstance(data, _config.TokenFileData):
+        source = _open_source(data, sizes)
+        _check_tokenizers([source])
+        return source
+    if not isinstance(data, _config.MixtureData):
         return RandomTokens(**sizes)
-    parts, metadata = _token_file_parts(data), read_metadata(Path(data.path))
-    if metadata is not None:
-        _check_metadata(data, metadata, vocab_size)
+    listed = _read_mixture(data)
+    opened = tuple(
+        _open_source(each.data, {**sizes, "seed": _seed_of(config.seed, number)})
+        for number, each in enumerate(listed)
+    )
+    _check_tokenizers(opened)
+    counts = _cycle_counts(data.path, [each.weight for each in listed])
+    return MixedWindows(sources=opened, counts=counts, seed=config.seed, sequences=batch.sequences)
+
+
+def _open_source(data: _config.TokenFileData, sizes: dict[str, Any]) -> TokenWindows:
+    paths = _token_paths(data.path, data.format)
+    opened, tokens_by = _open_files(paths, data.format, data.dtype), set[tuple[str, str]]()
+    for path in paths if data.format == "raw" else ():
+        if (metadata := read_metadata(path)) is not None:
+            _check_metadata(path, metadata, data.dtype, data.end_of_document, sizes["vocab_size"])
+            sha256 = metadata.tokenizer_sha256
+            made_by = f"{metadata.tokenizer} ({sha256[:12]})" if sha256 else metadata.tokenizer
+            tokens_by.add((data.format, made_by))
+        else:
+            tokens_by.add((data.format, ""))
+    whole, by_index = opened.tokens, data.documents == "packed" and data.end_of_document is None
+    if by_index and opened.ends is None:
+        raise InputError(
+            f"{data.path}: data.documents = 'packed', and no index says where documents end",
+            hint="set data.end_of_document, or put the .ds.index files beside the .ds files",
+        )
+    cut = len(whole) - math.ceil(len(whole) * data.held_out_fraction)
     return TokenWindows(
         name=data.path,
-        parts=parts,
-        is_bytes=metadata is not None and metadata.tokenizer == _BYTES,
+        parts={"train": whole.part(0, cut), "held-out": whole.part(cut, len(whole))},
+        is_bytes=tokens_by == {("raw", _BYTES)},
         order=data.order,
         end_of_document=data.end_of_document,
+        ends=opened.ends if by_index else None,
+        tokenizers=frozenset(tokens_by | {(data.format, name) for name in opened.tokenizers}) - {("raw", "")},
         **sizes,
     )

@@ -53,7 +53,7 @@ def windows_at(first: int, count: int, *, size: int, seed: int, split: Split) ->
     return windows[start : start + count]
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)  # 2 MiB; each source of a mixture has its own
 def _block(block: int, size: int, seed: int, split: Split) -> np.ndarray:
     places = np.arange(block * _AT_ONCE, (block + 1) * _AT_ONCE, dtype=np.uint64)
     epochs, indices = np.divmod(places, np.uint64(size))

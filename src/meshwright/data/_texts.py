@@ -1,8 +1,9 @@
 """Find the texts to tokenize, and convert between text and token ids.
 
 A file whose name ends in `.jsonl` or `.ndjson` holds one JSON object per line, each a document; blank lines
-are skipped. Any other file is one document. A piece of work is a whole file, or the lines that begin in a
-byte range of a long one.
+are skipped. A row of a `.parquet` file is a document (`_parquet`). Any other file is one document. A folder
+stands for the files in and below it whose names end in one of these or in `.txt`. A piece of work is a whole
+file, or the lines or the groups of rows that begin in a byte range of a long one.
 
 Token ids are bytes, or come from a `tokenizer.json` through Hugging Face's package `tokenizers`, which is
 imported only then. `_tokenize` and `training` use this.
@@ -22,7 +23,10 @@ import numpy as np
 
 from meshwright.errors import InputError, nearest_name
 
+from ._parquet import PARQUET, parquet_texts
+
 LINES = (".jsonl", ".ndjson")
+_IN_FOLDERS = (*LINES, PARQUET, ".txt")
 PIECE_BYTES = 1 << 24
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
@@ -49,10 +53,8 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
         raise InputError("no text was named", hint="name one file or several")
     pieces: list[Piece] = []
     seen: dict[Path, str] = {}
-    for name in inputs:
+    for name in (each for text in inputs for each in _files_of(text)):
         path = Path(name)
-        if os.path.isdir(name):
-            raise InputError(f"{name} is a folder", hint=f"name its files, as in {name.rstrip('/')}/*.txt")
         if not os.path.isfile(name):
             raise InputError(f"no text {name}", hint="check the path")
         if (real := path.resolve()) in seen:
@@ -61,7 +63,7 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
         num_bytes, modified_ns = path.stat().st_size, path.stat().st_mtime_ns
         if num_bytes == 0:
             raise InputError(f"{name} is empty", hint="leave it out")
-        size = piece_bytes if path.suffix in LINES else num_bytes
+        size = piece_bytes if path.suffix in (*LINES, PARQUET) else num_bytes
         whole = Piece(path=name, num_bytes=num_bytes, modified_ns=modified_ns, start=0, stop=num_bytes)
         pieces += [
             replace(whole, start=start, stop=min(start + size, num_bytes))
@@ -70,12 +72,27 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
     return pieces
 
 
+def _files_of(text: str) -> list[str]:
+    """Return the texts of a folder, sorted by path, or the file itself."""
+    if not os.path.isdir(text):
+        return [text]
+    found = sorted(path for path in Path(text).rglob("*") if path.suffix in _IN_FOLDERS and path.is_file())
+    if not found:
+        raise InputError(
+            f"{text} is a folder without a file that ends in {', '.join(_IN_FOLDERS)}",
+            hint=f"name its files, as in {text.rstrip('/')}/*",
+        )
+    return [str(path) for path in found]
+
+
 def documents_in(piece: Piece, text_key: str) -> Iterator[str]:
     """Yield the documents of a piece, in order."""
     path = Path(piece.path)
     try:
         if path.suffix in LINES:
             yield from _lines(piece, text_key)
+        elif path.suffix == PARQUET:
+            yield from parquet_texts(path, piece.start, piece.stop, text_key)
         else:
             yield _text(path.read_bytes(), piece.path, 0)
     except OSError as refused:

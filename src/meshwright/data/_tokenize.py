@@ -31,8 +31,8 @@ import numpy as np
 from meshwright.children import safe_path
 from meshwright.errors import InputError, MeshwrightError
 
+from ._metadata import SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
 from ._texts import BYTES, PIECE_BYTES, Piece, Tokenizer, documents_in, open_tokenizer, pieces_of
-from ._tokens import SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
 
 _ENCODED_AT_ONCE = 1 << 20  # characters
 
@@ -200,12 +200,13 @@ def tokenize(
     """Write the tokens of texts to a file, and their metadata to a JSON file next to it.
 
     Args:
-        inputs: files; `.jsonl` and `.ndjson` hold a document per line, any other is one document.
+        inputs: files and folders; `.jsonl` and `.ndjson` hold a document per line, `.parquet` one per row,
+            any other file is one document.
         to: the file to write.
         tokenizer: "bytes", or the path of a `tokenizer.json`.
         dtype: uint16, int32 or uint32.
         end_of_document: appended to each document: 256 for bytes; a token or its id for a tokenizer.json.
-        text_key: the key of the text in a line's object.
+        text_key: the key of the text in a line's object, or the name of a Parquet file's column.
         workers: the number of processes. If more than one, each imports your script, whose work must then be
             below `if __name__ == "__main__":`, as for any use of `multiprocessing`.
         on_progress: called with the bytes of text done and the bytes of all texts.
@@ -231,7 +232,7 @@ def tokenize(
         if target.exists():  # killed after the last rename, or the folder is from an older run
             metadata = read_metadata(target)
             shutil.rmtree(folder)
-            if metadata is None or not _matches(metadata, opened, settings, inputs):
+            if metadata is None or not _matches(metadata, opened, settings, pieces):
                 raise _is_there(target)
             return metadata
         paths = [part_path(folder, piece, settings) for piece in pieces]
@@ -284,11 +285,12 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _matches(
-    metadata: TokenFileMetadata, opened: Tokenizer, settings: Settings, inputs: Sequence[str]
+    metadata: TokenFileMetadata, opened: Tokenizer, settings: Settings, pieces: Sequence[Piece]
 ) -> bool:
     made = (metadata.tokenizer, metadata.tokenizer_sha256, metadata.dtype, metadata.end_of_document)
     wanted = (opened.name, opened.sha256, settings.dtype, settings.end_of_document)
-    return made == wanted and [text.path for text in metadata.inputs] == list(inputs)
+    named = list(dict.fromkeys(piece.path for piece in pieces))
+    return made == wanted and [text.path for text in metadata.inputs] == named
 
 
 def _all_parts(

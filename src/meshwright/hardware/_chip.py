@@ -27,6 +27,11 @@ class Link:
     name: str
     bytes_per_second: float
 
+    @property
+    def through_host(self) -> bool:
+        """Whether devices have no peer-to-peer transfers, so that what they send passes the host's memory."""
+        return self.name.endswith("(no P2P)")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

@@ -46,12 +46,16 @@ STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """One change to what was weighed, and its effect; a field that is None or empty changes nothing."""
+    """One change to what was weighed, and its effect; a field that is None or empty changes nothing.
+
+    `is_enough`: the saving is exact, and as large as what is too much.
+    """
 
     effect: str
     fleet: str | None = None
     layout: str | None = None
     overrides: tuple[str, ...] = ()
+    is_enough: bool = False
 
     @property
     def arguments(self) -> str:
@@ -71,9 +75,26 @@ def suggestions(
     room = (memory.usable_bytes or 0) - memory.allowance_bytes
     state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
     activations = tuple(_activation_suggestions(config, layout, fleet))
+    if (waiting := _offload_suggestion(config, fleet, memory)) is not None:
+        if waiting.is_enough:
+            return (waiting, *state, *activations)
+        state += (waiting,)
     # If the state alone does not fit, no change to the activations helps.
     state_first = state_bytes > room or 2 * state_bytes > memory.reserved_bytes
     return state + activations if state_first else activations + state
+
+
+def _offload_suggestion(config: RunConfig, fleet: Fleet, memory: MemoryLedger) -> Suggestion | None:
+    """Suggest that the moments wait in the hosts' memory; None if they do, or if there are none."""
+    moments = memory.by_category.get("optimizer_state", 0)
+    if not moments or config.offload in ("optimizer", "both") or fleet.chip.platform == "cpu":
+        return None
+    lacking = memory.reserved_bytes + memory.allowance_bytes - (memory.usable_bytes or math.inf)
+    is_enough = 0 < lacking <= moments
+    effect = f"moments, {format_bytes(moments)} here, wait in the hosts' memory between steps"
+    effect += "; the rest fits" if is_enough else ""
+    value = "both" if config.offload == "activations" else "optimizer"
+    return Suggestion(overrides=(f"offload={value}",), effect=effect, is_enough=is_enough)
 
 
 def _state_suggestions(

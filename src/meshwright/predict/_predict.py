@@ -29,7 +29,7 @@ from meshwright.units import format_bytes, format_seconds
 
 from ._busy import Busy, busy_of
 from ._prices import Order
-from ._rates import CUDNN, Machine, machine_of, provenance, widths, words_of
+from ._rates import CUDNN, Machine, machine_of, peer_collectives, provenance, runs, widths, words_of
 from ._records import Help, Interval, Prediction, Slice
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
@@ -46,6 +46,7 @@ def interval_of(
     calibration: Calibration | None,
     unpriced: Sequence[str],
     cautions: Iterable[str] = (),
+    peer_seconds: float | None = None,
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
@@ -55,6 +56,8 @@ def interval_of(
     Args:
         unpriced: work that has no rule.
         cautions: doubts about `calibration`, which are added to the reasons.
+        peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
+            lowers the lower end.
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration)
@@ -74,6 +77,12 @@ def interval_of(
             )
     reasons += cautions
     seconds = walked.seconds
+    if peer_seconds is not None and peer_seconds < seconds:
+        low *= peer_seconds / seconds
+        reasons.append(
+            f"{machine.name} has no peer-to-peer transfers, and rates through the host's memory differ by "
+            "host: expected as on a host of L40S, the lower end as with peer-to-peer transfers"
+        )
     interval = Interval(low=seconds * low, expected=seconds, high=seconds * high)
     ends = f"Interval {100 * low - 100:+.0f} to {100 * high - 100:+.0f} %."
     if unbounded := [*_without_source(machine, walked, formats)]:
@@ -112,7 +121,12 @@ def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) ->
     if machine.basis == "roofline":
         yield f"no table of kernels and too few published runs for {machine.name}: {ROOFLINE_RUNS}"
     if formats:
-        yield f"products in {', '.join(formats)}: no published run and no table of kernels has them"
+        words = f"products in {', '.join(formats)}: no published run and no table of kernels has them"
+        peaks = machine.peak_flops_per_second
+        if "fp32" in formats and "bf16" not in peaks and "fp16" in peaks:
+            words += f"; {machine.name} has no bf16 and computes it in fp32, fp16 in its tensor cores: "
+            words += "--set precision=fp16"
+        yield words
     gaps = walked.total.get(LAUNCH, 0.0)
     if gaps > machine.shared.launch_bound_share * walked.seconds:
         share = 100 * gaps / walked.seconds
@@ -147,8 +161,11 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
         )
     if machine.basis == "tables":
         return f"{tables}, {scaled}"
-    if machine.basis == "default":
-        return f"no table for {machine.name}: medians over nine GPUs ({provenance()}), {scaled}"
+    if machine.basis in ("default", "products"):
+        own = f"{machine.name}'s published peaks and bandwidth"
+        if machine.basis == "products":
+            own += f", large products as others measured them ({runs()['products_reached']['source']})"
+        return f"no table for {machine.name}: {own}, medians over nine GPUs ({provenance()}), {scaled}"
     return f"catalog peaks of {machine.name} at the median efficiencies of nine NVIDIA GPUs, {scaled}"
 
 
@@ -188,7 +205,8 @@ def predict(
     hfu = ledger.flops.executed / available if peak else 0.0
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
     unpriced = (*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items()))
-    interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions)
+    peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
+    interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions, peer_seconds)
     tokens = compiled.tokens_per_step
     return Prediction(
         step_seconds=interval,
@@ -251,6 +269,14 @@ def _walked(
         )
     machine = machine_of(fleet, calibration, attention_kernel)
     return machine, walk(machine, executions, compiled.mesh_axes, prices=prices)
+
+
+def _peer_seconds(machine: Machine, executions: Executions, compiled: Compiled) -> float | None:
+    """Return the seconds of a step as if devices had peer-to-peer transfers; None if they need none."""
+    if not machine.through_host:
+        return None
+    rates = replace(machine.rates, collectives=peer_collectives())
+    return walk(replace(machine, rates=rates), executions, compiled.mesh_axes).seconds
 
 
 def _peak(machine: Machine, walked: Walked) -> float:

@@ -136,9 +136,8 @@ Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
 CUDNN = "cudnn"
 """The attention kernel that our own programs call."""
-# The only PCIe system with peer-to-peer transfers in the tables; the L40S sends through the host.
-_PCIE_SYSTEM = "rtx_pro_6000_server"
-_PCIE_SYSTEMS = (_PCIE_SYSTEM, "l40s")
+# The PCIe systems of the tables: one with peer-to-peer transfers, one that sends through the host's memory.
+_PEER_SYSTEM, _HOST_SYSTEM = "rtx_pro_6000_server", "l40s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,24 +259,54 @@ def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
 def rates_of(chip: Chip) -> ChipRates:
     """Return the chip's own coefficients, or the median of each coefficient over the measured chips.
 
-    An unmeasured chip takes the collectives of the PCIe system with peer-to-peer transfers if its own link is
-    PCIe, else medians over the NVLink systems.
+    Where others measured large products on an unmeasured chip, their rate sets the efficiency of products. An
+    unmeasured chip takes the collectives of the PCIe system with peer-to-peer transfers if its own link is
+    PCIe, those of the one that sends through the host if it has no such transfers, else medians over the
+    NVLink systems.
     """
     systems = _systems()
     for names, rates in systems.values():
         if chip.name in names:
             return rates
     measured = [rates for _, rates in systems.values()]
-    pcie = chip.inside is not None and chip.inside.name.startswith("PCIe")
-    linked = [
-        r for name, (_, r) in systems.items() if (name == _PCIE_SYSTEM if pcie else name not in _PCIE_SYSTEMS)
-    ]
+    gemm = _medians(r.gemm for r in measured)
+    if (reached := reached_share(chip)) is not None:
+        efficiency = reached * (1 + gemm["bf16"].k_half / runs()["products_reached"]["k"])
+        gemm["bf16"] = replace(gemm["bf16"], efficiency=efficiency)
     return ChipRates(
-        gemm=_medians(r.gemm for r in measured),
+        gemm=gemm,
         attention=_medians(r.attention for r in measured),
-        collectives={kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives},
+        collectives=_collectives_like(chip),
         measured=False,
     )
+
+
+def _collectives_like(chip: Chip) -> Mapping[str, Mapping[int, CollectiveRate]]:
+    """Return the collectives of the measured systems whose links are like those of an unmeasured chip."""
+    systems = _systems()
+    if sends_through_host(chip):
+        return systems[_HOST_SYSTEM][1].collectives
+    if chip.inside is not None and chip.inside.name.startswith("PCIe"):
+        return peer_collectives()
+    linked = [r for name, (_, r) in systems.items() if name not in (_PEER_SYSTEM, _HOST_SYSTEM)]
+    return {kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives}
+
+
+def sends_through_host(chip: Chip) -> bool:
+    """Return whether a chip has no link to its neighbours but through the host's memory."""
+    return chip.inside is not None and chip.inside.through_host
+
+
+def peer_collectives() -> Mapping[str, Mapping[int, CollectiveRate]]:
+    """Return the collectives of the PCIe system with peer-to-peer transfers."""
+    return _systems()[_PEER_SYSTEM][1].collectives
+
+
+def reached_share(chip: Chip) -> float | None:
+    """Return the share of its 16-bit peak that large products reach where others measured it, else None."""
+    reached = runs()["products_reached"]["flops_per_second"].get(chip.name)
+    peak = chip.peak_flops_per_second.get("bf16", chip.peak_flops_per_second.get("fp16"))
+    return None if reached is None or peak is None else reached / peak
 
 
 def _medians(tables: Iterable[Mapping[Any, Rate]]) -> dict[Any, Rate]:
@@ -413,7 +442,9 @@ class Machine:
     """One device of a fleet and its links. All rates are per device.
 
     `num_sms`: None where no tile or wave quantisation is modelled (TPU, CPU).
-    `basis`: the source of the rates: tables | default | roofline | calibration.
+    `basis`: the source of the rates: tables | products | default | roofline | calibration. For "products",
+    others measured the rate of large products, and the rest is as for "default".
+    `through_host`: collectives pass the host's memory, at a rate that was measured on another chip.
     `inside_bytes_per_second`, `between_bytes_per_second`: None where no figure is known.
     """
 
@@ -436,6 +467,7 @@ class Machine:
     matmul_of_fp32: str  # the format in which a float32 product runs at default precision
     measured_attention: tuple[MeasuredAttention, ...] = ()
     narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
+    through_host: bool = False
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """Return the peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
@@ -493,7 +525,7 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
     reduced = "tf32" if on_cuda else "bf16" if chip.platform == "tpu" else "fp32"
     machine = Machine(
         name=chip.name,
-        basis="tables" if rates.measured else "default" if on_cuda else "roofline",
+        basis=_basis(chip, rates.measured),
         peak_flops_per_second=chip.peak_flops_per_second,
         memory_bytes=chip.memory_bytes,
         memory_bytes_per_second=chip.memory_bytes_per_second,
@@ -509,11 +541,20 @@ def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: 
         gemm_factor=common.factor_without_sustained if sustained is None else 1.0,
         sustained_share=sustained,
         matmul_of_fp32=reduced if reduced in chip.peak_flops_per_second else "fp32",
+        through_host=sends_through_host(chip) and not rates.measured,
     )
     if calibration is None:
         return machine
     # Attention was measured with cuDNN's kernel; another library's kernel has its own rates.
     return _measured(machine, calibration, calibration.attention if attention_kernel == CUDNN else ())
+
+
+def _basis(chip: Chip, is_measured: bool) -> str:
+    if is_measured:
+        return "tables"
+    if chip.platform != "cuda":
+        return "roofline"
+    return "default" if reached_share(chip) is None else "products"
 
 
 def _measured(
@@ -531,6 +572,7 @@ def _measured(
     if calibration.collectives:
         link = link or max(m.bytes_per_second for m in calibration.collectives)
         rates = with_collectives(rates, calibration, link)
+        machine = replace(machine, through_host=False)
     return replace(
         machine,
         memory_bytes_per_second=calibration.memory_bytes_per_second,

@@ -198,7 +198,9 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
     memory, findings, pairs = facts.ledger.memory, facts.ledger.findings, list[tuple[str, str]]()
     if memory.fits is False:
         # Arguments are on a line of their own, so that they can be copied.
-        words = f"\nSmaller with {facts.suggestions[0].arguments}" if facts.suggestions else ""
+        first = facts.suggestions[0] if facts.suggestions else None
+        verb = "Fits" if first is not None and first.is_enough else "Smaller"
+        words = "" if first is None else f"\n{verb} with {first.arguments}"
         words += "; --verbose has other changes" if len(facts.suggestions) > 1 else ""
         pairs.append(("memory", f"most of it is {largest_words(memory)}{words}"))
     if without_rule := unpriced(facts):

@@ -27,7 +27,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import IdxData, InstructionData, RunConfig, TokenFileData
+from ..config import IdxData, InstructionData, MixtureData, RunConfig, TokenFileData
 from ..models import (
     Context,
     Model,
@@ -341,7 +341,7 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
         if isinstance(config.data, InstructionData):
             return {"tokens": tokens, "segments": tokens, "answers": tokens}
-        packed = isinstance(config.data, TokenFileData) and config.data.documents == "packed"
+        packed = isinstance(config.data, TokenFileData | MixtureData) and config.data.documents == "packed"
         return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
     if model.takes == "images":
         images = {"images": array(jnp.float32, *model.sizes.input_shape), "labels": array(jnp.int32)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..config import Layout, RunConfig
+from ..data import SourceEpochs
 from ..hardware import Fleet
 from ..reconciliation import Percentiles
 from ._run_folder import RunFolder
@@ -55,7 +56,10 @@ class PhaseClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Report that the devices are ready and the data is open; compilation begins next."""
+    """Report that the devices are ready and the data is open; compilation begins next.
+
+    `sources`: what the run will read of each source of tokens; empty for other data.
+    """
 
     name: str
     num_parameters: int
@@ -63,6 +67,7 @@ class Started:
     num_devices: int
     steps: int
     folder: Path
+    sources: tuple[SourceEpochs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

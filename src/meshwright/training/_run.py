@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
 from ..config import Layout, RunConfig
-from ..data import Dataset, ImageFiles, RandomTokens, TokenWindows, open_data
+from ..data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows, open_data
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
 from ..sharding import mesh_of
@@ -58,7 +58,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         random.seed(config.seed)
         np.random.seed(config.seed)
         dataset = open_data(config)
-        request.on_event(_started(request))
+        request.on_event(_started(request, dataset))
         mesh = mesh_of(request.layout.axes, request.devices)
         with phases.of("compile"):
             programs = compile_programs(config, mesh, platform)
@@ -100,7 +100,7 @@ def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices
         check_match(newest, build_step(config, mesh_of(layout.axes, devices)).state)
 
 
-def _started(request: RunRequest) -> Started:
+def _started(request: RunRequest, dataset: Dataset) -> Started:
     return Started(
         name=request.config.name,
         num_parameters=request.config.model.num_parameters,
@@ -108,6 +108,7 @@ def _started(request: RunRequest) -> Started:
         num_devices=len(request.devices),
         steps=request.steps,
         folder=request.folder.path,
+        sources=dataset.epochs(request.steps) if isinstance(dataset, TokenWindows | MixedWindows) else (),
     )
 
 
@@ -153,7 +154,7 @@ def _ended(
         "xla_flops": programs.no_xla_flops,
         "argument_bytes_per_device": "" if recorder.argument_bytes else "no step was run",
     }
-    has_tokens = isinstance(dataset, RandomTokens | TokenWindows)
+    has_tokens = isinstance(dataset, RandomTokens | TokenWindows | MixedWindows)
     measurement = Measurement(
         steps=loop.step,
         signal="" if loop.signal is None else signal.Signals(loop.signal).name,

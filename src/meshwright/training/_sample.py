@@ -19,8 +19,16 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from ..checkpoint import Rejected, checkpoint_of, restore
-from ..config import InstructionData, Layout, RunConfig, StdlibData, TokenFileData, TransformerModel
-from ..data import Dataset, Tokenizer, TokenWindows, open_tokenizer, read_metadata
+from ..config import (
+    InstructionData,
+    Layout,
+    MixtureData,
+    RunConfig,
+    StdlibData,
+    TokenFileData,
+    TransformerModel,
+)
+from ..data import Dataset, MixedWindows, Tokenizer, TokenWindows, open_tokenizer, read_metadata
 from ..errors import InputError
 from ..hardware import Fleet
 from ..models import Context, model_of
@@ -94,7 +102,7 @@ def sample_of(config: RunConfig, mesh: Mesh, parameters: dict[str, Any], data: D
 
     Only the run's seed decides the draw. None if the tokens are not bytes, or the mesh has several devices.
     """
-    if not isinstance(data, TokenWindows) or not data.is_bytes or mesh.size > 1:
+    if not isinstance(data, TokenWindows | MixedWindows) or not data.is_bytes or mesh.size > 1:
         return None
     length = min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))
     prompt = data.batch(0, "held-out")["tokens"][0][:length]
@@ -194,7 +202,7 @@ def _tokenizer(config: RunConfig, name: str | None) -> Tokenizer:
     data = config.data
     if name is None and isinstance(data, InstructionData):
         name = data.tokenizer if data.tokenizer == "bytes" else str(Path(data.tokenizer, "tokenizer.json"))
-    path = Path(data.path) if isinstance(data, TokenFileData) else None
+    path = Path(data.path) if isinstance(data, TokenFileData | MixtureData) else None
     metadata = None if path is None else read_metadata(path)
     if name is not None:
         tokenizer = open_tokenizer(name)

@@ -1,0 +1,129 @@
+"""Read the Python standard library's sources, and distinguish a run's data from other data.
+
+The sources are read as bytes: real text that exists on almost every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshwright.config import IdxData, InstructionData, MixtureData, RunConfig, StdlibData, TokenFileData
+from meshwright.errors import InputError
+
+from ._formats import read_paths, token_paths
+from ._images import idx_files
+from ._mixture import read_mixture
+from ._order import Split
+
+# Third-party packages, and tests: these are long and repetitive, and not installed everywhere.
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+@functools.cache
+def stdlib_parts(held_out_fraction: float) -> dict[Split, np.ndarray]:
+    """Return the standard library's sources without tests as uint8, in order of paths, split by whole files.
+
+    Every n-th file is held out, n = round(1 / `held_out_fraction`). The text is that of the running
+    interpreter, so it differs between Python releases.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    paths = sorted(path.as_posix() for path in relative if _LEFT_OUT.isdisjoint(path.parts))
+    every = round(1 / held_out_fraction)
+    if len(paths) < every:
+        raise InputError(
+            f"{folder} has {len(paths)} Python sources, and data.held_out_fraction = {held_out_fraction} "
+            f"needs at least {every}",
+            hint='use a Python with its sources on disk, or data.source = "tokens" with a file of your own',
+        )
+    files = [(folder / path).read_bytes() for path in paths]
+    held_out = files[every - 1 :: every]
+    del files[every - 1 :: every]
+    whole: dict[Split, list[bytes]] = {"train": files, "held-out": held_out}
+    # Arrays of bytes are read-only, as cached arrays must be.
+    return {split: np.frombuffer(b"".join(texts), np.uint8) for split, texts in whole.items()}
+
+
+BLOCK_BYTES = 1 << 20
+NUM_BLOCKS = 64  # identifies a file of any size in about 0.1 s
+_LEAST_BLOCKS = 2  # of each file, if there are many: the first and the last
+
+
+def data_identity(config: RunConfig) -> dict[str, Any] | None:
+    """Return a fingerprint of a run's data as JSON: `name`, `num_bytes`, `hashed` and `sha256`.
+
+    Data of at most 64 MiB is hashed whole. From a longer file, 64 blocks of 1 MiB are hashed, spread evenly
+    from the first byte to the last; several files share these blocks, but each has two. This detects a file
+    that was replaced, cut or made again, but not a change between the blocks. `hashed` says which of the two
+    was done. A mixture is identified by its own file too, and so by its weights. Python's sources are hashed
+    whole. The result is None if the data comes from the seed.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    data = config.data
+    if isinstance(data, TokenFileData):
+        return _identity(data.path, _read_by(data))
+    if isinstance(data, InstructionData):
+        return _identity(data.path, [Path(data.path)])
+    if isinstance(data, MixtureData):
+        files = [path for source in read_mixture(data) for path in _read_by(source.data)]
+        return _identity(data.path, [Path(data.path), *files])
+    if isinstance(data, IdxData):
+        return _identity(data.folder, idx_files(Path(data.folder)))
+    if isinstance(data, StdlibData):
+        parts = stdlib_parts(data.held_out_fraction).values()
+        digest = hashlib.sha256(b"".join(hashlib.sha256(part.data).digest() for part in parts))
+        return {
+            "name": "Python's standard library",
+            "num_bytes": sum(part.nbytes for part in parts),
+            "hashed": "whole",
+            "sha256": digest.hexdigest(),
+        }
+    return None
+
+
+def _read_by(data: TokenFileData) -> list[Path]:
+    return read_paths(token_paths(data.path, data.format), data.format)
+
+
+def _identity(name: str, paths: list[Path]) -> dict[str, Any]:
+    digest, total, is_whole = hashlib.sha256(), 0, True
+    most = max(NUM_BLOCKS // len(paths), _LEAST_BLOCKS)
+    try:
+        sizes = [path.stat().st_size for path in paths]
+        if sum(sizes) <= BLOCK_BYTES * NUM_BLOCKS:
+            most = NUM_BLOCKS
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                total += size
+                starts = range(0, size, BLOCK_BYTES)
+                if len(starts) > most:
+                    is_whole, last = False, size - BLOCK_BYTES
+                    starts = [last * number // (most - 1) for number in range(most)]
+                for start in starts:
+                    digest.update(os.pread(file.fileno(), BLOCK_BYTES, start))
+    except OSError as refused:
+        raise InputError(
+            f"cannot read {refused.filename}: {refused.strerror}",
+            hint="name a file that is there and may be read",
+        ) from refused
+    hashed = "whole" if is_whole else f"{most} blocks of {BLOCK_BYTES} bytes"
+    return {"name": name, "num_bytes": total, "hashed": hashed, "sha256": digest.hexdigest()}
+
+
+def identity_difference(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """Describe how one identity of data differs from another; empty if it does not."""
+    if was["num_bytes"] != now["num_bytes"]:
+        return f"it has {now['num_bytes']} bytes, and had {was['num_bytes']}"
+    # Hashes of different extents cannot be compared.
+    same = was["hashed"] != now["hashed"] or was["sha256"] == now["sha256"]
+    return "" if same else f"its {now['num_bytes']} bytes are as many as before, and not the same"

@@ -1,0 +1,223 @@
+"""Mix several sources of tokens by weight, in an order that is computed and not stored.
+
+The sequences of a run come in cycles of 65,536. In each cycle a source has a fixed number of places, its
+share rounded to a whole number of them, and the cycle's places are permuted (`_order`). So any step is found
+in the same time, the shares are exact after each cycle, and nothing depends on the number of processes. The
+k-th place of a source takes the k-th window of that source's own order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from meshwright.config import MixtureData, TokenFileData
+from meshwright.errors import InputError, nearest_name
+
+from ._order import ALL, Rows, Split, windows_at
+from ._texts import BYTES
+from ._tokens import SourceEpochs, TokenWindows, entropy_nats
+
+CYCLE = 1 << 16
+_KEYS = ("path", "weight", "format", "dtype")
+_EXAMPLE = 'write [[source]] with path = "web.bin", dtype = "uint16" and weight = 0.7, once for each source'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedSource:
+    """A source of a mixture as its file lists it, with the mixture's own settings in `data`."""
+
+    data: TokenFileData
+    weight: float
+
+
+def read_mixture(mixture: MixtureData) -> tuple[WeightedSource, ...]:
+    """Read the sources that a mixture's file lists; their paths are relative to that file.
+
+    Raises:
+        InputError: the file cannot be read, or a source is not described as it must be.
+    """
+    path = Path(mixture.path)
+    try:
+        tree = tomllib.loads(path.read_text("utf-8"))
+    except OSError as refused:
+        raise InputError(
+            f"data.path: cannot read the mixture {path}: {refused.strerror}",
+            hint=f"make the file: {_EXAMPLE}",
+        ) from refused
+    except (ValueError, RecursionError) as wrong:
+        raise InputError(f"{path} is not TOML: {wrong}", hint="correct the line that it names") from wrong
+    sources = tree.pop("source", None)
+    if tree or not isinstance(sources, list) or not sources:
+        known = ", ".join(tree) or "nothing"
+        raise InputError(f"{path} is no mixture: it holds {known} beside its sources", hint=_EXAMPLE)
+    listed = tuple(_source(f"{path}: source {n}", each, mixture) for n, each in enumerate(sources, 1))
+    named = [each.data.path for each in listed]
+    for name in named:
+        if named.count(name) > 1:
+            raise InputError(
+                f"{path}: {name} is named twice", hint="name it once, with the sum of the weights"
+            )
+    return listed
+
+
+def _source(where: str, table: Any, mixture: MixtureData) -> WeightedSource:
+    if not isinstance(table, dict):
+        raise InputError(f"{where} is no table", hint=_EXAMPLE)
+    for key in table:
+        if key not in _KEYS:
+            raise InputError(f"{where}: {key} is not a key of a source", hint=nearest_name(key, _KEYS))
+    weight, path = table.get("weight"), table.get("path")
+    if not isinstance(weight, int | float) or weight is True or not 0 < weight < math.inf:
+        what = "weight is missing" if weight is None else f"weight = {weight!r} is no number above 0"
+        raise InputError(f"{where}: {what}", hint="give a share, as in weight = 0.3, or leave the source out")
+    if not isinstance(path, str) or not path:
+        raise InputError(f"{where}: path is missing", hint='name a file or a folder, as in path = "web.bin"')
+    chosen = {key: table[key] for key in ("format", "dtype") if key in table}
+    shared = mixture.model_dump(include={"held_out_fraction", "order", "documents", "end_of_document"})
+    there = str((Path(mixture.path).parent / path).resolve())
+    try:
+        data = TokenFileData.model_validate({"source": "tokens", "path": there, **shared, **chosen})
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False)[0]
+        words = " ".join([*map(str, first["loc"]), first["msg"]])
+        raise InputError(f"{where}: {words}", hint="correct this source's table") from wrong
+    return WeightedSource(data=data, weight=float(weight))
+
+
+def cycle_counts(name: str, weights: Sequence[float]) -> tuple[int, ...]:
+    """Return how many of a cycle's sequences each source has; they sum to `CYCLE`.
+
+    Raises:
+        InputError: a source would have none.
+    """
+    exact = [weight / sum(weights) * CYCLE for weight in weights]
+    counts = [math.floor(each) for each in exact]
+    by_rest = sorted(range(len(exact)), key=lambda each: (counts[each] - exact[each], each))
+    for each in by_rest[: CYCLE - sum(counts)]:
+        counts[each] += 1
+    if 0 in counts:
+        number = counts.index(0)
+        raise InputError(
+            f"{name}: source {number + 1} has weight {weights[number]:g} of {sum(weights):g}, less than one "
+            f"sequence of {CYCLE}",
+            hint="raise its weight, or leave it out",
+        )
+    return tuple(counts)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Return the seed of a source's own order; that of the first is the run's."""
+    return seed + (number << 32)
+
+
+def check_tokenizers(sources: Sequence[TokenWindows]) -> None:
+    """Raise if two files are known to be of different tokenizers.
+
+    Names of tokenizers are compared within one format only: elsewhere the same one may have another name.
+    """
+    known = [(source.name, kind, tokenizer) for source in sources for kind, tokenizer in source.tokenizers]
+    for place, (name, kind, tokenizer) in enumerate(known):
+        for other_name, other_kind, other in known[:place]:
+            comparable = kind == other_kind or BYTES in (tokenizer, other)
+            if comparable and tokenizer != other:
+                raise InputError(
+                    f"tokens of different vocabularies: {other_name} is of {other}, "
+                    f"and {name} of {tokenizer}",
+                    hint="tokenize all texts with one tokenizer",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedWindows:
+    """Windows of several sources; `counts`: how many of each `CYCLE` sequences a source has."""
+
+    sources: tuple[TokenWindows, ...]
+    counts: tuple[int, ...]
+    seed: int
+    sequences: int
+
+    @property
+    def is_bytes(self) -> bool:
+        """True if all tokens are the bytes of UTF-8 text."""
+        return all(source.is_bytes for source in self.sources)
+
+    def batch(self, step: int, split: Split, rows: Rows = ALL) -> dict[str, np.ndarray]:
+        """Return what `TokenWindows.batch` returns, each row from one of the sources; raises as that does."""
+        which, places = self._places(step * self.sequences, self.sequences, split)
+        starts, chosen = np.empty(self.sequences, np.int64), np.arange(self.sequences)[rows]
+        parts: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
+        for number, source in enumerate(self.sources):
+            if not (of_batch := np.flatnonzero(which == number)).size:
+                continue
+            starts[of_batch] = source.starts(step, split, of_batch, int(places[of_batch[0]]))
+            if (mine := np.flatnonzero(which[chosen] == number)).size:
+                parts.append((mine, source.windows(split, starts[chosen[mine]])))
+        length = self.sources[0].sequence_length + 1
+        names = parts[0][1] if parts else {}
+        batch = {name: np.empty((len(chosen), length), np.int32) for name in names}
+        for mine, part in parts:
+            for name, values in part.items():
+                batch[name][mine] = values
+        return batch
+
+    def _places(self, first: int, count: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source of each sequence from `first` on, and its place among all of that source."""
+        which, places = np.empty(count, np.int64), np.empty(count, np.int64)
+        for cycle, begin, stop in _cycles(first, count):
+            sources, ranks = _cycle(cycle, self.counts, self.seed, split)
+            here = slice(max(first, cycle * CYCLE) - first, min(first + count, (cycle + 1) * CYCLE) - first)
+            which[here] = sources[begin:stop]
+            places[here] = cycle * np.array(self.counts)[sources[begin:stop]] + ranks[begin:stop]
+        return which, places
+
+    def epochs(self, steps: int) -> tuple[SourceEpochs, ...]:
+        """Return what a run of `steps` reads of each source."""
+        num_sequences = steps * self.sequences
+        cycles, rest = divmod(num_sequences, CYCLE)
+        last = np.bincount(
+            _cycle(cycles, self.counts, self.seed, "train")[0][:rest], minlength=len(self.counts)
+        )
+        read = [cycles * count + more for count, more in zip(self.counts, last.tolist(), strict=True)]
+        shares = [count / CYCLE for count in self.counts]
+        return tuple(
+            source.epochs_of(count, share)
+            for source, count, share in zip(self.sources, read, shares, strict=True)
+        )
+
+    def unigram_entropy_nats(self, split: Split) -> float:
+        """Return the entropy of single tokens of the mixture in nats per token; reads each split whole."""
+        weighted = zip(self.sources, self.counts, strict=True)
+        shares = [source.unigram_shares(split) * (count / CYCLE) for source, count in weighted]
+        return entropy_nats(np.sum(shares, axis=0))
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of byte tokens, or else the ids."""
+        return next((source for source in self.sources if not source.is_bytes), self.sources[0]).decode(
+            tokens
+        )
+
+
+def _cycles(first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each cycle that `count` sequences from `first` touch, with the range within it."""
+    for cycle in range(first // CYCLE, (first + count - 1) // CYCLE + 1):
+        yield cycle, max(first - cycle * CYCLE, 0), min(first + count - cycle * CYCLE, CYCLE)
+
+
+@functools.lru_cache(maxsize=4)
+def _cycle(cycle: int, counts: tuple[int, ...], seed: int, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """Return the source of each place of a cycle, and its rank among that source's places in the cycle."""
+    permuted = windows_at(cycle * CYCLE, CYCLE, size=CYCLE, seed=seed + (1 << 62), split=split)
+    sources = np.searchsorted(np.cumsum(counts), permuted, side="right")
+    ranks = np.empty(CYCLE, np.int64)
+    for number, count in enumerate(counts):
+        ranks[sources == number] = np.arange(count)
+    return sources, ranks
