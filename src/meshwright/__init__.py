@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api._explain import explain as explain
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
+    from .api._script import weigh_script as weigh_script
     from .api._sweep import sweep as sweep
     from .api._train import reconcile as reconcile
     from .api._train import train as train

@@ -228,29 +228,54 @@ def _weigh_live(
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
     lowered = lowered_call(step, args, kwargs, platform)
-    alone = lowered.num_devices == 1 and fleet.num_devices > 1
-    if not alone and lowered.num_devices != fleet.num_devices:
-        raise InputError(
-            f"the arguments lie on a mesh of {lowered.num_devices} devices, and {fleet.name} has "
-            f"{fleet.num_devices}",
-            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
-        )
-    whole = fleet
-    if alone:
-        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
-    mesh = Layout(axes=lowered.mesh_axes or (("data", 1),))
     function = getattr(step, "__qualname__", None) or type(step).__name__
     name = f"{getattr(step, '__module__', None) or 'program'}:{function}"
+    return weigh_lowered(
+        name,
+        fleet,
+        num_devices=lowered.num_devices,
+        mesh_axes=lowered.mesh_axes,
+        digest=lowered.digest,
+        files=lowered.files(),
+        simulate=simulate,
+        on_event=on_event,
+    )
+
+
+def weigh_lowered(
+    name: str,
+    fleet: Fleet,
+    *,
+    num_devices: int,
+    mesh_axes: Sequence[tuple[str, int]],
+    digest: str,
+    files: Mapping[str, str],
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    says: Sequence[str] = (),
+) -> Weighing:
+    """Weigh a program that is lowered already. `says`: assumptions to list with it.
+
+    Raises:
+        InputError: its mesh has another number of devices than the fleet.
+    """
+    alone = num_devices == 1 and fleet.num_devices > 1
+    if not alone and num_devices != fleet.num_devices:
+        raise InputError(
+            f"the arguments lie on a mesh of {num_devices} devices, and {fleet.name} has {fleet.num_devices}",
+            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
+        )
+    if alone:
+        says = (*says, f"one device of {fleet.name} works: no argument is sharded over a mesh")
+        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
+    mesh = Layout(axes=tuple(mesh_axes) or (("data", 1),))
     request = request_of(name, fleet, mesh, simulate)
-    request = dataclasses.replace(request, function=None, search_path=(), digest=lowered.digest)
+    request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
     compiled, folder, cached = compile_program(
-        request, files=lowered.files(), on_phase=lambda name: on_event(Phase(name=name))
+        request, files=files, on_phase=lambda name: on_event(Phase(name=name))
     )
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
-    if not alone:
-        return made
-    says = f"one device of {whole.name} works: no argument is sharded over a mesh"
-    ledger = dataclasses.replace(made.ledger, assumptions=(says, *made.ledger.assumptions))
+    ledger = dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions))
     return dataclasses.replace(made, ledger=ledger)
 
 

@@ -35,3 +35,7 @@ from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
 from ._run import declared_by as declared_by
 from ._run import warm_workers as warm_workers
+from ._scripts import Candidate as Candidate
+from ._scripts import ScriptAnswer as ScriptAnswer
+from ._scripts import ScriptRequest as ScriptRequest
+from ._scripts import run_script as run_script

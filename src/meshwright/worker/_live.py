@@ -83,12 +83,17 @@ def lowered_call(
     """
     try:
         traced, names = _traced(step, args, kwargs)
-        lowered = traced.lower(lowering_platforms=(platform,))
+        return lowered_text(traced, names, platform)
     except Exception as failed:
         raise InputError(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
             hint="call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct",
         ) from failed
+
+
+def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredText:
+    """Return a traced call lowered for a platform. `names`: the paths of its arrays, in their order."""
+    lowered = traced.lower(lowering_platforms=(platform,))
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
     kept = sorted(facts["kept_var_idx"])
