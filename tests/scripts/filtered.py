@@ -33,9 +33,12 @@ def make_step(network, state, rows, labels):
 
 numbers = np.random.default_rng(0)
 total = 0.0
-for step in range(50):
+for _ in range(50):
     rows, labels = eqx.filter_shard(
-        (jnp.asarray(numbers.normal(size=(ROWS, WIDTH)), jnp.float32), jnp.asarray(numbers.integers(0, 8, ROWS))),
+        (
+            jnp.asarray(numbers.normal(size=(ROWS, WIDTH)), jnp.float32),
+            jnp.asarray(numbers.integers(0, 8, ROWS)),
+        ),
         split,
     )
     network, state, value = make_step(network, state, rows, labels)

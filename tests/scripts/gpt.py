@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 out_dir = sys.argv[1]
 eval_interval, eval_iters, log_interval, max_iters = 200, 5, 10, 600
-batch_size, block_size, vocab_size, n_layer, n_head, n_embd = 32, 128, 512, 2, 4, 128
+batch_size, block_size, vocab_size, n_layer, n_head, n_embd = 128, 128, 512, 2, 4, 128
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
 everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))

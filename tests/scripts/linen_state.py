@@ -52,7 +52,7 @@ def train_step(state, rows):
 
 batch = NamedSharding(mesh, PartitionSpec("fsdp"))
 train_step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
-for step in range(20):
+for _ in range(20):
     key, fresh = jax.random.split(key)
     rows = jax.device_put(jax.random.normal(fresh, (ROWS, WIDTH)), batch)
     state, metrics = train_step(state, rows)

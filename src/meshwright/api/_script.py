@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..compiler import Candidate, ScriptRequest, run_script
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing, ignore
 from ..units import format_rate
-from ._weigh import fleet_of, request_of, weigh_lowered
+from ._weigh import named_fleet, request_of, totals_of, weigh_lowered
 
 PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 MOST_LISTED = 5
@@ -28,6 +28,9 @@ def weigh_script(
     on: str | Fleet,
     all_calls: bool = False,
     simulate: bool = False,
+    tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> tuple[Weighing, ...]:
     """Run a script with `jax.devices()` answering as the fleet and arrays held as shapes; weigh its step.
@@ -40,6 +43,7 @@ def weigh_script(
         on: the fleet, as for `weigh`.
         all_calls: weigh each jitted call with matrix products, not only that one.
         simulate: let the CPU's compiler partition the program for the fleet; the script sees CPU devices.
+        tokens, tokens_per_step, price_per_device_hour: as for `weigh`; they are told of each call.
         on_event: called with each `Phase`.
 
     Returns:
@@ -51,25 +55,19 @@ def weigh_script(
         CompileError: the compiler failed; the error quotes its message.
     """
     script = _script_of(command)
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    name = " ".join(script)
+    fleet = named_fleet(on, price_per_device_hour)
+    known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
+    request = _request(name, fleet, simulate, command=script, all_calls=all_calls)
     on_event(Phase(name="running the script"))
-    target = request_of(" ".join(script), fleet, Layout(axes=(("data", fleet.num_devices),)), simulate)
-    answer, texts = run_script(
-        ScriptRequest(
-            command=script,
-            platform=target.platform,
-            topology=target.topology,
-            num_devices=fleet.num_devices,
-            all_calls=all_calls,
-        )
-    )
+    answer, texts = run_script(request)
     weighed = [(call, files) for call, files in zip(answer.candidates, texts, strict=True) if call.files]
     made: list[Weighing] = []
     for call, files in weighed:
         others = [each for each in answer.candidates if each is not call]
         made.append(
             weigh_lowered(
-                f"{' '.join(script)}:{call.name}",
+                f"{name}:{call.name}",
                 fleet,
                 num_devices=call.num_devices,
                 mesh_axes=call.mesh_axes,
@@ -78,9 +76,58 @@ def weigh_script(
                 simulate=simulate,
                 on_event=on_event,
                 says=(*answer.notes, *_others(call, others)),
+                **known,
             )
         )
     return tuple(made)
+
+
+def weigh_function(
+    name: str,
+    fleet: Fleet,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: Mapping[str, int | None],
+) -> Weighing:
+    """Weigh the step that a function without a mesh returns. `name`: "module:function".
+
+    It is called as a script runs: `jax.devices()` answers as the fleet, and arrays are shapes. `known`: its
+    tokens per step and number of steps.
+    """
+    on_event(Phase(name="tracing"))
+    answer, (files,) = run_script(_request(name, fleet, simulate, function=name))
+    (step,) = answer.candidates
+    return weigh_lowered(
+        name,
+        fleet,
+        num_devices=step.num_devices,
+        mesh_axes=step.mesh_axes,
+        digest=step.digest,
+        files=files,
+        simulate=simulate,
+        on_event=on_event,
+        **known,
+    )
+
+
+def _request(
+    name: str,
+    fleet: Fleet,
+    simulate: bool,
+    *,
+    command: tuple[str, ...] = (),
+    function: str = "",
+    all_calls: bool = False,
+) -> ScriptRequest:
+    target = request_of(name, fleet, Layout(axes=(("data", fleet.num_devices),)), simulate)
+    return ScriptRequest(
+        command=command,
+        function=function,
+        platform=target.platform,
+        topology=target.topology,
+        num_devices=fleet.num_devices,
+        all_calls=all_calls,
+    )
 
 
 def _script_of(command: Sequence[str]) -> tuple[str, ...]:
@@ -98,8 +145,8 @@ def _script_of(command: Sequence[str]) -> tuple[str, ...]:
     if not words or not words[0].endswith(".py"):
         raise InputError(
             f"{shown!r} runs no Python script",
-            hint="meshwright weigh --on 8xH100 -- python train.py ARGS; options of python itself are not taken, "
-            "nor a launcher: the script sees the whole fleet as process 0",
+            hint="meshwright weigh --on 8xH100 -- python train.py ARGS; without options of python, and "
+            "without a launcher: the script sees the whole fleet as process 0",
         )
     if not Path(words[0]).is_file():
         raise InputError(f"no file {words[0]}", hint=f"it is looked up in {os.getcwd()}")
@@ -117,9 +164,8 @@ def _others(call: Candidate, others: Sequence[Candidate]) -> tuple[str, ...]:
     ]
     if len(others) > MOST_LISTED:
         listed.append(f"{len(others) - MOST_LISTED} more")
-    return (
-        f"the step is {call.name}, called at {call.place}; also jitted: {'; '.join(listed)} (--all weighs each)",
-    )
+    rest = "; ".join(listed)
+    return (f"the step is {call.name}, called at {call.place}; also jitted: {rest} (--all weighs each)",)
 
 
 def _times(count: int) -> str:

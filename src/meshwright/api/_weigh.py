@@ -19,6 +19,7 @@ from ..compiler import (
     TARGET_COMPILER,
     Compiled,
     Request,
+    TakesNoMesh,
     compile_program,
     is_compiled,
     requested_options,
@@ -42,6 +43,7 @@ from ..planning import settings_words
 from ..predict import Prediction, checked_price, predict, steps_for
 from ..results import KnownPlan, Phase, Weighing, calibration_for, ignore
 from ..torch_account import Account, account_torch, is_torch_module
+from ..units import parse_count
 from ._known_plans import plan_command, remembered
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def weigh(
     overrides: Overrides = (),
     simulate: bool = False,
     tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
     price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing: ...
@@ -75,6 +78,9 @@ def weigh(
     kwargs: Mapping[str, Any] | None = None,
     on: str | Fleet,
     simulate: bool = False,
+    tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing: ...
 
@@ -99,6 +105,7 @@ def weigh(
     overrides: Overrides = (),
     simulate: bool = False,
     tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
     price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
     args: Sequence[Any] | None = None,
@@ -110,14 +117,16 @@ def weigh(
     """Compile a training step for a fleet and account for it, or account for a PyTorch module on one device.
 
     Args:
-        config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", a function of
-            JAX (plain, jitted, a method, a partial, or jitted by Flax NNX or Equinox), or a PyTorch module.
+        config: a preset, a TOML file, a run's folder, a `RunConfig`; "package.module:function" (or
+            "train.py:function", "module:Class.method"), which returns (step, args); a function of JAX (plain,
+            jitted, a method, a partial, or jitted by Flax NNX or Equinox); or a PyTorch module.
         on: the fleet in the syntax of `Fleet.parse`: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own if not given.
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         tokens: the tokens of the whole run, 15e9 or "15B"; those of the config's `steps` if not given.
+        tokens_per_step: tokens, or samples, in a step of a program that is no configuration, 524288 or "2M".
         price_per_device_hour: in your currency; the fleet's own if not given.
         on_event: called with each `Phase` of the weighing as it begins.
         args, kwargs: the arguments of a function: arrays or `jax.ShapeDtypeStruct`, on a mesh of your own or
@@ -144,7 +153,8 @@ def weigh(
             "overrides": overrides or None,
             "simulate": simulate or None,
         }
-        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+        for_configs |= {"tokens": tokens, "tokens_per_step": tokens_per_step}
+        for_configs |= {"price_per_device_hour": price_per_device_hour}
         _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
@@ -156,25 +166,20 @@ def weigh(
                 hint="give a preset, a TOML file, a RunConfig, a function with args=..., "
                 "'package.module:function' or a PyTorch module",
             )
-        for_others = {"layout": layout, "overrides": overrides or None, "tokens": tokens}
-        for_others |= {"price_per_device_hour": price_per_device_hour}
-        _refuse("a function", for_others)
+        _refuse("a function", {"layout": layout, "overrides": overrides or None})
         _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
-        return _weigh_live(config, args or (), kwargs or {}, on, simulate=simulate, on_event=on_event)
-    _refuse("a config", for_torch)
-    if on is None:
-        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
-    if price_per_device_hour is not None:
-        fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(price_per_device_hour))
+    else:
+        _refuse("a config", for_torch)
+    fleet = named_fleet(on, price_per_device_hour)
+    if not isinstance(config, str | RunConfig):
+        name = getattr(config, "__qualname__", None) or type(config).__name__
+        known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
+        return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
     run = config_of_run(config, overrides, layout)
     if run is None:
-        _refuse_totals(config, tokens, price_per_device_hour)
-        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-        knobs = knobs_of(overrides)
-        return weigh_resolved(
-            config, fleet, mesh, simulate=simulate, num_steps=None, knobs=knobs, on_event=on_event
-        )
+        known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
+        return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known)
+    _refuse("a config", {"tokens_per_step": tokens_per_step})
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
@@ -210,21 +215,40 @@ def _on_fleet(run: RunConfig, overrides: Overrides, fleet: Fleet) -> tuple[RunCo
     return config, fleet, layout
 
 
+def _weigh_named(
+    name: str,
+    fleet: Fleet,
+    layout: str | None,
+    overrides: Overrides,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: Mapping[str, int | None],
+) -> Weighing:
+    """Weigh the step that a function returns, which is called by its name in another process."""
+    mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
+    how = {"simulate": simulate, "knobs": knobs_of(overrides), "on_event": on_event}
+    try:
+        return weigh_resolved(name, fleet, mesh, **how, **known)
+    except TakesNoMesh:
+        if layout is not None or overrides:
+            raise
+    from ._script import weigh_function  # which weighs with what is defined here
+
+    return weigh_function(name, fleet, simulate, on_event, known)
+
+
 def _weigh_live(
     step: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    on: str | Fleet | None,
-    *,
+    fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
+    known: Mapping[str, int | None],
 ) -> Weighing:
     """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
     from ..worker import lowered_call  # imports jax, as the caller has
 
-    if on is None:
-        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
     lowered = lowered_call(step, args, kwargs, platform)
@@ -239,6 +263,7 @@ def _weigh_live(
         files=lowered.files(),
         simulate=simulate,
         on_event=on_event,
+        **known,
     )
 
 
@@ -252,6 +277,8 @@ def weigh_lowered(
     files: Mapping[str, str],
     simulate: bool,
     on_event: Callable[[Phase], None],
+    tokens_per_step: int | None,
+    num_steps: int | None,
     says: Sequence[str] = (),
 ) -> Weighing:
     """Weigh a program that is lowered already. `says`: assumptions to list with it.
@@ -274,9 +301,10 @@ def weigh_lowered(
     compiled, folder, cached = compile_program(
         request, files=files, on_phase=lambda name: on_event(Phase(name=name))
     )
+    compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
     ledger = dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions))
-    return dataclasses.replace(made, ledger=ledger)
+    return dataclasses.replace(made, ledger=ledger, num_steps=num_steps)
 
 
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
@@ -286,15 +314,27 @@ def _refuse(what: str, given: Mapping[str, Any]) -> None:
             raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
 
 
-def _refuse_totals(config: str | RunConfig, tokens: float | str | None, price: float | str | None) -> None:
-    """Raise if tokens or a price are given for a foreign program, whose tokens per step are unknown."""
+def totals_of(
+    name: object, tokens_per_step: float | str | None, tokens: float | str | None, price: float | str | None
+) -> dict[str, int | None]:
+    """Return the tokens of a step and the number of steps of a program that is no configuration.
+
+    Raises:
+        InputError: `tokens_per_step` is no whole number above zero, or is missing beside tokens or a price.
+    """
+    if tokens_per_step is not None:
+        count = parse_count(str(tokens_per_step))
+        if count < 1:
+            raise InputError(f"{count} tokens per step", hint="write those of one step: 524288")
+        return {"tokens_per_step": count, "num_steps": None if tokens is None else steps_for(tokens, count)}
     for what, given in (("tokens", tokens), ("a price", price)):
         if given is not None:
             raise InputError(
-                f"{config} is not a configuration, and the number of tokens in its step is not known: "
+                f"{name} is not a configuration, and the number of tokens in its step is not known: "
                 f"{what} of {given} cannot be turned into the cost of a run",
-                hint="leave it out, and multiply the seconds of a step by the number of steps",
+                hint="tell it: tokens_per_step=524288, on the command line --tokens-per-step 524288",
             )
+    return {"tokens_per_step": None, "num_steps": None}
 
 
 def resolved(config: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
@@ -316,15 +356,21 @@ def weigh_resolved(
     layout: Layout,
     *,
     num_steps: int | None,
+    tokens_per_step: int | None = None,
     simulate: bool = False,
     knobs: Mapping[str, str] | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
-    """Weigh a config and layout from `resolved`, or a foreign program by its name and knobs."""
+    """Weigh a config and layout from `resolved`, or a foreign program by its name and knobs.
+
+    `tokens_per_step`: of a foreign program; a config states its own.
+    """
     request = request_of(config, fleet, layout, simulate, knobs)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     run = config if isinstance(config, RunConfig) else None
+    if tokens_per_step is not None:
+        compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
     made = _accounted(request.name, run, fleet, layout, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=num_steps)
 
@@ -354,6 +400,20 @@ def _accounted(
         prediction=prediction,
         no_prediction=why_not,
     )
+
+
+def named_fleet(on: str | Fleet | None, price_per_device_hour: float | str | None) -> Fleet:
+    """Return the fleet that a weighing names, with the price if one is given.
+
+    Raises:
+        InputError: no fleet is named, or it cannot be read, or the price is none.
+    """
+    if on is None:
+        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    if price_per_device_hour is None:
+        return fleet
+    return dataclasses.replace(fleet, price_per_device_hour=checked_price(price_per_device_hour))
 
 
 def fleet_of(text: str) -> Fleet:

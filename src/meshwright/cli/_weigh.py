@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,8 +41,8 @@ Words = Annotated[
     list[str],
     typer.Argument(
         metavar="CONFIG",
-        help="A preset, a TOML file, the folder of a run, package.module:function, or after -- a command that "
-        "runs your own training script: -- python train.py ARGS.",
+        help="A preset, a TOML file, the folder of a run, package.module:function, or the command of your "
+        "own training script: -- python train.py ARGS.",
         show_default=False,
         autocompletion=complete_config,
     ),
@@ -83,6 +84,14 @@ def weigh(
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
+    tokens_per_step: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens-per-step",
+            metavar="COUNT",
+            help="Tokens or samples in a step of your own program: adds its throughput.",
+        ),
+    ] = None,
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
@@ -102,13 +111,14 @@ def weigh(
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     from meshwright import explain
 
-    beside = {"layout": layout, "overrides": overrides or (), "tokens": tokens, "price_per_device_hour": price}
+    how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
+    how |= {"price_per_device_hour": price}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
-        made = _weighed(config, on, beside, explains, all_calls, simulate=simulate, on_event=on_event)
+        made = _weighed(config, on, layout, overrides or (), all_calls, **how, on_event=on_event)
         weighing = made[0]
         changes = explain(weighing, on_event=on_event) if explains else None
     if html is not None:
@@ -129,12 +139,7 @@ def weigh(
 
 
 def _weighed(
-    words: list[str],
-    on: str,
-    beside: dict[str, Any],
-    explains: bool,
-    all_calls: bool,
-    **how: Any,
+    words: list[str], on: str, layout: str | None, overrides: Sequence[str], all_calls: bool, **how: Any
 ) -> tuple[Weighing, ...]:
     """Weigh a configuration or a program by its name, or a script; say what a script read on the host.
 
@@ -144,22 +149,24 @@ def _weighed(
     if words[0].endswith(".py") or len(words) > 1:
         from meshwright import weigh_script
 
-        options = ("--layout", "--set", "--tokens", "--price", "--explain")
-        given = (*beside.values(), explains or None)
-        for option, value in zip(options, given, strict=True):
-            if value not in (None, ()):
-                raise InputError(f"a script takes no {option}", hint=f"leave {option} out")
+        for option, value in (("--layout", layout), ("--set", overrides)):
+            if value:
+                raise InputError(
+                    f"a script takes no {option}", hint="change it in the script or its arguments"
+                )
         say_readings(None, on, None)
         made = weigh_script(words, on=on, all_calls=all_calls, **how)
         for line in dict.fromkeys(made[0].ledger.assumptions):
             print(f"note: {line}", file=sys.stderr)
         return made
     if all_calls:
-        raise InputError("--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py")
+        raise InputError(
+            "--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py"
+        )
     from meshwright import weigh as run_weigh
 
-    say_readings(words[0], on, beside["layout"])
-    return (run_weigh(words[0], on=on, **beside, **how),)
+    say_readings(words[0], on, layout)
+    return (run_weigh(words[0], on=on, layout=layout, overrides=overrides, **how),)
 
 
 def account(

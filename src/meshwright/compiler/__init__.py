@@ -9,9 +9,11 @@ from ._cache import is_compiled as is_compiled
 from ._cache import keep_executables as keep_executables
 from ._cache import writing_cache as writing_cache
 from ._functions import USERS_FAILURES as USERS_FAILURES
+from ._functions import TakesNoMesh as TakesNoMesh
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._functions import place_of as place_of
+from ._functions import takes_no_mesh as takes_no_mesh
 from ._functions import where as where
 from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED

@@ -28,10 +28,15 @@ LAST_LINES = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRequest:
-    """A script to run. `command`: its file or `-m` with a module, and its arguments."""
+    """A script to run, or a function that returns a step.
+
+    `command`: the script's file, or `-m` with a module, and its arguments. `function`: "module:function",
+    which is called without arguments and returns (step, args) or (step, args, kwargs); empty for a script.
+    """
 
     __pydantic_config__ = EXACT
     command: tuple[str, ...]
+    function: str
     platform: str  # the compiler's: cuda | tpu | cpu
     topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
     num_devices: int
@@ -127,7 +132,8 @@ def run_script(
         if answer.error:
             raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
         texts = [
-            {Path(name).name: (folder / name).read_text() for name in each.files} for each in answer.candidates
+            {Path(name).name: (folder / name).read_text() for name in each.files}
+            for each in answer.candidates
         ]
         return answer, texts
 

@@ -92,10 +92,15 @@ def lowered_call(
 
 
 def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredText:
-    """Return a traced call lowered for a platform. `names`: the paths of its arrays, in their order."""
+    """Return a traced call lowered for a platform.
+
+    `names`: the paths of its arrays, in their order. Arrays of an enclosing scope come first, without names.
+    """
     lowered = traced.lower(lowering_platforms=(platform,))
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
+    outer = len(jaxpr.invars) - len(names)
+    names = [*(f"closed_over[{index}]" for index in range(outer)), *names]
     kept = sorted(facts["kept_var_idx"])
     mesh = _mesh_of(facts)
     free_in, free_out = _free(facts)
@@ -130,7 +135,7 @@ def _traced(
         traced: Any = trace(*args, **kwargs)
         while not isinstance(traced, jax.stages.Traced):
             traced = traced.traced
-        return traced, [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names]
+        return traced, argument_names(traced)
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [_is_array(leaf) for leaf in leaves]
     fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
@@ -148,6 +153,11 @@ def _traced(
     if donated := _donated(traced.jaxpr.jaxpr):
         traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
     return traced, names
+
+
+def argument_names(traced: Any) -> list[str]:
+    """Return the paths of the arguments of a traced call."""
+    return [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names or ()]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -201,9 +211,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
     # A typed key is an array of numbers: its bytes are those of its data.
     data = (
-        jax.eval_shape(jax.random.key_data, aval)
-        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-        else aval
+        jax.eval_shape(jax.random.key_data, aval) if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval
     )
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(

@@ -10,10 +10,8 @@ that nothing of the script runs afterwards. FOLDER/answer.json holds a `ScriptAn
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import faulthandler
-import json
 import linecache
 import os
 import runpy
@@ -22,15 +20,26 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..children import guard
-from ..compiler import Candidate, ScriptAnswer, ScriptRequest, TracedFlops
+from ..compiler import (
+    USERS_FAILURES,
+    Candidate,
+    ScriptAnswer,
+    ScriptRequest,
+    TracedFlops,
+    find_function,
+    needs,
+    where,
+)
 from ..errors import InputError, MeshwrightError
-
 from ._main import set_environment
+
+if TYPE_CHECKING:
+    from ._live import LoweredText
 
 LARGE_BYTES = 2**20  # a larger array that the script reads and that is not known stops it
 CALLS_WITHOUT_BACKWARD = 200  # of the largest call, if no call has a backward pass
@@ -72,13 +81,60 @@ def _run(request: ScriptRequest, folder: Path) -> None:
         devices = jax.devices()
     watch = _Watch(request, folder)
     from ._shapes import held_as_shapes
+    from ._stand_ins import as_the_fleet, without_checkpoints
 
-    with contextlib.ExitStack() as stack:
-        for patch in _as_the_fleet(devices, request.platform):
-            stack.enter_context(patch)
-        stack.enter_context(held_as_shapes(watch, devices[0]))
+    without_checkpoints(watch.left_out)
+    with as_the_fleet(devices, request.platform), held_as_shapes(watch, devices[0]):
+        if request.function:
+            _answer(folder, ScriptAnswer(candidates=(_of_function(request, folder),)))
         ended = _run_as_main(request)
         watch.finish(ended)
+
+
+def _of_function(request: ScriptRequest, folder: Path) -> Candidate:
+    """Return the step that a function without a mesh returns, lowered with its arguments.
+
+    Raises:
+        InputError: the function or its module does not exist, or fails, or returns something else.
+    """
+    from ._foreign import JAX, checked_program
+    from ._live import lowered_call
+    from ._shapes import unreplaced
+
+    name = request.function
+    function = find_function(name, (os.getcwd(),), libraries=JAX)
+    try:
+        returned = function()
+    except ModuleNotFoundError as missing:
+        raise needs(name, missing) from missing
+    except MeshwrightError:
+        raise
+    except USERS_FAILURES as failed:
+        raise InputError(
+            f"{name}() failed {where(failed, JAX)}",
+            hint="it is called where jax.devices() answers as the fleet and arrays are held as shapes",
+        ) from failed
+    step, arguments, keywords = checked_program(name, returned)
+    with unreplaced():
+        lowered = lowered_call(step, arguments, keywords, request.platform)
+    flops = sum(flops for phase, flops in lowered.traced_flops.by_phase.items() if phase != "recompute")
+    about = Candidate(name=name, place="", num_calls=0, model_flops=flops, has_backward=False)
+    return _with_files(about, lowered, folder / "step")
+
+
+def _with_files(about: Candidate, lowered: LoweredText, folder: Path) -> Candidate:
+    """Write a call's program into a new folder, and return the candidate with its facts."""
+    folder.mkdir()
+    files = lowered.files()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return dataclasses.replace(
+        about,
+        files=tuple(f"{folder.name}/{name}" for name in files),
+        digest=lowered.digest,
+        num_devices=lowered.num_devices,
+        mesh_axes=lowered.mesh_axes,
+    )
 
 
 def _run_as_main(request: ScriptRequest) -> str:
@@ -103,53 +159,6 @@ def _run_as_main(request: ScriptRequest) -> str:
         where = f" at {places[-1]}" if places else ""
         return f"{type(failed).__name__}{where}: {str(failed)[:400]}"
     return ""
-
-
-def _as_the_fleet(devices: list[Any], platform: str) -> Iterator[Any]:
-    """Yield the replacements that let JAX answer with the fleet's devices, as its process 0."""
-    from ._shapes import replaced
-
-    kinds = {"cuda": ("gpu", "cuda"), "tpu": ("tpu",), "cpu": ("cpu",)}[platform]
-    processes = sorted({device.process_index for device in devices})
-
-    def is_fleet(backend: Any) -> bool:
-        return backend is None or backend in kinds or not isinstance(backend, str)
-
-    def of_fleet(answer: Callable[..., Any]) -> Callable[..., Any]:
-        def instead(original: Any, *args: Any, **kwargs: Any) -> Any:
-            backend = kwargs.get("backend", args[-1] if args and isinstance(args[-1], str) else None)
-            return answer(**kwargs) if is_fleet(backend) else original(*args, **kwargs)
-
-        return instead
-
-    def local(process_index: int | None = None, **rest: Any) -> list[Any]:
-        return [device for device in devices if device.process_index == (process_index or 0)]
-
-    answers: dict[str, Callable[..., Any]] = {
-        "devices": lambda **rest: list(devices),
-        "local_devices": local,
-        "device_count": lambda **rest: len(devices),
-        "local_device_count": lambda **rest: len(local()),
-        "process_count": lambda **rest: len(processes),
-        "process_index": lambda **rest: 0,
-        "process_indices": lambda **rest: list(processes),
-        "default_backend": lambda **rest: kinds[0],
-    }
-    for module in ("jax._src.xla_bridge", "jax"):
-        for name, answer in answers.items():
-            yield replaced(module, name, of_fleet(answer))
-    yield replaced("jax.distributed", "initialize", lambda original, *args, **kwargs: None)
-    yield replaced("jax.distributed", "is_initialized", lambda original: len(processes) > 1)
-    for name in ("sync_global_devices", "assert_equal"):
-        yield replaced("jax.experimental.multihost_utils", name, lambda original, *args, **kwargs: None)
-    yield replaced("jax.experimental.multihost_utils", "broadcast_one_to_all", lambda _, tree, *rest, **kw: tree)
-    yield replaced("jax", "config.update", _unless_of_devices)
-
-
-def _unless_of_devices(original: Any, name: str, value: Any) -> None:
-    """Keep the script from choosing devices: they are the fleet's."""
-    if name not in ("jax_num_cpu_devices", "jax_platforms", "jax_platform_name"):
-        original(name, value)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -181,16 +190,17 @@ class _Watch:
         self._calls: dict[tuple[str, ...], _Call] = {}
         self._counted: dict[int, tuple[Any, TracedFlops]] = {}
         self._reads: dict[str, str] = {}  # by line: how, and the branch that depends on it
-        self._no_checkpoints = False
         self._lock = threading.RLock()
 
+    def has_products(self, closed: Any) -> bool:
+        """Return whether a jaxpr has matrix products."""
+        return any(self._flops(closed).by_phase.values())
+
     def called(self, args: Sequence[Any], params: dict[str, Any]) -> bool:
-        """Take note of a jitted call, and return whether it has matrix products."""
+        """Take note of a jitted call of the script's with matrix products, and return whether it is one."""
         with self._lock:
-            self._leave_out_checkpoints()
             closed = params["jaxpr"]
-            flops = self._flops(closed)
-            if not any(flops.by_phase.values()):
+            if _is_own(closed) or not self.has_products(closed):
                 return False
             key = (params["name"], *(f"{aval.dtype}{aval.shape}" for aval in closed.in_avals))
             if key in self._calls:
@@ -198,35 +208,27 @@ class _Watch:
             else:
                 place = next((_place(frame) for frame in _user_frames()), "")
                 traced = _traced_call(args, params)
-                self._calls[key] = _Call(name=params["name"], place=place, flops=flops, traced=traced)
+                self._calls[key] = _Call(
+                    name=params["name"], place=place, flops=self._flops(closed), traced=traced
+                )
             if self._is_enough(self._calls[key]):
                 self.finish("")
             return True
 
-    def _leave_out_checkpoints(self) -> None:
-        """Keep Orbax, once the script has imported it, from writing: there are no values to write."""
-        orbax = sys.modules.get("orbax.checkpoint")
-        if orbax is None or self._no_checkpoints:
-            return
-        self._no_checkpoints = True
-
-        def left_out(answer: Any) -> Callable[..., Any]:
-            def save(*args: Any, **kwargs: Any) -> Any:
-                frames = _user_frames()
-                line = _place(frames[0]) if frames else "a library"
-                self._reads.setdefault(line, f"the checkpoint that is saved at {line} is left out")
-                return answer
-
-            return save
-
-        for name, answer in (("CheckpointManager", True), ("Checkpointer", None), ("AsyncCheckpointer", None)):
-            getattr(orbax, name).save = left_out(answer)
+    def left_out(self, what: str) -> None:
+        """Take note of something that the script asks for at its present line and that is not done."""
+        frames = _user_frames()
+        line = _place(frames[0]) if frames else "a library"
+        self._reads.setdefault(f"{line} {what}", f"{what} at {line} is left out")
 
     def _flops(self, closed: Any) -> TracedFlops:
         if id(closed) not in self._counted:
             from ._traced import count_traced
 
-            self._counted[id(closed)] = closed, count_traced(closed.jaxpr, self._request.platform)
+            self._counted[id(closed)] = (
+                closed,
+                count_traced(getattr(closed, "jaxpr", closed), self._request.platform),
+            )
         return self._counted[id(closed)][1]
 
     def _is_enough(self, call: _Call) -> bool:
@@ -238,7 +240,7 @@ class _Watch:
         return call.times >= (CALLS_FOR_ALL if self._request.all_calls else 2)
 
     def _chosen(self) -> _Call:
-        """Return the largest call: of those with a backward pass if there is one, which repeat if one does."""
+        """Return the largest call, preferring those with a backward pass, and of these those that repeat."""
         calls = list(self._calls.values())
         backward = [each for each in calls if each.has_backward] or calls
         repeated = [each for each in backward if each.times > 1] or backward
@@ -271,27 +273,25 @@ class _Watch:
                 )
 
     def finish(self, ended: str) -> None:
-        """Lower the chosen calls, answer, and end the process. `ended`: the script's own failure, or empty."""
-        if not self._calls:
-            words = f"the script ended before that: {ended}" if ended else "it ran to its end"
-            raise InputError(
-                f"the script called no jitted function with matrix products; {words}",
-                hint="put the training step into jax.jit; its last output is above"
-                if not ended
-                else "its error is above; weigh the step by itself: mw.weigh(step, args=..., on=...)",
-            )
-        chosen = self._chosen()
-        if ended and not chosen.has_backward:
+        """Lower the chosen calls, answer, and end the process. `ended`: the script's failure, or empty."""
+        by_itself = "weigh the step by itself: mw.weigh(step, args=..., on=...)"
+        if ended and not any(call.has_backward for call in self._calls.values()):
             raise InputError(
                 f"the script failed before it called a jitted function with a backward pass: {ended}",
-                hint="its error is above; weigh the step by itself: mw.weigh(step, args=..., on=...)",
+                hint=f"its error is above; {by_itself}",
             )
+        if not self._calls:
+            raise InputError(
+                "the script ran to its end and called no jitted function with matrix products",
+                hint=f"put the training step into jax.jit; or {by_itself}",
+            )
+        chosen = self._chosen()
         rest = sorted((c for c in self._calls.values() if c is not chosen), key=lambda c: -c.model_flops)
         notes = list(self._reads.values())
         branching = [note for note in notes if "one branch was taken" in note]
         notes = [*branching, *(note for note in notes if note not in branching)][:MOST_NOTES]
         if ended:
-            notes.insert(0, f"the script failed after {chosen.times} calls of {chosen.name}: {ended}")
+            notes.insert(0, f"the script failed after {chosen.name} had run {chosen.times} times: {ended}")
         weighed = [chosen, *rest] if self._request.all_calls else [chosen]
         candidates = [
             self._lowered(call, index if call in weighed else None)
@@ -309,36 +309,26 @@ class _Watch:
         )
         if index is None:
             return about
-        from ._live import lowered_text
+        from ._live import argument_names, lowered_text
+        from ._shapes import unreplaced
 
         try:
-            lowered = lowered_text(call.traced, _names(call.traced), self._request.platform)
+            with unreplaced():
+                lowered = lowered_text(call.traced, argument_names(call.traced), self._request.platform)
         except Exception as failed:
             raise InputError(
                 f"the call of {call.name} at {call.place} failed while it was lowered: "
                 f"{type(failed).__name__}: {failed}",
                 hint="weigh the step by itself: mw.weigh(step, args=..., on=...)",
             ) from failed
-        folder = self._folder / f"call{index}"
-        folder.mkdir()
-        files = lowered.files()
-        for name, text in files.items():
-            (folder / name).write_text(text)
-        return dataclasses.replace(
-            about,
-            files=tuple(f"{folder.name}/{name}" for name in files),
-            digest=lowered.digest,
-            num_devices=lowered.num_devices,
-            mesh_axes=lowered.mesh_axes,
-        )
+        return _with_files(about, lowered, self._folder / f"call{index}")
 
 
-def _names(traced: Any) -> list[str]:
-    """Return the paths of the call's arrays; arrays of an enclosing scope come first."""
-    jaxpr = traced.jaxpr.jaxpr
-    names = [str(name) for name in jaxpr.debug_info.arg_names or ()]
-    missing = len(jaxpr.invars) - len(names)
-    return [*(f"closed_over[{index}]" for index in range(missing)), *names][-len(jaxpr.invars) or None :]
+def _is_own(closed: Any) -> bool:
+    """Return whether a jitted function is JAX's own, such as `jnp.dot`."""
+    import jax
+
+    return f" at {Path(jax.__file__).parent}" in str(closed.jaxpr.debug_info.func_src_info)
 
 
 def _traced_call(args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -404,7 +394,9 @@ def _branch_of(frame: traceback.FrameSummary) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _holds(node, number):
             scope = node  # the walk meets the inner ones later
-    tests = [node for node in ast.walk(scope) if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)]
+    tests = [
+        node for node in ast.walk(scope) if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert)
+    ]
     here = next((node for node in tests if _holds(node.test, number)), None)
     if here is None:
         names = _names_from(scope, number)

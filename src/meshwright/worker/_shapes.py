@@ -32,8 +32,8 @@ from ..errors import InputError
 
 PRIVATE = {
     "jax._src.core": (
-        "EvalTrace.process_primitive", "Tracer", "check_eval_args", "eval_jaxpr", "eval_trace",
-        "set_current_trace", "shaped_abstractify",
+        "EvalTrace.process_primitive", "EvalTrace.process_shard_map", "ShapedArray", "Tracer",
+        "check_eval_args", "eval_jaxpr", "eval_trace", "set_current_trace", "shaped_abstractify",
     ),
     "jax._src.dispatch": ("_batched_device_put_impl", "update_dp_aval"),
     "jax._src.pjit": ("_pjit_call_impl_python", "convert_to_metaty"),
@@ -77,10 +77,14 @@ from jax._src.sharding_impls import _internal_use_concrete_mesh  # noqa: E402
 
 
 class Watch(Protocol):
-    """See what a script does. `called`: a jitted call. `read`: an array's unknown value, on the host."""
+    """See what a script does."""
+
+    def has_products(self, closed: Any) -> bool:
+        """Return whether a jaxpr has matrix products."""
+        ...
 
     def called(self, args: Sequence[Any], params: dict[str, Any]) -> bool:
-        """Take note of a jitted call, and return whether it has matrix products."""
+        """Take note of a jitted call of the script's with matrix products, and return whether it is one."""
         ...
 
     def read(self, array: Shape, how: str) -> None:
@@ -93,7 +97,10 @@ _device: Any
 _thread = threading.local()
 
 
-class Shape(core.Tracer):
+TRACER: Any = core.Tracer  # its methods raise, so no other type fits them
+
+
+class Shape(TRACER):
     """An array of the script: its type, its place, and its value where it is known.
 
     `placed`: its sharding, or None where the script named no device. `known`: a NumPy array, or a JAX array
@@ -225,6 +232,8 @@ def held_as_shapes(watch: Watch, device: Any) -> Iterator[None]:
             ("jax", "make_array_from_single_device_arrays", _from_parts),
             ("jax._src.lax.lax", "full_like", _full_like),
             ("jax.lax", "full_like", _full_like),
+            ("jax.stages", "Traced.lower", _Lowered),
+            ("jax._src.core", "EvalTrace.process_shard_map", _refuse_shard_map),
         ):
             stack.enter_context(replaced(module, name, function))
         yield
@@ -250,18 +259,25 @@ def replaced(module: str, name: str, function: Callable[..., Any]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _for_real() -> Iterator[None]:
-    """Let JAX compute in the block, on the CPU and outside any mesh."""
+def unreplaced() -> Iterator[None]:
+    """Let JAX's own functions serve this thread in the block."""
     _thread.depth = getattr(_thread, "depth", 0) + 1
     try:
-        with (
-            mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
-            _internal_use_concrete_mesh(mesh.empty_concrete_mesh),
-            jax.default_device(jax.local_devices(backend="cpu")[0]),
-        ):
-            yield
+        yield
     finally:
         _thread.depth -= 1
+
+
+@contextlib.contextmanager
+def _for_real() -> Iterator[None]:
+    """Let JAX compute in the block, on the CPU and outside any mesh."""
+    with (
+        unreplaced(),
+        mesh.use_abstract_mesh(mesh.empty_abstract_mesh),
+        _internal_use_concrete_mesh(mesh.empty_concrete_mesh),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
+    ):
+        yield
 
 
 def _aval(value: Any) -> Any:
@@ -325,6 +341,10 @@ def _values(
         return [None] * len(outs)
     if primitive.name in PLACING:
         return known[:1]
+    programs = [each for value in params.values() for each in _listed(value) if hasattr(each, "eqns")]
+    in_mesh = not jax.sharding.get_abstract_mesh().empty  # the types in a program may be of that mesh
+    if programs and (in_mesh or any(map(_watch.has_products, programs))):
+        return [None] * len(outs)
     # The CPU has no part in the fleet's meshes.
     here = {name: None if isinstance(value, Sharding) else value for name, value in params.items()}
     with _for_real():
@@ -339,7 +359,9 @@ def _carried(
     name: str, args: Sequence[Any], outs: list[Any], params: dict[str, Any]
 ) -> list[NamedSharding | None]:
     """Return the places of an operation's results."""
-    if name in PLACING and isinstance(wanted := params.get("sharding", params.get("dst_sharding")), NamedSharding):
+    if name in PLACING and isinstance(
+        wanted := params.get("sharding", params.get("dst_sharding")), NamedSharding
+    ):
         return [_concrete(wanted)]
     split = [(value, place) for value in args if (place := _placed(value)) is not None]
     places: list[NamedSharding | None] = []
@@ -449,12 +471,12 @@ def _from_callback(
     if dtype is None:
         index = next(iter(sharding.devices_indices_map(tuple(shape)).values()))
         dtype = _aval(data_callback(index)).dtype
-    return _put(Shape(jax.core.ShapedArray(tuple(shape), dtype)), sharding)
+    return _put(Shape(core.ShapedArray(tuple(shape), dtype)), sharding)
 
 
 def _from_parts(original: Any, shape: Any, sharding: Any, arrays: Any, *, dtype: Any = None) -> Shape:
     dtype = _aval(arrays[0]).dtype if arrays else dtype
-    return _put(Shape(jax.core.ShapedArray(tuple(shape), dtype)), getattr(sharding, "sharding", sharding))
+    return _put(Shape(core.ShapedArray(tuple(shape), dtype)), getattr(sharding, "sharding", sharding))
 
 
 def _full_like(
@@ -465,3 +487,38 @@ def _full_like(
     if isinstance(x, Shape) and isinstance(made, Shape) and shape is None and sharding is None:
         made.placed = x.placed
     return made
+
+
+def _refuse_shard_map(original: Any, *args: Any, **kwargs: Any) -> Any:
+    raise InputError(
+        "the script calls jax.shard_map outside jax.jit, and arrays are held as shapes",
+        hint="wrap it: jax.jit(jax.shard_map(...))",
+    )
+
+
+class _Lowered:
+    """Stands in for `jax.stages.Lowered` and `Compiled`: a call of it is a call of the jitted function."""
+
+    def __init__(self, original: Any, traced: Any, **options: Any) -> None:
+        self._lower = functools.partial(original, traced, **options)
+        self._traced = traced
+        self.out_tree = traced.out_tree
+
+    def compile(self, *args: Any, **options: Any) -> _Lowered:
+        """Return itself: only the weighed call is compiled, in another process."""
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outs = call(jax.tree.leaves((args, kwargs)), self._traced._params)
+        return jax.tree.unflatten(self.out_tree, outs)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Return nothing known."""
+        return {}
+
+    def memory_analysis(self) -> None:
+        """Return nothing known."""
+
+    def __getattr__(self, name: str) -> Any:
+        with unreplaced():
+            return getattr(self._lower(), name)
