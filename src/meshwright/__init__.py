@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .results import Sweep as Sweep
     from .results import SweepRun as SweepRun
     from .results import Weighing as Weighing
+    from .sharding import abstract as abstract
+    from .sharding import place as place
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 
