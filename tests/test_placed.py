@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import meshwright as mw
 
@@ -48,7 +48,7 @@ def test_arrays_are_placed_by_one_spec_a_prefix_or_a_function():
 
 
 def test_placed_shapes_are_weighed_as_they_lie(forked_workers):
-    mesh = AbstractMesh((8,), ("data",))
+    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     parameters = mw.place(mesh, mw.abstract(lambda: {"w": jnp.ones((256, 256))}), PartitionSpec("data"))
     rows = mw.place(mesh, jax.ShapeDtypeStruct((64, 256), jnp.float32), PartitionSpec("data"))
 

@@ -20,6 +20,7 @@ import functools
 import importlib
 import math
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -126,11 +127,24 @@ class Shape(TRACER):
     is_fully_replicated = property(lambda self: self.sharding.is_fully_replicated)
     device = property(lambda self: _device if self.placed is None else self.placed)
     weak_type = property(lambda self: self.aval.weak_type)
-    addressable_shards = global_shards = property(lambda self: self._refuse("its parts on each device"))
 
-    def _refuse(self, what: str) -> Any:
-        _watch.read(self, what)
-        raise InputError(f"the script reads {what} of an array", hint="an array is held as a shape only")
+    @property
+    def global_shards(self) -> list[Any]:
+        """Return its part on each device: the device, the place in the array, and a shape."""
+        aval = core.ShapedArray(self.sharding.shard_shape(self.shape), self.dtype)
+        return [
+            types.SimpleNamespace(device=device, index=index, replica_id=0, data=Shape(aval))
+            for device, index in self.sharding.devices_indices_map(self.shape).items()
+        ]
+
+    @property
+    def addressable_shards(self) -> list[Any]:
+        """Return its part on each device of this process."""
+        return [part for part in self.global_shards if part.device.process_index == 0]
+
+    def addressable_data(self, index: int) -> Shape:
+        """Return its part on a device of this process."""
+        return self.addressable_shards[index].data
 
     def devices(self) -> set[Any]:
         """Return the devices on which it lies."""
