@@ -196,7 +196,7 @@ def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
         ("print('I am here')\nsys.exit(3)", r"(?s)exit status 3.*I am here"),
         ("np.asarray(jnp.ones((1024, 1024)))", r"reads 4.0 MiB of computed values on the host at .*train.py"),
         ("import os; os._exit(4)", "ended with 4 before it called its training step"),
-        ("mesh = jax.make_mesh((1,), ('a',))\njax.shard_map(abs, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())(x)",
+        ("m, p = jax.make_mesh((1,), 'a'), jax.P()\njax.shard_map(abs, mesh=m, in_specs=p, out_specs=p)(x)",
          "calls jax.shard_map outside jax.jit"),
     ],
     ids=["eager", "fails", "exits", "reads", "ends", "shard_map"],

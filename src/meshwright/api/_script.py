@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..compiler import Candidate, ScriptRequest, run_script
@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing, ignore
 from ..units import format_rate
-from ._weigh import named_fleet, request_of, totals_of, weigh_lowered
+from ._weigh import Totals, named_fleet, request_of, totals_of, weigh_lowered
 
 PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 MOST_LISTED = 5
@@ -87,7 +87,7 @@ def weigh_function(
     fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Mapping[str, int | None],
+    known: Totals,
 ) -> Weighing:
     """Weigh the step that a function without a mesh returns. `name`: "module:function".
 

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from ..compiler import (
     SIMULATED,
@@ -222,13 +222,13 @@ def _weigh_named(
     overrides: Overrides,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Mapping[str, int | None],
+    known: Totals,
 ) -> Weighing:
     """Weigh the step that a function returns, which is called by its name in another process."""
     mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-    how = {"simulate": simulate, "knobs": knobs_of(overrides), "on_event": on_event}
+    knobs = knobs_of(overrides)
     try:
-        return weigh_resolved(name, fleet, mesh, **how, **known)
+        return weigh_resolved(name, fleet, mesh, simulate=simulate, knobs=knobs, on_event=on_event, **known)
     except TakesNoMesh:
         if layout is not None or overrides:
             raise
@@ -244,7 +244,7 @@ def _weigh_live(
     fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Mapping[str, int | None],
+    known: Totals,
 ) -> Weighing:
     """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
     from ..worker import lowered_call  # imports jax, as the caller has
@@ -314,9 +314,16 @@ def _refuse(what: str, given: Mapping[str, Any]) -> None:
             raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
 
 
+class Totals(TypedDict):
+    """Hold what is told of a program that is no configuration: tokens of a step, and steps of the run."""
+
+    tokens_per_step: int | None
+    num_steps: int | None
+
+
 def totals_of(
     name: object, tokens_per_step: float | str | None, tokens: float | str | None, price: float | str | None
-) -> dict[str, int | None]:
+) -> Totals:
     """Return the tokens of a step and the number of steps of a program that is no configuration.
 
     Raises:

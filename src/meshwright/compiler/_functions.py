@@ -66,7 +66,9 @@ def _attribute(
     module: Any, module_name: str, function_name: str, libraries: tuple[str, ...]
 ) -> Callable[..., Any]:
     """Return the function, or the method of a class, that a module's attribute names."""
-    owner, found, part = None, module, ""
+    owner: Any = None
+    found: Any = module
+    part = ""
     for part in function_name.split("."):
         owner, found = found, getattr(found, part, None)
     if not callable(found):

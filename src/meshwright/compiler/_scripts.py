@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,7 @@ class ScriptAnswer:
 
 def run_script(
     request: ScriptRequest, *, time_limit_seconds: float = TIME_LIMIT_SECONDS
-) -> tuple[ScriptAnswer, list[Mapping[str, str]]]:
+) -> tuple[ScriptAnswer, list[dict[str, str]]]:
     """Run a script until its training step repeats.
 
     Returns:

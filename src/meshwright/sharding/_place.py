@@ -73,6 +73,7 @@ def place(mesh: Mesh | AbstractMesh, tree: Any, spec: PartitionSpec | Chosen | A
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path) for path, _ in paths]
     leaves = [leaf for _, leaf in paths]
+    specs: list[Any]
     if isinstance(spec, PartitionSpec):
         specs = [spec] * len(leaves)
     elif callable(spec):
