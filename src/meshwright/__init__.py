@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .api._explain import explain as explain
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
+    from .api._script import weigh_script as weigh_script
     from .api._sweep import sweep as sweep
     from .api._train import reconcile as reconcile
     from .api._train import train as train
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from .results import Sweep as Sweep
     from .results import SweepRun as SweepRun
     from .results import Weighing as Weighing
+    from .sharding import abstract as abstract
+    from .sharding import place as place
     from .sharding import sharding_errors as sharding_errors
     from .torch_account import account_torch as account_torch
 

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from ..compiler import (
     SIMULATED,
@@ -20,6 +20,7 @@ from ..compiler import (
     Compiled,
     Request,
     RulesFile,
+    TakesNoMesh,
     compile_program,
     is_compiled,
     requested_options,
@@ -43,6 +44,7 @@ from ..planning import settings_words
 from ..predict import Prediction, checked_price, predict, steps_for
 from ..results import KnownPlan, Phase, Weighing, calibration_for, ignore
 from ..torch_account import Account, account_torch, is_torch_module
+from ..units import parse_count
 from ._known_plans import plan_command, remembered
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ def weigh(
     overrides: Overrides = (),
     simulate: bool = False,
     tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
     price_per_device_hour: float | str | None = None,
     rules: str | Path | None = None,
     on_event: Callable[[Phase], None] = ignore,
@@ -78,6 +81,9 @@ def weigh(
     on: str | Fleet,
     simulate: bool = False,
     rules: str | Path | None = None,
+    tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing: ...
 
@@ -102,6 +108,7 @@ def weigh(
     overrides: Overrides = (),
     simulate: bool = False,
     tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
     price_per_device_hour: float | str | None = None,
     rules: str | Path | None = None,
     on_event: Callable[[Phase], None] = ignore,
@@ -114,14 +121,16 @@ def weigh(
     """Compile a training step for a fleet and account for it, or account for a PyTorch module on one device.
 
     Args:
-        config: a preset, a TOML file, a run's folder, a `RunConfig`, "package.module:function", a function of
-            JAX (plain, jitted, a method, a partial, or jitted by Flax NNX or Equinox), or a PyTorch module.
+        config: a preset, a TOML file, a run's folder, a `RunConfig`; "package.module:function" (or
+            "train.py:function", "module:Class.method"), which returns (step, args); a function of JAX (plain,
+            jitted, a method, a partial, or jitted by Flax NNX or Equinox); or a PyTorch module.
         on: the fleet in the syntax of `Fleet.parse`: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own if not given.
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         simulate: let the CPU's compiler partition the program for the fleet; every figure is marked.
         tokens: the tokens of the whole run, 15e9 or "15B"; those of the config's `steps` if not given.
+        tokens_per_step: tokens, or samples, in a step of a program that is no configuration, 524288 or "2M".
         price_per_device_hour: in your currency; the fleet's own if not given.
         rules: a Python file that calls `register_kernel`, for the kernels of a function.
         on_event: called with each `Phase` of the weighing as it begins.
@@ -149,7 +158,8 @@ def weigh(
             "overrides": overrides or None,
             "simulate": simulate or None,
         }
-        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour, "rules": rules}
+        for_configs |= {"tokens": tokens, "tokens_per_step": tokens_per_step, "rules": rules}
+        for_configs |= {"price_per_device_hour": price_per_device_hour}
         _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
@@ -161,34 +171,23 @@ def weigh(
                 hint="give a preset, a TOML file, a RunConfig, a function with args=..., "
                 "'package.module:function' or a PyTorch module",
             )
-        for_others = {"layout": layout, "overrides": overrides or None, "tokens": tokens}
-        for_others |= {"price_per_device_hour": price_per_device_hour}
-        _refuse("a function", for_others)
+        _refuse("a function", {"layout": layout, "overrides": overrides or None})
         _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
-        if rules is not None:
-            RulesFile.read(rules).register()
-        return _weigh_live(config, args or (), kwargs or {}, on, simulate=simulate, on_event=on_event)
-    _refuse("a config", for_torch)
-    if on is None:
-        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
-    if price_per_device_hour is not None:
-        fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(price_per_device_hour))
+    else:
+        _refuse("a config", for_torch)
+    fleet = named_fleet(on, price_per_device_hour)
+    rules_file = None if rules is None else RulesFile.read(rules)
+    if not isinstance(config, str | RunConfig):
+        name = getattr(config, "__qualname__", None) or type(config).__name__
+        known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
+        if rules_file is not None:
+            rules_file.register()
+        return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
     run = config_of_run(config, overrides, layout)
     if run is None:
-        _refuse_totals(config, tokens, price_per_device_hour)
-        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-        return weigh_resolved(
-            config,
-            fleet,
-            mesh,
-            simulate=simulate,
-            num_steps=None,
-            knobs=knobs_of(overrides),
-            rules=None if rules is None else RulesFile.read(rules),
-            on_event=on_event,
-        )
-    _refuse("a configuration", {"rules": rules})
+        known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
+        return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules_file)
+    _refuse("a configuration", {"tokens_per_step": tokens_per_step, "rules": rules})
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
@@ -224,51 +223,103 @@ def _on_fleet(run: RunConfig, overrides: Overrides, fleet: Fleet) -> tuple[RunCo
     return config, fleet, layout
 
 
+def _weigh_named(
+    name: str,
+    fleet: Fleet,
+    layout: str | None,
+    overrides: Overrides,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: Totals,
+    rules: RulesFile | None,
+) -> Weighing:
+    """Weigh the step that a function returns, which is called by its name in another process."""
+    mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
+    knobs = knobs_of(overrides)
+    try:
+        return weigh_resolved(
+            name, fleet, mesh, simulate=simulate, knobs=knobs, rules=rules, on_event=on_event, **known
+        )
+    except TakesNoMesh:
+        if layout is not None or overrides or rules is not None:
+            raise
+    from ._script import weigh_function  # which weighs with what is defined here
+
+    return weigh_function(name, fleet, simulate, on_event, known)
+
+
 def _weigh_live(
     step: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    on: str | Fleet | None,
-    *,
+    fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
+    known: Totals,
 ) -> Weighing:
     """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
     from ..worker import lowered_call  # imports jax, as the caller has
 
-    if on is None:
-        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
-    fleet = on if isinstance(on, Fleet) else fleet_of(on)
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
     lowered = lowered_call(step, args, kwargs, platform, next(iter(fleet.chip.device_kinds), ""))
-    alone = lowered.num_devices == 1 and fleet.num_devices > 1
-    if not alone and lowered.num_devices != fleet.num_devices:
-        raise InputError(
-            f"the arguments lie on a mesh of {lowered.num_devices} devices, and {fleet.name} has "
-            f"{fleet.num_devices}",
-            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
-        )
-    whole = fleet
-    if alone:
-        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
-    mesh = Layout(axes=lowered.mesh_axes or (("data", 1),))
     function = getattr(step, "__qualname__", None) or type(step).__name__
     name = f"{getattr(step, '__module__', None) or 'program'}:{function}"
-    request = request_of(name, fleet, mesh, simulate)
-    request = dataclasses.replace(request, function=None, search_path=(), digest=lowered.digest)
-    compiled, folder, cached = compile_program(
-        request,
+    return weigh_lowered(
+        name,
+        fleet,
+        num_devices=lowered.num_devices,
+        mesh_axes=lowered.mesh_axes,
+        digest=lowered.digest,
         files=lowered.files(),
-        on_phase=lambda name: on_event(Phase(name=name)),
         answers=lowered.answers,
+        simulate=simulate,
+        on_event=on_event,
+        **known,
     )
+
+
+def weigh_lowered(
+    name: str,
+    fleet: Fleet,
+    *,
+    num_devices: int,
+    mesh_axes: Sequence[tuple[str, int]],
+    digest: str,
+    files: Mapping[str, str],
+    answers: Callable[[str], str] | None = None,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    tokens_per_step: int | None,
+    num_steps: int | None,
+    says: Sequence[str] = (),
+) -> Weighing:
+    """Weigh a program that is lowered already.
+
+    `answers`: as for `compile_program`. `says`: assumptions to list with it.
+
+    Raises:
+        InputError: its mesh has another number of devices than the fleet.
+    """
+    alone = num_devices == 1 and fleet.num_devices > 1
+    if not alone and num_devices != fleet.num_devices:
+        raise InputError(
+            f"the arguments lie on a mesh of {num_devices} devices, and {fleet.name} has {fleet.num_devices}",
+            hint="make a mesh of as many devices: jax.sharding.AbstractMesh needs none of them",
+        )
+    if alone:
+        says = (*says, f"one device of {fleet.name} works: no argument is sharded over a mesh")
+        fleet = dataclasses.replace(fleet, num_hosts=1, chips_per_host=1, chips_per_domain=1)
+    mesh = Layout(axes=tuple(mesh_axes) or (("data", 1),))
+    request = request_of(name, fleet, mesh, simulate)
+    request = dataclasses.replace(request, function=None, search_path=(), digest=digest)
+    compiled, folder, cached = compile_program(
+        request, files=files, on_phase=lambda name: on_event(Phase(name=name)), answers=answers
+    )
+    compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
     made = _accounted(name, None, fleet, mesh, compiled, folder, cached)
-    if not alone:
-        return made
-    says = f"one device of {whole.name} works: no argument is sharded over a mesh"
-    ledger = dataclasses.replace(made.ledger, assumptions=(says, *made.ledger.assumptions))
-    return dataclasses.replace(made, ledger=ledger)
+    ledger = dataclasses.replace(made.ledger, assumptions=(*says, *made.ledger.assumptions))
+    return dataclasses.replace(made, ledger=ledger, num_steps=num_steps)
 
 
 def _refuse(what: str, given: Mapping[str, Any]) -> None:
@@ -278,15 +329,34 @@ def _refuse(what: str, given: Mapping[str, Any]) -> None:
             raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
 
 
-def _refuse_totals(config: str | RunConfig, tokens: float | str | None, price: float | str | None) -> None:
-    """Raise if tokens or a price are given for a foreign program, whose tokens per step are unknown."""
+class Totals(TypedDict):
+    """Hold what is told of a program that is no configuration: tokens of a step, and steps of the run."""
+
+    tokens_per_step: int | None
+    num_steps: int | None
+
+
+def totals_of(
+    name: object, tokens_per_step: float | str | None, tokens: float | str | None, price: float | str | None
+) -> Totals:
+    """Return the tokens of a step and the number of steps of a program that is no configuration.
+
+    Raises:
+        InputError: `tokens_per_step` is no whole number above zero, or is missing beside tokens or a price.
+    """
+    if tokens_per_step is not None:
+        count = parse_count(str(tokens_per_step))
+        if count < 1:
+            raise InputError(f"{count} tokens per step", hint="write those of one step: 524288")
+        return {"tokens_per_step": count, "num_steps": None if tokens is None else steps_for(tokens, count)}
     for what, given in (("tokens", tokens), ("a price", price)):
         if given is not None:
             raise InputError(
-                f"{config} is not a configuration, and the number of tokens in its step is not known: "
+                f"{name} is not a configuration, and the number of tokens in its step is not known: "
                 f"{what} of {given} cannot be turned into the cost of a run",
-                hint="leave it out, and multiply the seconds of a step by the number of steps",
+                hint="tell it: tokens_per_step=524288, on the command line --tokens-per-step 524288",
             )
+    return {"tokens_per_step": None, "num_steps": None}
 
 
 def resolved(config: RunConfig, fleet: Fleet) -> tuple[RunConfig, Layout]:
@@ -308,16 +378,22 @@ def weigh_resolved(
     layout: Layout,
     *,
     num_steps: int | None,
+    tokens_per_step: int | None = None,
     simulate: bool = False,
     knobs: Mapping[str, str] | None = None,
     rules: RulesFile | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> Weighing:
-    """Weigh a config and layout from `resolved`, or a foreign program by its name, knobs and rules."""
+    """Weigh a config and layout from `resolved`, or a foreign program by its name, knobs and rules.
+
+    `tokens_per_step`: of a foreign program; a config states its own.
+    """
     request = dataclasses.replace(request_of(config, fleet, layout, simulate, knobs), rules=rules)
     compiled, folder, cached = compile_program(request, on_phase=lambda name: on_event(Phase(name=name)))
     on_event(Phase(name="reckoning"))
     run = config if isinstance(config, RunConfig) else None
+    if tokens_per_step is not None:
+        compiled = dataclasses.replace(compiled, tokens_per_step=tokens_per_step)
     made = _accounted(request.name, run, fleet, layout, compiled, folder, cached)
     return dataclasses.replace(made, num_steps=num_steps)
 
@@ -347,6 +423,20 @@ def _accounted(
         prediction=prediction,
         no_prediction=why_not,
     )
+
+
+def named_fleet(on: str | Fleet | None, price_per_device_hour: float | str | None) -> Fleet:
+    """Return the fleet that a weighing names, with the price if one is given.
+
+    Raises:
+        InputError: no fleet is named, or it cannot be read, or the price is none.
+    """
+    if on is None:
+        raise InputError("no fleet is named", hint='weigh(..., on="8xH100"); `meshwright fleets` lists chips')
+    fleet = on if isinstance(on, Fleet) else fleet_of(on)
+    if price_per_device_hour is None:
+        return fleet
+    return dataclasses.replace(fleet, price_per_device_hour=checked_price(price_per_device_hour))
 
 
 def fleet_of(text: str) -> Fleet:

@@ -6,11 +6,13 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +23,7 @@ from ._console import JsonFlag, answer, complete_config, phases, say_readings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Phase
+    from meshwright.results import Phase, Weighing
     from meshwright.torch_account import Account
 
 EXIT_DOES_NOT_FIT = 3
@@ -31,6 +33,16 @@ Config = Annotated[
     typer.Argument(
         metavar="CONFIG",
         help="A preset, a TOML file, the folder of a run, or package.module:function.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG",
+        help="A preset, a TOML file, the folder of a run, package.module:function, or the command of your "
+        "own training script: -- python train.py ARGS.",
         show_default=False,
         autocompletion=complete_config,
     ),
@@ -78,7 +90,7 @@ def with_lora(overrides: list[str] | None, rank: int | None) -> list[str]:
 
 
 def weigh(
-    config: Config,
+    config: Words,
     on: Annotated[
         str, typer.Option("--on", metavar="FLEET", help="64xH100, 16x4xA100-80GB, v5p-512, 8xCPU, or local.")
     ],
@@ -88,6 +100,14 @@ def weigh(
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
+    tokens_per_step: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens-per-step",
+            metavar="COUNT",
+            help="Tokens or samples in a step of your own program: adds its throughput.",
+        ),
+    ] = None,
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
@@ -104,28 +124,23 @@ def weigh(
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
     ] = False,
+    all_calls: Annotated[
+        bool, typer.Option("--all", help="Weigh each jitted call of a script, not only its training step.")
+    ] = False,
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     from meshwright import explain
-    from meshwright import weigh as run_weigh
 
-    say_readings(config, on, layout)
-    with phases(f"weighing {config} on {on}") as on_phase:
+    how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
+    how |= {"price_per_device_hour": price}
+    with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
             on_phase(event.name)
 
-        weighing = run_weigh(
-            config,
-            on=on,
-            layout=layout,
-            overrides=with_lora(overrides, lora),
-            simulate=simulate,
-            tokens=tokens,
-            price_per_device_hour=price,
-            rules=rules,
-            on_event=on_event,
-        )
+        given = with_lora(overrides, lora)
+        made = _weighed(config, on, layout, given, all_calls, rules, **how, on_event=on_event)
+        weighing = made[0]
         changes = explain(weighing, on_event=on_event) if explains else None
     if html is not None:
         weighing.to_html(html)
@@ -135,12 +150,50 @@ def weigh(
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import renderable
 
-        text = renderable(weighing, verbose=verbose)
-        return (text,) if changes is None else (text, renderable(changes))
+        texts = tuple(renderable(each, verbose=verbose) for each in made)
+        return texts if changes is None else (*texts, renderable(changes))
 
-    answer(as_json, weighing.to_dict() | ({} if changes is None else changes.to_dict()), page)
-    if check and weighing.fits is False:
+    fields = weighing.to_dict() | ({} if changes is None else changes.to_dict())
+    answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
+    if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _weighed(
+    words: list[str],
+    on: str,
+    layout: str | None,
+    overrides: Sequence[str],
+    all_calls: bool,
+    rules: Path | None,
+    **how: Any,
+) -> tuple[Weighing, ...]:
+    """Weigh a configuration or a program by its name, or a script; say what a script read on the host.
+
+    Raises:
+        InputError: an option is given that has no meaning for a script, or only for one.
+    """
+    if words[0].endswith(".py") or len(words) > 1:
+        from meshwright import weigh_script
+
+        for option, value in (("--layout", layout), ("--set", overrides), ("--rules", rules)):
+            if value:
+                raise InputError(
+                    f"a script takes no {option}", hint="change it in the script or its arguments"
+                )
+        say_readings(None, on, None)
+        made = weigh_script(words, on=on, all_calls=all_calls, **how)
+        for line in dict.fromkeys(made[0].ledger.assumptions):
+            print(f"note: {line}", file=sys.stderr)
+        return made
+    if all_calls:
+        raise InputError(
+            "--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py"
+        )
+    from meshwright import weigh as run_weigh
+
+    say_readings(words[0], on, layout)
+    return (run_weigh(words[0], on=on, layout=layout, overrides=overrides, rules=rules, **how),)
 
 
 def account(

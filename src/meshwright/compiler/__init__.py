@@ -9,9 +9,11 @@ from ._cache import is_compiled as is_compiled
 from ._cache import keep_executables as keep_executables
 from ._cache import writing_cache as writing_cache
 from ._functions import USERS_FAILURES as USERS_FAILURES
+from ._functions import TakesNoMesh as TakesNoMesh
 from ._functions import find_function as find_function
 from ._functions import needs as needs
 from ._functions import place_of as place_of
+from ._functions import takes_no_mesh as takes_no_mesh
 from ._functions import where as where
 from ._kernels import Kernel as Kernel
 from ._kernels import KernelCall as KernelCall
@@ -43,3 +45,7 @@ from ._run import STDERR_FILE as STDERR_FILE
 from ._run import compile_program as compile_program
 from ._run import declared_by as declared_by
 from ._run import warm_workers as warm_workers
+from ._scripts import Candidate as Candidate
+from ._scripts import ScriptAnswer as ScriptAnswer
+from ._scripts import ScriptRequest as ScriptRequest
+from ._scripts import run_script as run_script

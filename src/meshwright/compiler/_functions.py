@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,17 +21,26 @@ USERS_FAILURES = (Exception, SystemExit)
 def find_function(
     name: str, search_path: tuple[str, ...], *, libraries: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """Return the function `name`, "package.module:function".
+    """Return a function by its name.
 
-    The named module, or its outermost package, is looked up in `search_path` first. Its own imports are
-    looked up there last, after the standard library and installed packages. So a file `secrets.py` or
-    `numpy.py` next to the user's module replaces no other module.
+    Args:
+        name: "package.module:function", "folder/file.py:function", or "module:Class.method". A method that
+            takes an instance gets one that is made without arguments.
+        search_path: folders. The named module, or its outermost package, is looked up there first. Its own
+            imports are looked up there last, after the standard library and installed packages. So a file
+            `secrets.py` or `numpy.py` next to the user's module replaces no other module.
+        libraries: folders whose lines are not the user's.
 
     Raises:
         InputError: the module or function does not exist, the module has the name of another, or its import
-            fails.
+            fails; or a class cannot be made without arguments.
     """
-    module_name, _, function_name = name.partition(":")
+    module_name, _, function_name = name.rpartition(":")
+    if module_name.endswith(".py"):
+        file = Path(search_path[0], module_name) if search_path else Path(module_name)
+        if not file.is_file():
+            raise InputError(f"no file {module_name}", hint=f"it is looked up in {', '.join(search_path)}")
+        search_path, module_name = (str(file.parent), *search_path), file.stem
     sys.path += [path for path in search_path if path not in sys.path]
     try:
         with _Named(module_name.partition(".")[0], search_path):
@@ -49,12 +59,48 @@ def find_function(
             f"importing {module_name} failed {where(failed, libraries)}",
             hint=f"`python -c 'import {module_name}'` shows it",
         ) from failed
-    if not callable(getattr(module, function_name, None)):
+    return _attribute(module, module_name, function_name, libraries)
+
+
+def _attribute(
+    module: Any, module_name: str, function_name: str, libraries: tuple[str, ...]
+) -> Callable[..., Any]:
+    """Return the function, or the method of a class, that a module's attribute names."""
+    owner: Any = None
+    found: Any = module
+    part = ""
+    for part in function_name.split("."):
+        owner, found = found, getattr(found, part, None)
+    if not callable(found):
         known = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module_name]
         raise InputError(
             f"{module_name} has no function {function_name!r}", hint=nearest_name(function_name, known)
         )
-    return getattr(module, function_name)
+    method = isinstance(owner, type) and inspect.isfunction(
+        inspect.getattr_static(owner, found.__name__, None)
+    )
+    if not method:
+        return found
+    try:
+        return getattr(owner(), part)
+    except USERS_FAILURES as failed:
+        raise InputError(
+            f"{module_name}:{owner.__name__}() failed {where(failed, libraries)}",
+            hint=f"{function_name} takes an instance, which is made without arguments; name a function",
+        ) from failed
+
+
+def takes_no_mesh(function: Callable[..., Any]) -> bool:
+    """Return whether a function can be called without arguments and has no place for a mesh."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+    return all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters)
+
+
+class TakesNoMesh(InputError):
+    """A program's function takes no mesh: it is called where `jax.devices()` answers as the fleet."""
 
 
 class _Named(MetaPathFinder):

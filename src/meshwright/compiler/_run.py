@@ -29,6 +29,7 @@ import psutil
 from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
+from ._functions import TakesNoMesh
 from ._record import Compiled, Declared, Request
 
 NO_FILES: Mapping[str, str] = {}
@@ -38,7 +39,9 @@ STDERR_LINES = 12
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
 BUILDING = ("starting", "tracing", "counting")  # phases in which the user's code runs
-KINDS: dict[str, type[MeshwrightError]] = {"InputError": InputError, "CompileError": CompileError}
+KINDS: dict[str, type[MeshwrightError]] = {
+    each.__name__: each for each in (InputError, TakesNoMesh, CompileError)
+}
 
 
 def compile_program(

@@ -9,6 +9,8 @@ from ._errors import does_not_divide as does_not_divide
 from ._errors import indivisible as indivisible
 from ._errors import sharding_error as sharding_error
 from ._errors import sharding_errors as sharding_errors
+from ._place import abstract as abstract
+from ._place import place as place
 from ._rules import AnyMesh as AnyMesh
 from ._rules import activation_spec as activation_spec
 from ._rules import axis_size as axis_size

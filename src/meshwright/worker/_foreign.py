@@ -15,7 +15,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..compiler import USERS_FAILURES, Request, find_function, needs, place_of, where
+from ..compiler import (
+    USERS_FAILURES,
+    Request,
+    TakesNoMesh,
+    find_function,
+    needs,
+    place_of,
+    takes_no_mesh,
+    where,
+)
 from ..config import Problem, input_error
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
@@ -26,7 +35,7 @@ _OWN = Path(__file__).parents[1]
 # Frames of jax, and of our two packages that call the user's function.
 JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-CONTRACT = "it is called with the mesh and returns (step, args) or (step, args, kwargs)"
+CONTRACT = "it is called with the mesh, if it takes one, and returns (step, args) or (step, args, kwargs)"
 
 
 def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -37,6 +46,11 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     """
     assert request.function is not None
     function = find_function(request.function, request.search_path, libraries=JAX)
+    if takes_no_mesh(function):
+        raise TakesNoMesh(
+            f"{request.function} takes no mesh, so it takes no layout and no knobs",
+            hint="give it a parameter `mesh`; `meshwright weigh` alone takes it without one",
+        )
     knobs = _values(request, function)
     try:
         returned = function(mesh, **knobs)
@@ -50,15 +64,7 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
             "its devices are descriptions and hold no data: return `jax.ShapeDtypeStruct` arguments "
             "(jax.eval_shape makes them), with NamedSharding(mesh, ...) where they are split",
         ) from failed
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not callable(returned[0]):
-        raise InputError(
-            f"{request.function} returned {type(returned).__name__}, not a step with arguments", hint=CONTRACT
-        )
-    step, arguments, keywords = returned if len(returned) == 3 else (*returned, {})
-    if not isinstance(arguments, tuple | list):
-        raise InputError(
-            f"{request.function}: args is {type(arguments).__name__}, not a tuple", hint=CONTRACT
-        )
+    step, arguments, keywords = checked_program(request.function, returned)
     jitted = step if hasattr(step, "trace") else jax.jit(step)
     leaves, tree = jax.tree.flatten((tuple(arguments), dict(keywords)))
     paths = argument_paths(step, arguments, keywords)
@@ -69,6 +75,22 @@ def foreign_program(request: Request, mesh: Mesh) -> tuple[Any, tuple[Any, ...],
     abstract = [_abstract(request, *each, mesh) for each in zip(paths, leaves, shardings, strict=True)]
     _check_division(request, dict(zip(paths, abstract, strict=True)))
     return jitted, *jax.tree.unflatten(tree, abstract)
+
+
+def checked_program(name: str, returned: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the step, arguments and keywords that the function `name` returned.
+
+    Raises:
+        InputError: it returned something else.
+    """
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not callable(returned[0]):
+        raise InputError(
+            f"{name} returned {type(returned).__name__}, not a step with arguments", hint=CONTRACT
+        )
+    step, arguments, keywords = returned if len(returned) == 3 else (*returned, {})
+    if not isinstance(arguments, tuple | list):
+        raise InputError(f"{name}: args is {type(arguments).__name__}, not a tuple", hint=CONTRACT)
+    return step, arguments, keywords
 
 
 def declared(request: Request) -> tuple[list[str], dict[str, list[str]]]:

@@ -95,8 +95,7 @@ def lowered_call(
     try:
         with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
             traced, names = _traced(step, args, kwargs)
-            with callbacks_without_devices():
-                lowered = traced.lower(lowering_platforms=(platform,))
+            return lowered_text(traced, names, platform)
     except Exception as failed:
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
@@ -108,8 +107,19 @@ def lowered_call(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
             hint=hint,
         ) from failed
+
+
+def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredText:
+    """Return a traced call lowered for a platform.
+
+    `names`: the paths of its arrays, in their order. Arrays of an enclosing scope come first, without names.
+    """
+    with callbacks_without_devices():
+        lowered = traced.lower(lowering_platforms=(platform,))
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
+    outer = len(jaxpr.invars) - len(names)
+    names = [*(f"closed_over[{index}]" for index in range(outer)), *names]
     kept = sorted(facts["kept_var_idx"])
     mesh = _mesh_of(facts)
     free_in, free_out = _free(facts)
@@ -147,7 +157,7 @@ def _traced(
         traced: Any = trace(*args, **kwargs)
         while not isinstance(traced, jax.stages.Traced):
             traced = traced.traced
-        return traced, [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names]
+        return traced, argument_names(traced)
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [_is_array(leaf) for leaf in leaves]
     fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
@@ -166,6 +176,11 @@ def _traced(
     if donated := _donated(traced.jaxpr.jaxpr):
         traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
     return traced, names
+
+
+def argument_names(traced: Any) -> list[str]:
+    """Return the paths of the arguments of a traced call."""
+    return [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names or ()]
 
 
 def _is_array(leaf: Any) -> bool:

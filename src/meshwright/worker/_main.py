@@ -38,6 +38,7 @@ from ..compiler import (
     Compiled,
     OptionValue,
     Request,
+    TakesNoMesh,
     _cache,
     accepted_options,
     fingerprint_of,
@@ -71,7 +72,8 @@ def main(work: Path, made: Path, parent: int) -> None:
         serve = _describe if request.describes else _compile_text if request.digest else _compile
         answer = serve(request, work, made)
     except MeshwrightError as error:
-        kind = "InputError" if isinstance(error, InputError) else "CompileError"
+        kinds = (TakesNoMesh, InputError, CompileError)
+        kind = next((each.__name__ for each in kinds if isinstance(error, each)), CompileError.__name__)
         answer = {"error": kind, "message": error.message, "hint": error.hint}
     (work / "answer.json").write_text(json.dumps(answer))
 

@@ -1,0 +1,158 @@
+"""Run a user's script in a process of its own, and take the jitted calls that it lowered.
+
+`meshwright.worker._script` is that process. It answers with the script's calls in files; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..children import end_session, own_python, working_folder
+from ..errors import InputError
+from ..records import EXACT, read_record
+
+MODULE = "meshwright.worker._script"
+TIME_LIMIT_SECONDS = 1200.0
+POLL_SECONDS = 0.05
+LAST_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRequest:
+    """A script to run, or a function that returns a step.
+
+    `command`: the script's file, or `-m` with a module, and its arguments. `function`: "module:function",
+    which is called without arguments and returns (step, args) or (step, args, kwargs); empty for a script.
+    """
+
+    __pydantic_config__ = EXACT
+    command: tuple[str, ...]
+    function: str
+    platform: str  # the compiler's: cuda | tpu | cpu
+    topology: dict[str, Any]  # the arguments of `get_topology_desc`; empty for the CPU
+    num_devices: int
+    all_calls: bool  # weigh each jitted call, not one
+
+    def to_json(self) -> str:
+        """Return the JSON text that the script's process reads."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> ScriptRequest:
+        """Read what `to_json` returned."""
+        return read_record(ScriptRequest, text, name="a script's request", hint="report it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A jitted call of a script. One that is weighed has its lowered program.
+
+    `place`: the line that called it. `model_flops`: before the compiler, without recomputation. `files`: the
+    program's texts for a compile worker, by name; empty for a call that is not weighed. `digest`,
+    `num_devices`, `mesh_axes`: of the program.
+    """
+
+    __pydantic_config__ = EXACT
+    name: str
+    place: str
+    num_calls: int
+    model_flops: int
+    has_backward: bool
+    files: tuple[str, ...] = ()
+    digest: str = ""
+    num_devices: int = 0
+    mesh_axes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptAnswer:
+    """What a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
+
+    `notes`: values that the script read on the host, and what depended on them.
+    """
+
+    __pydantic_config__ = EXACT
+    candidates: tuple[Candidate, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    hint: str = ""
+
+    def to_json(self) -> str:
+        """Return the JSON text that the script's process writes."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> ScriptAnswer:
+        """Read what `to_json` returned."""
+        return read_record(ScriptAnswer, text, name="a script's answer", hint="report it")
+
+
+def run_script(
+    request: ScriptRequest, *, time_limit_seconds: float = TIME_LIMIT_SECONDS
+) -> tuple[ScriptAnswer, list[dict[str, str]]]:
+    """Run a script until its training step repeats.
+
+    Returns:
+        What it called, and for each of its candidates the texts of its program, by the names of the files.
+
+    Raises:
+        InputError: the script fails before it calls a jitted function with matrix products, has none, or does
+            not come to its second training step within the time limit. The message ends with its last lines.
+    """
+    with working_folder("meshwright-script-") as folder:
+        (folder / "script.json").write_text(request.to_json())
+        said = folder / "output"
+        status = _wait(folder, said, time_limit_seconds)
+        answer_file = folder / "answer.json"
+        words = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
+        last = "".join(f"\n    {line}" for line in words[-LAST_LINES:])
+        last = f". Its last lines:{last}" if last else ""
+        script = " ".join(request.command)
+        if status is None:
+            raise InputError(
+                f"{script} did not come to its second training step in {time_limit_seconds:.0f} s{last}",
+                hint="make its set-up shorter, or weigh the step by itself: mw.weigh(step, args=..., on=...)",
+            )
+        if not answer_file.exists():
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+            raise InputError(
+                f"the process of {script} {how} before it called its training step{last}",
+                hint="take os._exit out of it, or run it by itself to see where it crashes",
+            )
+        answer = ScriptAnswer.from_json(answer_file.read_text())
+        if answer.error:
+            raise InputError(f"{script}: {answer.error}{last}", hint=answer.hint)
+        texts = [
+            {Path(name).name: (folder / name).read_text() for name in each.files}
+            for each in answer.candidates
+        ]
+        return answer, texts
+
+
+def _wait(folder: Path, said: Path, seconds: float) -> int | None:
+    """Run the script's process to its end. Return its exit status, or None if it passed the time limit."""
+    started = time.monotonic()
+    with open(said, "wb") as output:
+        process = subprocess.Popen(
+            own_python("-m", MODULE, str(os.getpid()), str(folder)),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            if time.monotonic() - started > seconds:
+                return None
+            time.sleep(POLL_SECONDS)
+        return process.returncode
+    finally:
+        end_session(process)

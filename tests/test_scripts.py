@@ -1,0 +1,312 @@
+"""A user's script is weighed unchanged: it runs without a device until its training step repeats."""
+
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+import meshwright as mw
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def assumed(weighing):
+    return "\n".join(weighing.ledger.assumptions)
+
+
+def script(tmp_path, text):
+    """Write a script with the usual first lines and a step in it, and return its command."""
+    file = tmp_path / "train.py"
+    first = "import sys, jax, jax.numpy as jnp, numpy as np"
+    step = """
+    def loss(w, x):
+        return jnp.sum((x @ w) ** 2)
+    @jax.jit
+    def step(w, x):
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        return w - 0.1 * gradient, value
+    w, x = jnp.ones((64, 64)), jnp.ones((32, 64))
+    """
+    file.write_text(f"{first}\n{textwrap.dedent(step)}\n{textwrap.dedent(text)}")
+    return ["python", str(file)]
+
+
+def test_a_plain_script_on_its_own_mesh_is_the_same_program_as_its_function(forked_workers):
+    def loss(parameters, rows):
+        hidden = jnp.tanh(rows @ parameters["up"])
+        return jnp.mean((hidden @ parameters["down"] - rows) ** 2)
+
+    def update(parameters, momentum, rows):
+        value, gradients = jax.value_and_grad(loss)(parameters, rows)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradients)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, parameters, momentum), momentum, value
+
+    (made,) = mw.weigh_script(["python", str(SCRIPTS / "plain.py"), "3"], on="8xH100")
+    mesh = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    matrices = {"up": jax.ShapeDtypeStruct((512, 2048), jnp.float32),
+                "down": jax.ShapeDtypeStruct((2048, 512), jnp.float32)}  # fmt: skip
+    specs = {"up": PartitionSpec(None, "model"), "down": PartitionSpec("model", None)}
+    rows = mw.place(mesh, jax.ShapeDtypeStruct((256, 512), jnp.float32), PartitionSpec("data"))
+    matrices = mw.place(mesh, matrices, specs)
+    named = mw.weigh(jax.jit(update, donate_argnums=(0, 1)), args=(matrices, matrices, rows), on="8xH100")
+    assert made.layout.axes == named.layout.axes == (("data", 2), ("model", 4))
+    assert made.ledger.flops.model == named.ledger.flops.model == 5 * 2 * 256 * 512 * 2048
+    assert made.ledger.memory.reserved_bytes == named.ledger.memory.reserved_bytes
+    assert made.ledger.traffic == named.ledger.traffic
+    assert [each.path for each in made.compiled.arguments][-1] == "rows"
+
+
+def test_what_is_read_on_the_host_is_said_with_its_line_and_the_branch(forked_workers):
+    (made,) = mw.weigh_script([str(SCRIPTS / "plain.py"), "3"], on="8xH100")
+    words = assumed(made)
+    assert "plain.py:55: if value < 1e-4:; line 55 branches on it" in words
+    assert "one branch was taken" in words
+    assert "item is read on the host at" in words
+    assert 'plain.py:53: print("before"' in words
+    assert "also jitted: evaluate at" in words
+    assert "(1.07 GFLOP, without a backward pass, called once)" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "flops", "split"),
+    [
+        # Three products for each matrix, but the input of the first one has no gradient.
+        ("nnx_modules", [], 3 * 2 * 512 * (3 * 256**2 + 256 * 16) - 2 * 512 * 256**2, {"rows"}),
+        (
+            "linen_state",
+            ["--width", "256"],
+            3 * 2 * 1024 * (4 * 256**2 + 256) - 2 * 1024 * 256**2,
+            {"Dense_0"},
+        ),
+        ("filtered", [], 3 * 2 * 512 * (2 * 256**2 + 256 * 8) - 2 * 512 * 256**2, set()),
+    ],
+)
+def test_the_scripts_of_libraries_have_the_flops_counted_by_hand(
+    name, arguments, flops, split, forked_workers
+):
+    (made,) = mw.weigh_script(["python3", str(SCRIPTS / f"{name}.py"), *arguments], on="8xH100")
+    assert made.ledger.flops.model == flops
+    assert made.ledger.flops.executed >= flops
+    assert made.fits is True
+    divided = [each.path for each in made.compiled.arguments if not each.replicated]
+    assert divided
+    assert all(any(part in path for path in divided) for part in split)
+
+
+def test_a_script_like_nanogpt_is_weighed_by_its_training_step_and_writes_nothing(tmp_path, forked_workers):
+    out = tmp_path / "out"
+    (made,) = mw.weigh_script(["python", str(SCRIPTS / "gpt.py"), str(out)], on="64xH100")
+    width, layers, length, rows, vocabulary = 128, 2, 128, 128, 512
+    weights = layers * 12 * width**2 + vocabulary * width
+    scores = layers * rows * length**2 * width
+    assert made.ledger.flops.model == 6 * rows * length * weights + 12 * scores
+    assert made.compiled.num_devices == 64
+    words = assumed(made)
+    assert "the step is train_step" in words
+    assert 'line 100 branches on it (if losses["val"] < best_val_loss:)' in words
+    assert "the checkpoint that is saved at" in words
+    assert not out.exists()
+
+
+def test_each_call_is_weighed_when_asked(forked_workers):
+    made = mw.weigh_script([str(SCRIPTS / "plain.py"), "3"], on="8xCPU", all_calls=True)
+    assert [each.name.rpartition(":")[2] for each in made] == ["update", "evaluate"]
+    product = 2 * 256 * 512 * 2048
+    assert [each.ledger.flops.model for each in made] == [5 * product, 2 * product]
+
+
+def test_the_throughput_and_the_cost_are_of_the_tokens_that_are_told(tmp_path, forked_workers):
+    command = script(tmp_path, "while True:\n    w, value = step(w, x)")
+    (made,) = mw.weigh_script(
+        command, on="1xH100", tokens_per_step="32", tokens=3200, price_per_device_hour=3
+    )
+    assert made.num_steps == 100
+    seconds = made.prediction.step_seconds.expected
+    assert made.prediction.tokens_per_second_per_device == pytest.approx(32 / seconds)
+    assert made.run_total.cost.expected == pytest.approx(100 * seconds / 3600 * 3)
+
+
+def test_the_script_sees_the_fleet_and_its_own_arguments(tmp_path, forked_workers):
+    command = script(
+        tmp_path,
+        """
+        assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "3e-4"], sys.argv
+        jax.config.update("jax_num_cpu_devices", 2)
+        jax.distributed.initialize()
+        assert len(jax.devices()) == jax.device_count() == 16 and jax.local_device_count() == 8
+        assert jax.process_count() == 2 and jax.process_index() == 0
+        assert jax.devices()[0].device_kind == "NVIDIA H100 80GB HBM3" and jax.default_backend() == "gpu"
+        assert jax.devices("cpu")[0].platform == "cpu" and jax.devices()[0].memory_stats() == {}
+        mesh = jax.make_mesh((16,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+        jax.set_mesh(mesh)
+        split = jax.sharding.PartitionSpec("data")
+        x = jax.device_put(x, split)
+        assert jax.typeof(x).sharding.spec[0] == "data"
+        assert [part.data.shape for part in x.addressable_shards] == [(2, 64)] * 8
+        assert x.addressable_data(0).size == 128 and not x.is_fully_addressable
+        key, other = jax.random.split(jax.random.key(7))
+        assert int(jnp.asarray(3) + 4) == 7 and np.asarray(jnp.arange(3)).tolist() == [0, 1, 2]
+        compiled = step.lower(w, x).compile()
+        for _ in range(3):
+            w, value = compiled(w, x)
+        """,
+    )
+    (made,) = mw.weigh_script([*command, "--lr", "3e-4"], on="16xH100")
+    assert made.layout.axes == (("data", 16),)
+
+
+def test_nothing_of_the_script_runs_after_its_step(tmp_path, forked_workers):
+    left = tmp_path / "left"
+    command = script(
+        tmp_path,
+        f"""
+        try:
+            for i in range(5):
+                w, value = step(w, x)
+        finally:
+            open({str(left)!r}, "w").write("saved")
+        """,
+    )
+    mw.weigh_script(command, on="1xH100")
+    assert not left.exists()
+
+
+def test_a_script_that_fails_after_its_step_is_weighed_and_that_is_said(tmp_path, forked_workers):
+    command = script(tmp_path, "w, value = step(w, x)\nraise KeyError('evaluation')")
+    (made,) = mw.weigh_script(command, on="1xH100")
+    assert "the script failed after step had run 1 times: KeyError at" in assumed(made)
+
+
+def test_a_large_array_that_is_read_stops_the_script(tmp_path, forked_workers):
+    command = script(
+        tmp_path, "w, value = step(w, x)\nnp.save('w.npy', np.asarray(jnp.ones((1024, 1024)) * value))"
+    )
+    (made,) = mw.weigh_script(command, on="1xH100")
+    assert made.ledger.flops.model == 2 * 2 * 32 * 64 * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gradient = jax.grad(loss)(w, x)", "called no jitted function with matrix products"),
+        ("raise OSError('no data')", r"with a backward pass: OSError at .*train.py:.*: no data"),
+        ("print('I am here')\nsys.exit(3)", r"(?s)exit status 3.*I am here"),
+        ("np.asarray(jnp.ones((1024, 1024)))", r"reads 4.0 MiB of computed values on the host at .*train.py"),
+        ("import os; os._exit(4)", "ended with 4 before it called its training step"),
+        ("m, p = jax.make_mesh((1,), 'a'), jax.P()\njax.shard_map(abs, mesh=m, in_specs=p, out_specs=p)(x)",
+         "calls jax.shard_map outside jax.jit"),
+    ],
+    ids=["eager", "fails", "exits", "reads", "ends", "shard_map"],
+)  # fmt: skip
+def test_a_script_without_a_step_is_refused_in_words(text, words, tmp_path):
+    with pytest.raises(mw.InputError, match=words):
+        mw.weigh_script(script(tmp_path, text), on="1xCPU")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["torchrun", "train.py"], "'torchrun train.py' runs no Python script"),
+        (["python", "-u", "train.py"], "runs no Python script"),
+        (["python", "no_such.py"], "no file no_such.py"),
+        ([], "runs no Python script"),
+    ],
+)
+def test_a_command_that_is_no_script_is_refused(command, words):
+    with pytest.raises(mw.InputError, match=words):
+        mw.weigh_script(command, on="8xH100")
+
+
+def test_a_release_of_jax_without_a_private_name_is_refused_in_words():
+    from meshwright.worker._shapes import _private
+
+    with pytest.raises(mw.InputError, match=rf"jax {jax.__version__} has no jax._src.core.EvalTrace.gone"):
+        _private("jax._src.core", "EvalTrace.gone")
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+def loss(w, x):
+    return jnp.sum((x @ w) ** 2)
+
+def on_the_fleet():
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    w = jax.device_put(jax.random.normal(jax.random.key(0), (64, 64)), NamedSharding(mesh, PartitionSpec()))
+    x = jax.ShapeDtypeStruct((32, 64), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
+    return jax.jit(jax.value_and_grad(loss)), (w, x)
+
+def on_no_mesh():
+    return jax.value_and_grad(loss), (np.ones((64, 64), np.float32), np.ones((32, 64), np.float32))
+
+def wrong():
+    return 3
+
+def fails():
+    raise ValueError("no tokens")
+
+class Trainer:
+    def __init__(self, width=64):
+        self.width = width
+
+    def program(self, mesh):
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        w = jax.ShapeDtypeStruct((self.width, self.width), jnp.float32)
+        x = jax.ShapeDtypeStruct((32, self.width), jnp.float32, sharding=rows)
+        return jax.value_and_grad(loss), (w, x)
+
+class Needy:
+    def __init__(self, width):
+        pass
+
+    def program(self):
+        return self
+"""
+PRODUCTS = 2 * 2 * 32 * 64 * 64
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "train.py").write_text(PROGRAM)
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices"),
+    [("parts/train.py:on_the_fleet", 8), ("mine:Trainer.program", 8), ("mine:on_no_mesh", 1)],
+)
+def test_files_methods_and_functions_without_a_mesh_are_programs(name, num_devices, program, forked_workers):
+    weighed = mw.weigh(name, on="8xH100", tokens_per_step=32, tokens="3200")
+    assert weighed.ledger.flops.model == PRODUCTS
+    assert weighed.compiled.num_devices == num_devices
+    assert weighed.num_steps == 100
+    assert ("one device of 8xH100 works" in assumed(weighed)) == (num_devices == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "keywords", "words"),
+    [
+        ("mine:on_no_mesh", {"layout": "data=8"}, "takes no mesh, so it takes no layout"),
+        ("mine:wrong", {}, "mine:wrong returned int, not a step with arguments"),
+        ("mine:fails", {}, r"mine:fails\(\) failed at .*mine.py:\d+: ValueError: no tokens"),
+        ("mine:Trainer.programme", {}, "mine has no function 'Trainer.programme'"),
+        ("mine:Needy.program", {}, r"mine:Needy\(\) failed"),
+        ("gone.py:step", {}, "no file gone.py"),
+        ("mine:on_no_mesh", {"tokens": "1B"}, "the number of tokens in its step is not known"),
+        ("mine:on_no_mesh", {"tokens_per_step": 0}, "0 tokens per step"),
+    ],
+)
+def test_a_program_that_cannot_be_weighed_is_refused_in_words(name, keywords, words, program):
+    with pytest.raises(mw.InputError, match=words):
+        mw.weigh(name, on="8xH100", **keywords)
+
+
+def test_a_config_states_its_own_tokens_per_step():
+    with pytest.raises(mw.InputError, match="a config takes no tokens_per_step"):
+        mw.weigh("linear", on="1xCPU", tokens_per_step=3)
