@@ -180,7 +180,7 @@ class Transformer(Model):
         return {"layers": self._of_layers(block, self.config.num_layers)}
 
     def _of_layers(self, block: Tree, count: int) -> Tree:
-        """Return the declarations of `count` layers from those of one block: stacked, or a list if unrolled."""
+        """Return the declarations of `count` layers like one block: stacked, or a list if unrolled."""
 
         def stacked(p: Parameter) -> Parameter:
             return replace(p, shape=(count, *p.shape), dims=("layers", *p.dims))

@@ -323,8 +323,8 @@ class _Watch:
             ) from failed
         if lowered.answers is not None:
             raise InputError(
-                f"{call.name} at {call.place} has calls with a partitioning rule of their own, such as cuDNN's "
-                "attention, which cannot be asked after the script has ended",
+                f"{call.name} at {call.place} has calls with a partitioning rule of their own, such as "
+                "cuDNN's attention, which cannot be asked after the script has ended",
                 hint="weigh the step by itself: mw.weigh(step, args=..., on=...)",
             )
         return _with_files(about, lowered, self._folder / f"call{index}")
