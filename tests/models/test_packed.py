@@ -112,3 +112,26 @@ def test_one_document_is_what_a_window_without_documents_is(context):
     one = {**whole, "segments": jnp.zeros_like(whole["tokens"])}
     losses = [jax.jit(lambda p, b: model.loss(p, {}, b, run)[0])(parameters, batch) for batch in (whole, one)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 2}], ids=["alone", "data, tensor"])
+def test_the_loss_is_the_mean_over_the_answers_that_a_batch_marks(layout, context):
+    """Against Optax's loss of single tokens, for the tokens that are marked and begin no document."""
+    model, (tokens, segments) = Transformer(LLAMA), packed()
+    answers = np.random.default_rng(1).integers(2, size=tokens.shape, dtype=np.int32)
+    parameters = jax.jit(lambda: initial_parameters(model.parameters(), jax.random.key(1)))()
+    batch = {
+        name: jnp.array(a) for name, a in (("tokens", tokens), ("segments", segments), ("answers", answers))
+    }
+
+    @jax.jit
+    def each(parameters):
+        alone = context()
+        hidden = model.hidden(parameters, batch["tokens"][:, :-1], alone, batch["segments"][:, :-1])[0]
+        logits = hidden @ model.head(parameters, alone).T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
+
+    taught = (answers[:, 1:] == 1) & (segments[:, 1:] == segments[:, :-1])
+    run = context(**layout)
+    found = jax.jit(lambda p: model.loss(p, {}, batch, run)[0])(parameters)
+    np.testing.assert_allclose(found, np.asarray(each(parameters))[taught].mean(), rtol=1e-5)

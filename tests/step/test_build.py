@@ -294,15 +294,20 @@ def test_a_batch_is_split_over_replicas_alone(mesh):
     assert tokens.sharding.spec == PartitionSpec(None, ("data", "fsdp"))
 
 
-TOKENS = ["data.source=tokens", "data.path=absent.bin", "data.dtype=uint16", "batch.microbatch_sequences=2"]
+TOKENS = ["data.source=tokens", "data.path=absent.bin", "data.dtype=uint16"]
+TALKS = ["data.source=instructions", "data.path=absent.jsonl", "data.tokenizer=bytes"]
 
 
 @pytest.mark.parametrize(
-    ("more", "wanted"),
-    [([], ["tokens"]), (["data.documents=packed", "data.end_of_document=0"], ["segments", "tokens"])],
+    ("data", "wanted"),
+    [
+        (TOKENS, ["tokens"]),
+        ([*TOKENS, "data.documents=packed", "data.end_of_document=0"], ["segments", "tokens"]),
+        (TALKS, ["answers", "segments", "tokens"]),
+    ],
 )
-def test_packed_documents_have_a_segment_for_each_token(more: list[str], wanted: list[str], mesh):
-    batch = abstract_batch(load_config("bytes-nano", [*TOKENS, *more]), mesh(data=2))
+def test_packed_documents_have_a_segment_for_each_token(data: list[str], wanted: list[str], mesh):
+    batch = abstract_batch(load_config("bytes-nano", [*data, "batch.microbatch_sequences=2"]), mesh(data=2))
     assert sorted(batch) == wanted
     for array in batch.values():
         assert array.shape == (2, 4, 65)  # 8 sequences: 2 microbatches of 2 for each of 2 replicas

@@ -19,6 +19,7 @@ from meshwright.training import RunFolder, RunRequest, devices_of, run_training
 NANO = ("bytes-nano", "data.source=synthetic")
 EXPERTS = ("bytes-moe", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
+LORA = (*NANO, "lora.rank=4", "precision=bf16")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
 ADAGRAD = (*NANO, "optimizer.kind=adagrad", "optimizer.epsilon=1e-5")
@@ -161,6 +162,10 @@ PROGRAM = {
     "remat": (NANO, "remat=full"),
     "zero1": (NANO, "zero1=true"),
     "offload": ((*NANO, "remat=full"), "offload=activations"),
+    "lora.rank": (NANO, "lora.rank=4"),
+    "lora.alpha": (LORA, "lora.alpha=16.0"),
+    "lora.targets": (LORA, 'lora.targets=["q_proj"]'),
+    "lora.base": (LORA, "lora.base=fp32"),
     "batch.sequences": (NANO, "batch.sequences=16"),
     "batch.sequence_length": (NANO, "batch.sequence_length=32"),
     "batch.base_sequences": (CRUNCHER_SCALED, "batch.base_sequences=3"),
@@ -200,6 +205,12 @@ ELSEWHERE = {
     "data.tokens.documents": "adds segments to the batch: tests/step/test_build.py",
     "data.tokens.end_of_document": "says where the batch's segments end",
     "data.tokens.held_out_fraction": "says how much of the file's tail training does not see",
+    "data.instructions.source": "adds segments and answers to the batch: tests/step/test_build.py",
+    "data.instructions.path": "says whose conversations they are: tests/data/test_instructions.py",
+    "data.instructions.tokenizer": "says how they become tokens: tests/data/test_instructions.py",
+    "data.instructions.loss_on": "says what a batch's answers mark: tests/data/test_instructions.py",
+    "data.instructions.too_long": "says what long conversations do: tests/data/test_instructions.py",
+    "data.instructions.held_out_fraction": "says how many lines training does not see",
     "checkpoint.every_steps": "says when the training loop saves",
     "checkpoint.keep_last": "says which checkpoints stay",
     "checkpoint.keep_every": "says which checkpoints stay",

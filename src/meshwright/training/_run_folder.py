@@ -230,7 +230,7 @@ def config_of(run: Path) -> RunConfig:
         if saved is None:
             raise _of_another_release(path, wrong) from wrong
     try:
-        return RunConfig.model_validate(saved)
+        return RunConfig.model_validate_json(json.dumps(saved))
     except ValidationError as wrong:
         raise _of_another_release(run / "checkpoints", wrong) from wrong
 
