@@ -153,6 +153,12 @@ class Transformer(Model):
         super().__init__(config)
         self.block = self._block_parameters(has_experts=config.num_experts is not None)
         self.dense_block = self._block_parameters(has_experts=False) if config.num_dense_layers else {}
+        self._dims = {
+            (group, name): parameter.dims
+            for block in (self.dense_block, self.block)
+            for group, parameters in block.items()
+            for name, parameter in parameters.items()
+        }
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
@@ -465,9 +471,7 @@ class Transformer(Model):
         as long (benchmarks/train_cpu.py).
         """
         with jax.named_scope(name):
-            dims = (self.block[group] if name in self.block.get(group, ()) else self.dense_block[group])[
-                name
-            ].dims
+            dims = self._dims[group, name]
             weight = context.gather(layer[group][name], *dims)
             num_inputs = x.ndim - 2
             outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"

@@ -1,0 +1,88 @@
+"""Layers that take turns, caps, and latent attention after dense layers train on layouts as on one device.
+
+Losses and gradients in float32, within 1e-5 of the largest gradient. Parameters are drawn by one device.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from meshwright.config import Layout, check_layout, load_config
+from meshwright.data import open_data
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+
+SIZES = (
+    *("data.source=synthetic", "precision=fp32", "model.vocab_size=64", "model.embed_dim=32"),
+    *("model.num_heads=4", "model.num_kv_heads=4", "model.mlp_dim=16", "batch.sequence_length=32"),
+    *("batch.sequences=8", "optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=none"),
+)
+FAMILIES = {
+    "turns": (
+        *("model.num_layers=4", "model.window=9", "model.global_every=2", "model.norm_place=both"),
+        *("model.score_cap=2.0", "model.logit_cap=3.0", "model.score_dim=12", "model.rope_local_theta=50.0"),
+    ),
+    "turns, one left over": (
+        *("model.num_layers=4", "model.window=9", "model.global_every=3", "model.rope_local_theta=50.0"),
+    ),
+    "latents": (
+        *("model.num_layers=3", "model.head_dim=12", "model.latent_rank=16", "model.query_rank=8"),
+        *("model.rotary_dim=4", "model.value_dim=8", "model.num_experts=8", "model.experts_per_token=3"),
+        *("model.num_shared_experts=1", "model.num_dense_layers=1", "model.dense_mlp_dim=24"),
+        *("model.router=sigmoid", "model.router_groups=4", "model.router_groups_chosen=2"),
+        *("model.router_bias=true", "model.rope_interleaved=true"),
+    ),
+}
+CASES = [
+    ("turns", "fsdp=2,tensor=2", "full"),
+    ("turns", "stage=2,fsdp=2", "full"),
+    ("turns", "data=2,tensor=4", "none"),
+    ("turns, one left over", "fsdp=4", "dots"),
+    ("latents", "fsdp=2,tensor=2", "none"),
+    ("latents", "fsdp=2,expert=4", "full"),
+    ("latents", "data=2,expert=2,tensor=2", "dots"),
+]
+
+
+@functools.cache
+def trained(family: str, layout: str, remat: str) -> tuple[float, list[np.ndarray]]:
+    """Return the loss of the first step, and its gradients: momentum begins with zeros."""
+    axes = Layout.parse(layout)
+    config = load_config("bytes-nano", [*SIZES, *FAMILIES[family], f"layout={layout}", f"remat={remat}"])
+    check_layout(config, axes)
+    built = build_step(config, mesh_of(axes.axes, jax.devices()[: axes.num_devices]))
+    state = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding), built.state)
+    first = (
+        initial(family) if axes.num_devices > 1 else jax.device_get(built.init(np.uint32(0))["parameters"])
+    )
+    state["parameters"] = jax.tree.map(
+        lambda x, like: jax.device_put(x, like.sharding), first, built.state["parameters"]
+    )
+    batch = jax.tree.map(
+        lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding),
+        open_data(config).batch(0, "train"),
+        built.batch,
+    )
+    state, metrics = built.step(state, batch)
+    gradients = jax.tree.leaves(optax.tree.get(state["optimizer"], "trace"))
+    return float(metrics["loss"]), [np.array(gradient) for gradient in gradients]
+
+
+@functools.cache
+def initial(family: str):
+    config = load_config("bytes-nano", [*SIZES, *FAMILIES[family], "layout=data=1"])
+    built = build_step(config, mesh_of(Layout.parse("data=1").axes, jax.devices()[:1]))
+    return jax.device_get(built.init(np.uint32(0))["parameters"])
+
+
+@pytest.mark.parametrize(("family", "layout", "remat"), CASES)
+def test_a_layout_trains_as_one_device_does(family, layout, remat):
+    loss, gradients = trained(family, "data=1", "none")
+    loss_here, gradients_here = trained(family, layout, remat)
+    largest = max(float(np.abs(gradient).max()) for gradient in gradients)
+    assert loss_here == pytest.approx(loss, rel=1e-5)
+    for one, here in zip(gradients, gradients_here, strict=True):
+        np.testing.assert_allclose(here, one, rtol=0, atol=1e-5 * largest)
