@@ -75,13 +75,20 @@ def test_what_is_read_on_the_host_is_said_with_its_line_and_the_branch(forked_wo
     [
         # Three products for each matrix, but the input of the first one has no gradient.
         ("nnx_modules", [], 3 * 2 * 512 * (3 * 256**2 + 256 * 16) - 2 * 512 * 256**2, {"rows"}),
-        (
+        pytest.param(
             "linen_state",
             ["--width", "256"],
             3 * 2 * 1024 * (4 * 256**2 + 256) - 2 * 1024 * 256**2,
             {"Dense_0"},
+            marks=pytest.mark.wide,
         ),
-        ("filtered", [], 3 * 2 * 512 * (2 * 256**2 + 256 * 8) - 2 * 512 * 256**2, set()),
+        pytest.param(
+            "filtered",
+            [],
+            3 * 2 * 512 * (2 * 256**2 + 256 * 8) - 2 * 512 * 256**2,
+            set(),
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_the_scripts_of_libraries_have_the_flops_counted_by_hand(

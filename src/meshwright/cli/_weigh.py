@@ -75,6 +75,14 @@ TokensOption = Annotated[
         show_default="the config's steps",
     ),
 ]
+TokensPerStepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokens-per-step",
+        metavar="COUNT",
+        help="Tokens or samples in a step of your own program: adds its throughput.",
+    ),
+]
 PriceOption = Annotated[
     str | None,
     typer.Option("--price", metavar="PRICE", help="Price of a device-hour, 1.80: adds the cost of the run."),
@@ -100,14 +108,7 @@ def weigh(
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
-    tokens_per_step: Annotated[
-        str | None,
-        typer.Option(
-            "--tokens-per-step",
-            metavar="COUNT",
-            help="Tokens or samples in a step of your own program: adds its throughput.",
-        ),
-    ] = None,
+    tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with status 3 if it does not fit.")] = False,
     simulate: Annotated[
