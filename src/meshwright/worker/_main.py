@@ -320,9 +320,13 @@ def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
 
 
 def _role(path: str, ours: bool) -> str:
+    if not ours:
+        from ._foreign import role_in_tree
+
+        return role_in_tree(path)
     top, _, rest = path.partition("[")
-    if not ours or top == "batch":
-        return top.split(".")[0]
+    if top == "batch":
+        return "batch"
     return ROLES.get(rest.split("]")[0].strip("'"), "step")
 
 

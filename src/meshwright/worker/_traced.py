@@ -263,6 +263,7 @@ def count_traced(
         },
         kernels=tuple(counter.kernels),
         assumptions=tuple(sorted(counter.assumptions)),
+        by_source=by_source,
     )
 
 
