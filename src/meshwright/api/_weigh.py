@@ -177,17 +177,7 @@ def weigh(
     run = config_of_run(config, overrides, layout)
     if run is None:
         _refuse_totals(config, tokens, price_per_device_hour)
-        mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-        return weigh_resolved(
-            config,
-            fleet,
-            mesh,
-            simulate=simulate,
-            num_steps=None,
-            knobs=knobs_of(overrides),
-            rules=None if rules is None else RulesFile.read(rules),
-            on_event=on_event,
-        )
+        return _weigh_named(config, fleet, layout, overrides, rules, simulate=simulate, on_event=on_event)
     _refuse("a configuration", {"rules": rules})
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
@@ -196,6 +186,29 @@ def weigh(
         return made
     command = plan_command(config, fleet, overrides)
     return dataclasses.replace(made, plan=_known_plan(made, run, command))
+
+
+def _weigh_named(
+    function: str,
+    fleet: Fleet,
+    layout: str | None,
+    overrides: Overrides,
+    rules: str | Path | None,
+    *,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+) -> Weighing:
+    """Weigh a foreign program by its name."""
+    return weigh_resolved(
+        function,
+        fleet,
+        Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices),
+        simulate=simulate,
+        num_steps=None,
+        knobs=knobs_of(overrides),
+        rules=None if rules is None else RulesFile.read(rules),
+        on_event=on_event,
+    )
 
 
 def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
