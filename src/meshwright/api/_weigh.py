@@ -143,13 +143,9 @@ def weigh(
     """
     for_torch = {"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast}
     if is_torch_module(config):
-        for_configs = {
-            "on": on,
-            "layout": layout,
-            "overrides": overrides or None,
-            "simulate": simulate or None,
-        }
-        for_configs |= {"tokens": tokens, "price_per_device_hour": price_per_device_hour, "rules": rules}
+        for_configs = {"on": on, "layout": layout, "overrides": overrides or None, "rules": rules}
+        for_configs |= {"simulate": simulate or None, "tokens": tokens}
+        for_configs |= {"price_per_device_hour": price_per_device_hour}
         _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
@@ -189,7 +185,7 @@ def weigh(
 
 
 def _weigh_named(
-    function: str,
+    function: str | RunConfig,
     fleet: Fleet,
     layout: str | None,
     overrides: Overrides,
