@@ -4,11 +4,13 @@ import functools
 import importlib
 from pathlib import Path
 
+import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import meshwright as mw
@@ -156,3 +158,59 @@ def test_a_second_weighing_comes_from_the_cache(abstract_mesh, forked_workers):
     first = mw.weigh(step, args=given, on="8xH100")
     assert mw.weigh(step, args=given, on="8xH100").compiled == first.compiled
     assert mw.weigh(step, args=given, on="8xH100").cached
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(64, 256, rngs=rngs), nnx.Linear(256, 64, rngs=rngs)
+
+    def __call__(self, rows):
+        return self.down(nnx.relu(self.up(rows)))
+
+
+BLOCK_PRODUCTS = 5 * 2 * ROWS * 64 * 256  # two forward, two for weights, one for the hidden rows
+
+
+def test_work_without_scopes_belongs_to_the_functions_that_wrote_it(forked_workers):
+    block = Block(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(block, optax.adamw(1e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def train_step(block, optimizer, rows):
+        gradients = nnx.grad(lambda block: jnp.mean(block(rows) ** 2))(block)
+        optimizer.update(block, gradients)
+
+    weighed = mw.weigh(train_step, args=(block, optimizer, jnp.ones((ROWS, 64))), on="1xH100")
+    flops = weighed.ledger.flops
+    assert flops.executed == flops.model == BLOCK_PRODUCTS
+    (place,) = flops.by_module  # both products are on one line
+    assert place.startswith("Block.__call__/test_live.py:")
+    assert flops.model_by_module == flops.by_module
+    assert flops.waste_by_module == {}
+
+
+def test_a_module_of_equinox_may_be_a_result(forked_workers):
+    network = equinox.nn.MLP(64, 64, 256, 1, use_bias=False, key=jax.random.key(0))
+
+    @equinox.filter_jit
+    def train_step(network, rows):
+        gradients = equinox.filter_grad(lambda network: jnp.mean(jax.vmap(network)(rows) ** 2))(network)
+        return equinox.apply_updates(network, gradients)
+
+    weighed = mw.weigh(train_step, args=(network, jnp.ones((ROWS, 64))), on="1xH100")
+    assert weighed.ledger.flops.model == BLOCK_PRODUCTS
+    assert "" not in weighed.ledger.flops.by_module
+
+
+def test_the_parts_of_a_state_have_their_roles(forked_workers):
+    def train_step(state, rows):
+        changed, _ = step({"parameters": state["params"], "moments": state["opt_state"]}, rows)
+        return {"params": changed["parameters"], "opt_state": changed["moments"]}
+
+    state, rows = arguments()
+    state = {"params": state["parameters"], "opt_state": state["moments"]}
+    weighed = mw.weigh(jax.jit(train_step, donate_argnums=0), args=(state, rows), on="1xH100")
+    by_category, size = weighed.ledger.memory.by_category, WIDTH * WIDTH * 4
+    assert by_category["parameters"] == size
+    assert 2 * size <= by_category["optimizer_state"] < 2 * size + 1024
+    assert {each.role for each in weighed.compiled.arguments} == {"parameters", "optimizer_state", "rows"}

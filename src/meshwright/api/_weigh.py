@@ -152,13 +152,8 @@ def weigh(
     """
     for_torch = {"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast}
     if is_torch_module(config):
-        for_configs = {
-            "on": on,
-            "layout": layout,
-            "overrides": overrides or None,
-            "simulate": simulate or None,
-        }
-        for_configs |= {"tokens": tokens, "tokens_per_step": tokens_per_step, "rules": rules}
+        for_configs = {"on": on, "layout": layout, "overrides": overrides or None, "rules": rules}
+        for_configs |= {"simulate": simulate or None, "tokens": tokens, "tokens_per_step": tokens_per_step}
         for_configs |= {"price_per_device_hour": price_per_device_hour}
         _refuse("a PyTorch module, accounted on one device,", for_configs)
         return account_torch(

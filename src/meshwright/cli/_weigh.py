@@ -87,6 +87,10 @@ PriceOption = Annotated[
     str | None,
     typer.Option("--price", metavar="PRICE", help="Price of a device-hour, 1.80: adds the cost of the run."),
 ]
+RulesOption = Annotated[
+    Path | None,
+    typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
+]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the predicted step for ui.perfetto.dev.")
 ]
@@ -118,10 +122,7 @@ def weigh(
         Path | None, typer.Option("--html", metavar="FILE", help="Write the account as a page with pictures.")
     ] = None,
     trace: TraceOption = None,
-    rules: Annotated[
-        Path | None,
-        typer.Option("--rules", metavar="FILE", help="Python file that calls meshwright.register_kernel."),
-    ] = None,
+    rules: RulesOption = None,
     explains: Annotated[
         bool, typer.Option("--explain", help="Compile each change that would help; show saving and cost.")
     ] = False,

@@ -65,7 +65,8 @@ class TracedFlops:
 
     Phases: forward, backward, recompute, optimizer, other. For attention marked causal, only the needed half
     is counted. `unpriced`: calls without a rule, with their shapes. `kernels`: calls that the compiler cannot
-    look into, each once. `assumptions`: how their FLOPs were counted, in words.
+    look into, each once. `assumptions`: how their FLOPs were counted, in words. `by_source`: whether work
+    outside any scope has the function and line of its source for a module.
     """
 
     by_phase: dict[str, int]
@@ -76,6 +77,7 @@ class TracedFlops:
     by_phase_and_module: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
     kernels: tuple[Kernel, ...] = ()
     assumptions: tuple[str, ...] = ()
+    by_source: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,10 +47,9 @@ def executions_in(folder: Path) -> Executions:
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    compiled = Compiled.load(folder)
-    foreign = compiled.num_parameters is None  # its author may have set no scopes
-    program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if foreign else None)
-    mark_kernels(program, compiled.traced_flops.kernels)
+    traced = Compiled.load(folder).traced_flops
+    program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if traced.by_source else None)
+    mark_kernels(program, traced.kernels)
     return executions_of(program)
 
 

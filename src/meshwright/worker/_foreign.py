@@ -8,6 +8,7 @@ Imports jax: only the worker process may import this module.
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -194,6 +195,25 @@ def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
         top = names[keys[1].idx] if keys[0].idx == 0 else keys[1].key
         paths.append(f"{top}{jax.tree_util.keystr(keys[2:])}")
     return paths
+
+
+_ROLES = {
+    "optimizer_state": ("opt_state", "optimizer_state", "opt", "optimizer", "moments"),
+    "parameters": ("params", "parameters", "weights"),
+    "model_state": ("batch_stats", "model_state"),
+    "keys": ("key", "keys", "rng", "rngs"),
+}
+_ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
+
+
+def role_in_tree(path: str) -> str:
+    """Return the role of an argument by its path: that of a part of a state, else the argument's own name.
+
+    >>> role_in_tree("state.opt_state[0].mu['params']['w']"), role_in_tree("params['w']")
+    ('optimizer_state', 'params')
+    """
+    top, *rest = re.findall(r"[A-Za-z_]\w*", path)
+    return next((_ROLE_OF[name] for name in rest if name in _ROLE_OF), top)
 
 
 def _shapes(paths: list[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:

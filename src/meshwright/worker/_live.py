@@ -28,7 +28,7 @@ from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
 from ._deviceless import callbacks_without_devices, devices_of_kind
-from ._foreign import argument_paths
+from ._foreign import argument_paths, role_in_tree
 from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
 
@@ -239,7 +239,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(
         path=path,
-        role=path.split("[")[0].split(".")[0],
+        role=role_in_tree(path),
         shape=shape,
         dtype=str(aval.dtype),
         device_bytes=int(np.prod(shard)) * per_entry,

@@ -145,24 +145,15 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     mesh = mesh_of(request.mesh_axes, devices)
     say("tracing")
     step, arguments, keywords, facts = _program(request, mesh)
-    if request.function is None:
-        traced = step.trace(*arguments)
-        lowered = traced.lower(lowering_platforms=(request.platform,))
-    else:
-        from ._deviceless import devices_of_kind
-        from ._foreign import lower_foreign
-
-        with devices_of_kind(devices[0].device_kind, request.platform):
-            traced, lowered = lower_foreign(request, step, arguments, keywords)
+    traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
     if request.function is not None:
         key = {"key": request.key(lowered.as_text())}
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
     say("counting")
-    flops = count_traced(
-        traced.jaxpr.jaxpr, request.platform, traced.jaxpr.consts, by_source=request.function is not None
-    )
+    program, foreign = traced.jaxpr, request.function is not None
+    flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
     say("compiling")
     accepted = accepted_options(request.options, _identity())
     executable = _compile_lowered(lowered, request, accepted.options, work)
@@ -192,6 +183,20 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     with _cache.writing_cache():
         record.save(made, texts)
     return key
+
+
+def _lowered(
+    request: Request, step: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], device_kind: str
+) -> tuple[Any, Any]:
+    """Return the step traced, and lowered for the request's platform."""
+    if request.function is None:
+        traced = step.trace(*arguments)
+        return traced, traced.lower(lowering_platforms=(request.platform,))
+    from ._deviceless import devices_of_kind
+    from ._foreign import lower_foreign
+
+    with devices_of_kind(device_kind, request.platform):
+        return lower_foreign(request, step, arguments, keywords)
 
 
 def _identity() -> Any:
@@ -324,9 +329,13 @@ def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
 
 
 def _role(path: str, ours: bool) -> str:
+    if not ours:
+        from ._foreign import role_in_tree
+
+        return role_in_tree(path)
     top, _, rest = path.partition("[")
-    if not ours or top == "batch":
-        return top.split(".")[0]
+    if top == "batch":
+        return "batch"
     return ROLES.get(rest.split("]")[0].strip("'"), "step")
 
 

@@ -266,6 +266,7 @@ def count_traced(
         },
         kernels=tuple(counter.kernels),
         assumptions=tuple(sorted(counter.assumptions)),
+        by_source=by_source,
     )
 
 
