@@ -19,6 +19,12 @@ from meshwright.training import RunFolder, RunRequest, devices_of, run_training
 NANO = ("bytes-nano", "data.source=synthetic")
 EXPERTS = ("bytes-moe", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
+STRETCHED = (*NANO, "model.rope_factor=4.0", "model.rope_original_positions=16")
+WINDOWS = (*NANO, "model.window=16", "model.global_every=2")
+LATENT = (*NANO, "model.num_kv_heads=4", "model.latent_rank=32", "model.rotary_dim=8")
+ROUTED = (*EXPERTS, "model.router=sigmoid")
+GROUPS = (*ROUTED, "model.router_groups=2", "model.router_groups_chosen=1")
+DENSE = (*EXPERTS, "model.num_dense_layers=1", "model.dense_mlp_dim=64")
 LORA = (*NANO, "lora.rank=4", "precision=bf16")
 COSINE = (*NANO, "schedule.kind=cosine", "schedule.warmup_steps=5")
 SGD = (*NANO, "optimizer.kind=sgd", "optimizer.learning_rate=0.1")
@@ -74,6 +80,37 @@ PROGRAM = {
     "model.transformer.num_shared_experts": (EXPERTS, "model.num_shared_experts=1"),
     "model.transformer.capacity_factor": (EXPERTS, "model.capacity_factor=2.0"),
     "model.transformer.balancing_loss": (EXPERTS, "model.balancing_loss=0.1"),
+    "model.transformer.rope_factor": (STRETCHED, "model.rope_factor=8.0"),
+    "model.transformer.rope_stretching": (STRETCHED, "model.rope_stretching=yarn"),
+    "model.transformer.rope_magnitude": (STRETCHED, "model.rope_magnitude=1.0"),
+    "model.transformer.rope_low_factor": (STRETCHED, "model.rope_low_factor=2.0"),
+    "model.transformer.rope_high_factor": (STRETCHED, "model.rope_high_factor=8.0"),
+    "model.transformer.rope_original_positions": (STRETCHED, "model.rope_original_positions=32"),
+    "model.transformer.rope_interleaved": (NANO, "model.rope_interleaved=true"),
+    "model.transformer.rotary_share": (NANO, "model.rotary_share=0.5"),
+    "model.transformer.rope_local_theta": (WINDOWS, "model.rope_local_theta=500.0"),
+    "model.transformer.window": (NANO, "model.window=16"),
+    "model.transformer.global_every": (WINDOWS, "model.global_every=none"),
+    "model.transformer.qkv_bias": (NANO, "model.qkv_bias=true"),
+    "model.transformer.qk_norm": (NANO, "model.qk_norm=head"),
+    "model.transformer.norm_place": (NANO, "model.norm_place=after"),
+    "model.transformer.parallel": (NANO, "model.parallel=true"),
+    "model.transformer.scaled_embedding": (NANO, "model.scaled_embedding=true"),
+    "model.transformer.latent_rank": (LATENT, "model.latent_rank=16"),
+    "model.transformer.query_rank": (LATENT, "model.query_rank=16"),
+    "model.transformer.rotary_dim": (LATENT, "model.rotary_dim=4"),
+    "model.transformer.value_dim": (LATENT, "model.value_dim=8"),
+    "model.transformer.score_dim": (NANO, "model.score_dim=4"),
+    "model.transformer.score_cap": (NANO, "model.score_cap=50.0"),
+    "model.transformer.logit_cap": (NANO, "model.logit_cap=30.0"),
+    "model.transformer.num_dense_layers": (EXPERTS, *DENSE[2:]),
+    "model.transformer.dense_mlp_dim": (DENSE, "model.dense_mlp_dim=32"),
+    "model.transformer.router": (EXPERTS, "model.router=sigmoid"),
+    "model.transformer.router_normalised": (ROUTED, "model.router_normalised=false"),
+    "model.transformer.router_scale": (ROUTED, "model.router_scale=2.5"),
+    "model.transformer.router_bias": (ROUTED, "model.router_bias=true"),
+    "model.transformer.router_groups": (ROUTED, *GROUPS[3:]),
+    "model.transformer.router_groups_chosen": (GROUPS, "model.router_groups_chosen=2"),
     "optimizer.adamw.kind": (NANO, *SGD[2:]),
     "optimizer.adamw.learning_rate": (NANO, "optimizer.learning_rate=1e-4"),
     "optimizer.adamw.beta1": (NANO, "optimizer.beta1=0.8"),
