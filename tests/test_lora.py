@@ -210,6 +210,11 @@ REFUSED = {
         "has 'gate_proj', and a plain MLP has no gate",
         "leave gate_proj out",
     ),
+    "latents": (
+        ("deepseek-v2-lite", "lora.rank=2"),
+        "adapters beside latent attention and dense first layers are not run",
+        "leave lora out",
+    ),
     "zero1": (
         ("bytes-nano", "lora.rank=2", "zero1=true"),
         "with lora those are few",

@@ -114,6 +114,9 @@ def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Pr
     if model.num_experts is not None and "mlp" in chosen:
         what = "has products of the MLP, and experts have no adapters"
         yield "lora.targets", what, 'use ["q_proj", "k_proj", "v_proj", "o_proj"]'
+    if model.latent_rank is not None or model.num_dense_layers:
+        what = f"= {lora.rank}, but adapters beside latent attention and dense first layers are not run"
+        yield "lora.rank", what, "leave lora out, or fine-tune a model without them"
     if model.mlp == "plain" and "gate_proj" in lora.targets:
         yield "lora.targets", "has 'gate_proj', and a plain MLP has no gate", "leave gate_proj out"
     if zero1:
