@@ -45,7 +45,7 @@ def score(row: Expressed) -> dict[str, Any]:
     }
     try:
         weighed, told["remat"] = weighed_run(row, told["notes"])
-        executions = executions_in(weighed.folder)
+        executions = executions_in(weighed.folder, weighed.compiled)
         # Without a calibration of this machine's, and with the row's own chip and attention kernel.
         prediction = predict(
             executions, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel

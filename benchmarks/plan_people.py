@@ -160,7 +160,7 @@ def _compared(plan: mw.Plan, people: dict[str, Any], row: Expressed) -> dict[str
 
 def _seconds_with(weighing: mw.Weighing, row: Expressed) -> float:
     """Return the predicted seconds on the row's own chip with its attention kernel, as it is scored."""
-    executions = executions_in(weighing.folder)
+    executions = executions_in(weighing.folder, weighing.compiled)
     kernel = row.attention_kernel
     found = predict(executions, weighing.ledger, weighing.compiled, row.fleet, attention_kernel=kernel)
     return short(found.step_seconds.expected)

@@ -315,5 +315,5 @@ def test_a_program_that_cannot_be_weighed_is_refused_in_words(name, keywords, wo
 
 
 def test_a_config_states_its_own_tokens_per_step():
-    with pytest.raises(mw.InputError, match="a config takes no tokens_per_step"):
+    with pytest.raises(mw.InputError, match="a configuration takes no tokens_per_step"):
         mw.weigh("linear", on="1xCPU", tokens_per_step=3)

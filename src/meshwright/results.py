@@ -170,7 +170,7 @@ class Weighing(Shown):
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
         return predicted_trace(
-            executions_in(self.folder), self.compiled, self.fleet, calibration_for(self.fleet)
+            executions_in(self.folder, self.compiled), self.compiled, self.fleet, calibration_for(self.fleet)
         )
 
     def to_perfetto(self, path: str | Path) -> None:

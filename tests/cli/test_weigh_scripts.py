@@ -32,7 +32,7 @@ def test_all_calls_are_printed_as_a_list_of_weighings(meshwright):
         (("--all", "linear"), "--all is for a script"),
         (("linear", "digits"), "'linear digits' runs no Python script"),
         (("--tokens", "1B", "--", "python", PLAIN), "the number of tokens in its step is not known"),
-        (("--tokens-per-step", "3", "linear"), "a config takes no tokens_per_step"),
+        (("--tokens-per-step", "3", "linear"), "a configuration takes no tokens_per_step"),
     ],
 )
 def test_what_has_no_meaning_for_a_script_is_refused(arguments, words, meshwright):

@@ -27,7 +27,11 @@ def test_model_flops_leave_recomputation_out_and_the_rule_stands_beside_them(sam
         by_phase={"forward": 5, "backward": 7, "recompute": 9}, unpriced=("odd",), attention=0
     )
     compiled = dataclasses.replace(
-        samples.compiled("cruncher-8xH100"), traced_flops=traced, num_parameters=10, tokens_per_step=3
+        samples.compiled("cruncher-8xH100"),
+        traced_flops=traced,
+        num_parameters=10,
+        num_matmul_parameters=10,
+        tokens_per_step=3,
     )
     ledger = ledger_of(folder, compiled, Fleet.parse("8xH100"))
     assert (ledger.flops.model, ledger.flops.rule_6nd) == (12, 6 * 10 * 3)

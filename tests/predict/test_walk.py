@@ -393,4 +393,4 @@ def samples_of_tpu():
 
     folder = Path(__file__).parents[1] / "ledger/fixtures/transformer-v5e-8"
     compiled = Compiled.load(folder)
-    return executions_in(folder), compiled.mesh_axes, Fleet.parse(compiled.fleet)
+    return executions_in(folder, compiled), compiled.mesh_axes, Fleet.parse(compiled.fleet)

@@ -171,17 +171,16 @@ def weigh(
     else:
         _refuse("a config", for_torch)
     fleet = named_fleet(on, price_per_device_hour)
-    rules_file = None if rules is None else RulesFile.read(rules)
     if not isinstance(config, str | RunConfig):
         name = getattr(config, "__qualname__", None) or type(config).__name__
         known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
-        if rules_file is not None:
-            rules_file.register()
+        if rules is not None:
+            RulesFile.read(rules).register()
         return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
     run = config_of_run(config, overrides, layout)
     if run is None:
         known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
-        return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules_file)
+        return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules)
     _refuse("a configuration", {"tokens_per_step": tokens_per_step, "rules": rules})
     run, mesh = resolved(run, fleet)
     num_steps = run.steps if tokens is None else steps_for(tokens, run.batch.tokens_per_step)
@@ -226,15 +225,14 @@ def _weigh_named(
     simulate: bool,
     on_event: Callable[[Phase], None],
     known: Totals,
-    rules: RulesFile | None,
+    rules: str | Path | None,
 ) -> Weighing:
     """Weigh the step that a function returns, which is called by its name in another process."""
     mesh = Layout.parse(layout or "data=-1", free_names=True).resolve(fleet.num_devices)
-    knobs = knobs_of(overrides)
+    how: dict[str, Any] = {"simulate": simulate, "knobs": knobs_of(overrides), "on_event": on_event}
+    file = None if rules is None else RulesFile.read(rules)
     try:
-        return weigh_resolved(
-            name, fleet, mesh, simulate=simulate, knobs=knobs, rules=rules, on_event=on_event, **known
-        )
+        return weigh_resolved(name, fleet, mesh, rules=file, **how, **known)
     except TakesNoMesh:
         if layout is not None or overrides or rules is not None:
             raise
@@ -403,7 +401,7 @@ def _accounted(
     cached: bool,
 ) -> Weighing:
     """Return the account of a compiled program and its predicted time."""
-    executions = executions_in(folder)
+    executions = executions_in(folder, compiled)
     ledger = ledger_of(folder, compiled, fleet, executions)
     prediction, why_not = _prediction(compiled, executions, ledger, fleet)
     return Weighing(

@@ -41,13 +41,13 @@ from ._traffic import split_channels as split_channels
 from ._traffic import traffic_of as traffic_of
 
 
-def executions_in(folder: Path) -> Executions:
-    """Return the executions of the program in a `Compiled` folder.
+def executions_in(folder: Path, compiled: Compiled) -> Executions:
+    """Return the executions of the program in a `Compiled` folder. `compiled`: the record in that folder.
 
     Raises:
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
-    traced = Compiled.load(folder).traced_flops
+    traced = compiled.traced_flops
     program = parse_program(read_text(folder, "program.hlo.txt"), _by_source if traced.by_source else None)
     mark_kernels(program, traced.kernels)
     return executions_of(program)
@@ -70,7 +70,7 @@ def ledger_of(folder: Path, compiled: Compiled, fleet: Fleet, executions: Execut
         ValueError: this version does not understand the compiler's text. The message names the line.
     """
     if executions is None:
-        executions = executions_in(folder)
+        executions = executions_in(folder, compiled)
     executed = executed_flops(executions)
     flops = flop_ledger(compiled, executed)
     traffic, unpriced_traffic = traffic_of(executions, compiled.mesh_axes, fleet, compiled.coordinates)

@@ -33,7 +33,7 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
     if weighing.prediction is None:
         return None
     try:
-        executions = executions_in(weighing.folder)
+        executions = executions_in(weighing.folder, weighing.compiled)
     except (InputError, OSError):
         return None
     calibration = calibration_for(weighing.fleet)
