@@ -140,6 +140,31 @@ def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
         load_config(folder_of({**tree, **changes}))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": "8k"},
+        {"max_position_embeddings": [8192]},
+        {"rope_theta": "high"},
+        {"rope_scaling": 8},
+        {"hidden_act": ["silu"]},
+    ],
+)
+def test_a_value_of_another_kind_is_refused(changes, folder_of):
+    with pytest.raises(InputError, match="a value is not of the kind that its key has"):
+        load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], **changes}))
+
+
+def test_more_layers_than_there_can_be_are_refused_at_once(folder_of):
+    with pytest.raises(InputError, match="num_layers"):
+        load_config(folder_of({**PUBLISHED["Mistral-7B"][0], "num_hidden_layers": 10**30}))
+
+
+def test_a_model_with_latents_that_lacks_a_size_is_refused(folder_of):
+    with pytest.raises(InputError, match="a deepseek_v2 model has no qk_rope_head_dim"):
+        load_config(folder_of({"model_type": "deepseek_v2", "qk_rope_head_dim": None}))
+
+
 def test_windows_are_read_as_transformers_reads_them(folder_of):
     mistral = load_config(folder_of(PUBLISHED["Mistral-7B"][0], "mistral"))
     assert (mistral.model.windows, mistral.batch.sequence_length) == ((4096,), 8192)

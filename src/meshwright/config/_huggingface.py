@@ -399,16 +399,22 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         unread.discard(theirs)
         if theirs in given:
             model[ours] = given[theirs]
-    for read in READERS:
-        read(given, model, unread, where)
+    try:
+        for read in READERS:
+            read(given, model, unread, where)
+        limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
+        length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
+    except (TypeError, ValueError, AttributeError) as wrong:
+        raise InputError(
+            f"{where}: a value is not of the kind that its key has: {wrong}",
+            hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
+        ) from wrong
     for key, values in family.only.items():
         unread.discard(key)
         if key in given and given[key] not in values:
             raise _not_understood(where, {key: given[key]})
     if unread:
         raise _not_understood(where, {key: given[key] for key in sorted(unread)})
-    limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
-    length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
     return {
         "layout": "fsdp=-1",
         "model": model,
@@ -557,6 +563,7 @@ def _rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     model |= {ours: scaling[theirs] for theirs, ours in STRETCHING[kind].items()}
 
 
+MOST_LAYERS = 10_000  # whose kinds are listed
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")  # every layer alike
 ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text")  # a kind for each layer
@@ -573,9 +580,11 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     if family not in (*WINDOWED, *ALTERNATING):
         return
     keys = {"sliding_window", "use_sliding_window", "max_window_layers"}
-    keys |= {"layer_types", "sliding_window_pattern", "_sliding_window_pattern"}
+    keys |= {"layer_types", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"}
     unread -= keys
     num_layers = given.get("num_hidden_layers", 0)
+    if not isinstance(num_layers, int) or not 0 < num_layers <= MOST_LAYERS:
+        return  # the model refuses the number
     if family in WINDOWED:
         kinds = [LOCAL] * num_layers
     if kinds is None:
@@ -599,6 +608,11 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     if not given["model_type"].startswith("deepseek"):
         return
     unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
+    for key in ("qk_nope_head_dim", "qk_rope_head_dim", "num_attention_heads"):
+        if key not in given:
+            raise InputError(
+                f"{where}: a {given['model_type']} model has no {key}", hint=f"add {key} to config.json"
+            )
     model["head_dim"] = given["qk_nope_head_dim"] + given["qk_rope_head_dim"]
     if given.get("num_key_value_heads", given["num_attention_heads"]) != given["num_attention_heads"]:
         raise _not_understood(where, {"num_key_value_heads": given["num_key_value_heads"]})
