@@ -72,6 +72,25 @@ def test_every_form_of_a_function_has_the_flops_counted_by_hand(form, abstract_m
     assert weighed.layout.axes == (("data", 8),)
 
 
+def test_a_traced_call_is_the_program_of_its_function(abstract_mesh, forked_workers):
+    given = arguments(abstract_mesh)
+    traced = mw.weigh(jax.jit(step).trace(*given), on="8xH100")
+    assert traced.name == "program:step"
+    assert traced.ledger.flops.model == PRODUCTS
+    named = mw.weigh(jax.jit(step), args=given, on="8xH100")
+    assert traced.compiled.arguments == named.compiled.arguments
+    assert traced.ledger.memory.by_category == named.ledger.memory.by_category
+
+
+def test_a_traced_call_takes_no_arguments_and_a_lowered_one_is_refused(abstract_mesh):
+    given = arguments(abstract_mesh)
+    with pytest.raises(mw.InputError, match="a traced call has its arguments already"):
+        mw.weigh(jax.jit(step).trace(*given), args=given, on="8xH100")
+    with pytest.raises(mw.InputError, match="Lowered cannot be weighed") as refused:
+        mw.weigh(jax.jit(step).trace(*given).lower(lowering_platforms=("cuda",)), on="8xH100")
+    assert "step.trace" in refused.value.hint
+
+
 def test_what_is_donated_is_no_output_of_its_own(abstract_mesh, forked_workers):
     given = arguments(abstract_mesh)
     kept = mw.weigh(jax.jit(step), args=given, on="8xH100").ledger.memory

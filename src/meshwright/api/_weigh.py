@@ -48,6 +48,7 @@ from ..units import parse_count
 from ._known_plans import plan_command, remembered
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
 BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config without effect on the program
@@ -74,7 +75,7 @@ def weigh(
 
 @overload
 def weigh(
-    config: Callable[..., Any],
+    config: Callable[..., Any] | jax.stages.Traced,
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -123,7 +124,8 @@ def weigh(
     Args:
         config: a preset, a TOML file, a run's folder, a `RunConfig`; "package.module:function" (or
             "train.py:function", "module:Class.method"), which returns (step, args); a function of JAX (plain,
-            jitted, a method, a partial, or jitted by Flax NNX or Equinox); or a PyTorch module.
+            jitted, a method, a partial, or jitted by Flax NNX or Equinox), or its `jax.stages.Traced`; or a
+            PyTorch module.
         on: the fleet in the syntax of `Fleet.parse`: "8xH100", "v5p-512", "8xCPU"; or "local". Or a `Fleet`,
             whose links, memory or peaks may differ from the catalog's: `dataclasses.replace` makes one.
         layout: mesh axes, "fsdp=64,tensor=8"; the config's own if not given.
@@ -160,20 +162,14 @@ def weigh(
             config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
         )
     if not isinstance(config, str | RunConfig):
-        if not callable(config):
-            raise InputError(
-                f"{type(config).__name__} cannot be weighed",
-                hint="give a preset, a TOML file, a RunConfig, a function with args=..., "
-                "'package.module:function' or a PyTorch module",
-            )
+        _check_program(config, given=bool(args or kwargs))
         _refuse("a function", {"layout": layout, "overrides": overrides or None})
         _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
     else:
         _refuse("a config", for_torch)
     fleet = named_fleet(on, price_per_device_hour)
     if not isinstance(config, str | RunConfig):
-        name = getattr(config, "__qualname__", None) or type(config).__name__
-        known = totals_of(name, tokens_per_step, tokens, price_per_device_hour)
+        known = totals_of(name_of(config), tokens_per_step, tokens, price_per_device_hour)
         if rules is not None:
             RulesFile.read(rules).register()
         return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
@@ -217,6 +213,24 @@ def _on_fleet(run: RunConfig, overrides: Overrides, fleet: Fleet) -> tuple[RunCo
     return config, fleet, layout
 
 
+def _check_program(step: Any, given: bool) -> None:
+    """Raise unless it is a function, or a call that JAX has traced. `given`: arguments are."""
+    is_traced = hasattr(step, "jaxpr") and hasattr(step, "lower")
+    if is_traced and given:
+        raise InputError("a traced call has its arguments already", hint="leave args and kwargs out")
+    if not callable(step) and not is_traced:
+        hint = "give a preset, a TOML file, a RunConfig, a function with args=..., "
+        hint += "'package.module:function' or a PyTorch module"
+        if hasattr(step, "compile"):  # a `jax.stages.Lowered`
+            hint = "it is lowered for one platform: give the function, or step.trace(...)"
+        raise InputError(f"{type(step).__name__} cannot be weighed", hint=hint)
+
+
+def name_of(step: Any) -> str:
+    """Return the name of a function or of a traced call."""
+    return getattr(step, "__qualname__", None) or getattr(step, "fun_name", None) or type(step).__name__
+
+
 def _weigh_named(
     name: str,
     fleet: Fleet,
@@ -256,8 +270,8 @@ def _weigh_live(
     platform = "cpu" if simulate else fleet.chip.platform
     on_event(Phase(name="tracing"))
     lowered = lowered_call(step, args, kwargs, platform, next(iter(fleet.chip.device_kinds), ""))
-    function = getattr(step, "__qualname__", None) or type(step).__name__
-    name = f"{getattr(step, '__module__', None) or 'program'}:{function}"
+    module = None if hasattr(step, "jaxpr") else getattr(step, "__module__", None)  # else it is JAX's own
+    name = f"{module or 'program'}:{name_of(step)}"
     return weigh_lowered(
         name,
         fleet,

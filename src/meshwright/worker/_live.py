@@ -84,7 +84,8 @@ def lowered_call(
     """Return a call of a function, lowered for a platform.
 
     Args:
-        step: any callable: plain, jitted by JAX, Flax NNX or Equinox, a method, a partial.
+        step: any callable: plain, jitted by JAX, Flax NNX or Equinox, a method, a partial; or a
+            `jax.stages.Traced`, without arguments.
         args, kwargs: arrays or `jax.ShapeDtypeStruct`, anywhere in them; shardings on a mesh of the user's
             own are kept.
         device_kind: the target's devices as JAX names them; kernels of Pallas are lowered for a kind.
@@ -152,6 +153,8 @@ def _traced(
     NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate; of its results the
     arrays and numbers are kept (a module of Equinox holds functions, too).
     """
+    if isinstance(step, jax.stages.Traced):
+        return step, argument_names(step)
     if (trace := getattr(step, "trace", None)) is not None:
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
         traced: Any = trace(*args, **kwargs)
