@@ -286,17 +286,20 @@ def _multiply(computation: Computation, instruction: Instruction) -> MultiplyAdd
 
 def _attention(computation: Computation, instruction: Instruction) -> MultiplyAdds:
     config: dict[str, Any] = instruction.backend_config["cudnn_fmha_backend_config"]
-    query = computation.operand_arrays(instruction)[0]
-    scores = [int(d) for d in config["intermediate_tensor_shape"]["dimensions"]]
-    one = 2 * math.prod(scores) * query.dims[-1]
+    query, _, value = computation.operand_arrays(instruction)[:3]
+    shape = [int(d) for d in config["intermediate_tensor_shape"]["dimensions"]]
+    twice = 2 * math.prod(shape)
     if window := int(config.get("sliding_window_length", 0)):
-        one = math.prod(scores[:-2]) * twice_seen(scores[-1], window) * query.dims[-1]
+        twice = math.prod(shape[:-2]) * twice_seen(shape[-1], window)
     elif "CAUSAL" in config["mask_type"]:
-        one //= 2
+        twice //= 2
+    scores, values = twice * query.dims[-1], twice * value.dims[-1]
     backward = "Backward" in instruction.custom_call_target
-    num_matmuls, repeated = (5, one) if backward else (2, 0)
     return MultiplyAdds(
-        kind="attention", flops=num_matmuls * one, format=format_of(query.dtype), recompute_flops=repeated
+        kind="attention",
+        flops=3 * scores + 2 * values if backward else scores + values,
+        format=format_of(query.dtype),
+        recompute_flops=scores if backward else 0,
     )
 
 

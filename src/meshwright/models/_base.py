@@ -47,6 +47,7 @@ class Context:
     mesh: AnyMesh
     dtype: jax.typing.DTypeLike
     platform: str  # cuda | tpu | cpu
+    compute_capability: tuple[int, int] = (0, 0)  # of an NVIDIA target, such as (9, 0)
     remat: str
     zero1: bool = False  # gradients stay sharded over `data`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory

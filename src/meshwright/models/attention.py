@@ -41,7 +41,7 @@ from jaxtyping import Array, Float, Int
 
 from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from ._base import Context, Tree
-from .attention_blocks import Blocks, Cudnn, Gradients, Kernel, Part, PartResult, causal_blocks, merged
+from .attention_blocks import Blocks, Cudnn, Gradients, Kernel, Part, PartResult, causal_blocks, cudnn_attention, merged
 
 AXIS = "context"
 NAME = "attention_output"  # the policy `dots-attention` saves this
@@ -243,15 +243,30 @@ def _round_back(
     return (d_query + more_query).astype(query.dtype), d_key, d_value
 
 
-CUDNN_MAX_HEAD_DIM = 128  # the largest that cuDNN's gradient takes on every GPU generation
 # The values that JAX itself uses for masks: cuDNN subtracts two very negative numbers wrongly.
 CUDNN_BIAS = {"bfloat16": -2.0 * 2**40, "float16": -2.0 * 2**14}
 
 
-def uses_cudnn(context: Context, head_dim: int) -> bool:
-    """Return whether cuDNN can attend: NVIDIA target, half precision, a head that its kernel takes."""
+def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) -> bool:
+    """Return whether cuDNN can attend: NVIDIA target, half precision, heads that its kernels take.
+
+    Its gradient takes heads of up to 128 on every generation, up to 256 on Hopper (9.x), and 192 with values
+    of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Source:
+    validation of the backward node in NVIDIA's cudnn-frontend 1.24 (scaled_dot_product_flash_attention.h).
+
+    Args:
+        context: of the run.
+        head_dim: the width of queries and keys.
+        value_dim: the width of values; None for `head_dim`.
+    """
     half = jnp.dtype(context.dtype) in (jnp.dtype("bfloat16"), jnp.dtype("float16"))
-    return context.platform == "cuda" and half and head_dim <= CUDNN_MAX_HEAD_DIM and head_dim % 8 == 0
+    widths = head_dim, head_dim if value_dim is None else value_dim
+    if context.platform != "cuda" or not half or any(width % 8 for width in widths):
+        return False
+    generation = context.compute_capability[0]
+    if max(widths) <= 128:
+        return widths[0] == widths[1] or generation in (9, 10)
+    return max(widths) <= 256 if generation == 9 else generation == 10 and widths == (192, 128)
 
 
 class Documents(NamedTuple):
@@ -267,7 +282,9 @@ class Documents(NamedTuple):
     bias: Float[Array, "batch 1 sequence sequence"] | None
 
 
-def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_dim: int) -> Documents:
+def documents_of(
+    segments: Int[Array, "batch sequence"], context: Context, head_dim: int, value_dim: int | None = None
+) -> Documents:
     """Return the `Documents` that all layers share, in ring order if `context` shards the sequence.
 
     `segments` are in the order of the window and never decrease within a row.
@@ -281,7 +298,7 @@ def documents_of(segments: Int[Array, "batch sequence"], context: Context, head_
         firsts = jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
         bias = None
         even = segments.shape[1] % 2 == 0  # cuDNN requires an even length with a bias
-        if even and not ring and uses_cudnn(context, head_dim):
+        if even and not ring and uses_cudnn(context, head_dim, value_dim):
             same = segments[:, :, None] == segments[:, None, :]
             low = jnp.asarray(CUDNN_BIAS[jnp.dtype(context.dtype).name], context.dtype)
             bias = jnp.where(same, jnp.zeros((), context.dtype), low)
@@ -315,15 +332,14 @@ def causal_attention(
     """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
     Query heads share key heads in groups. If `context` shards the sequence, it is in ring order, and the
-    shape is `PLAIN`. cuDNN has windows where windows hold one document; capped scores, and values of
-    another width than keys, run in plain blocks.
+    shape is `PLAIN`. cuDNN has windows where windows hold one document; capped scores run in plain blocks.
     """
     if shape.window is not None and shape.window >= query.shape[1]:
         shape = shape._replace(window=None)
-    cudnn = uses_cudnn(context, query.shape[-1]) and (
+    cudnn = uses_cudnn(context, query.shape[-1], value.shape[-1]) and (
         documents is None or (documents.bias is not None and shape.window is None)
     )
-    cudnn = cudnn and shape.cap is None and value.shape[-1] == query.shape[-1]
+    cudnn = cudnn and shape.cap is None
     with jax.named_scope("attention"):
         if axis_size(context.mesh, AXIS) > 1:
             assert shape == PLAIN, f"check_layout refuses {shape} over a ring"
@@ -341,10 +357,7 @@ def _on_one_device(
 ) -> Array:
     if cudnn:
         bias = None if documents is None else documents.bias
-        sizes = None if shape.window is None else (shape.window - 1, 0)  # to the left and to the right
-        return jax.nn.dot_product_attention(
-            query, key, value, bias, is_causal=True, local_window_size=sizes, implementation="cudnn"
-        )
+        return cudnn_attention(query, key, value, bias, shape.window)
     # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))

@@ -4,10 +4,12 @@ Ring attention (`attention`) uses this: parts are merged by the log-sum-exp of e
 implementations: `Cudnn`, and `Blocks` of queries in plain JAX. Neither holds a [queries, keys] matrix of
 the whole part. Both recompute the scores in the backward pass, from the log-sum-exp over all parts.
 
+cuDNN's kernels are bound through `jax._src`, in this module only, for two reasons.
 `jax.nn.dot_product_attention` rounds the log-sum-exp to the compute format, and its gradient does not accept
-one from outside. A ring needs a float32 log-sum-exp and such a gradient, so this module uses `jax._src`; no
-other module does. The flash kernel's gradient is exact for a part of the keys, given the output and
-log-sum-exp over all keys.
+one from outside; a ring needs both. And it asks the GPU of this process which heads its kernels take, so that
+wide heads could not be compiled for a GPU that is not present; `attention.uses_cudnn` asks the target
+instead. The flash kernel's gradient is exact for a part of the keys, given the output and log-sum-exp over
+all keys.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -97,29 +100,102 @@ class Kernel(ABC):
 class Cudnn(Kernel):
     """cuDNN's flash kernel: half precision on NVIDIA targets, without documents."""
 
-    @staticmethod
-    def _settings(part: Part, causal: bool) -> dict[str, Any]:
-        assert part.segments is None, "cuDNN attends to whole windows"
-        mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
-        return {"scale": part.query.shape[-1] ** -0.5, "mask_type": mask}
-
     def forward(self, part: Part, causal: bool) -> PartResult:
         """Attend to the part; both results are in float32, the log-sum-exp unrounded."""
-        settings = self._settings(part, causal)
-        both: Any = cudnn.dot_product_attention(*part[:3], **settings, return_residual=True)
-        return PartResult(both[0].astype(jnp.float32), both[1])
+        assert part.segments is None, "cuDNN attends to whole windows"
+        out, log_sum_exp = _cudnn_forward(*part[:3], None, causal, None)
+        return PartResult(out.astype(jnp.float32), log_sum_exp)
 
     def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
         """Return the part's gradients: computed in the compute format, converted to float32."""
-        settings = self._settings(part, causal)
-        none = jnp.zeros(0, part.query.dtype)  # for bias, lengths, offsets and pages
-        gradients = cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
-            *part[:3], *(none,) * 7, result.log_sum_exp, result.out.astype(d_out.dtype), d_out,
-            **settings, seed=SEED, dropout_rate=0.0, variadic_args=(False, False),
-            layout=cudnn.AttentionLayout.BTNH.value, sliding_window_length=None, **SCORES_AS_THEY_ARE,
-        )  # fmt: skip
+        out = result.out.astype(d_out.dtype)
+        gradients = _cudnn_backward(*part[:3], None, causal, None, (result.log_sum_exp, out, d_out))
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in gradients)
         return d_query, d_key, d_value
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def cudnn_attention(
+    query: Float[Array, "batch queries heads head_dim"],
+    key: Float[Array, "batch keys kv_heads head_dim"],
+    value: Float[Array, "batch keys kv_heads value_dim"],
+    bias: Float[Array, "batch 1 queries keys"] | None,
+    window: int | None,
+) -> Float[Array, "batch queries heads value_dim"]:
+    """Attend causally by cuDNN's flash kernel, in the format of the arguments.
+
+    Args:
+        query: the queries.
+        key: the keys.
+        value: the values.
+        bias: added to the scores; cuDNN computes its gradient too.
+        window: the positions that a token sees, its own included; None for all.
+    """
+    return _cudnn_forward(query, key, value, bias, True, window)[0]
+
+
+def _cudnn_attention_forward(
+    query: Array, key: Array, value: Array, bias: Array | None, window: int | None
+) -> tuple[Array, tuple[Array | None, ...]]:
+    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window)
+    return out, (query, key, value, bias, log_sum_exp, out)
+
+
+def _cudnn_attention_backward(window: int | None, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
+    *inputs, log_sum_exp, out = saved
+    gradients = _cudnn_backward(*inputs, True, window, (log_sum_exp, out, d_out))
+    return gradients if len(gradients) == 4 else (*gradients, None)
+
+
+cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
+
+
+def _cudnn_settings(query: Array, bias: Array | None, causal: bool, window: int | None) -> dict[str, Any]:
+    has_bias = bias is not None
+    return {
+        "scale": query.shape[-1] ** -0.5,
+        "mask_type": cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
+        "seed": SEED,
+        "dropout_rate": 0.0,
+        "variadic_args": (has_bias, has_bias),  # a bias, and its gradient
+        "layout": cudnn.AttentionLayout.BTNH.value,
+        "sliding_window_length": window,
+        **SCORES_AS_THEY_ARE,
+    }
+
+
+def _cudnn_forward(
+    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, window: int | None
+) -> tuple[Array, Array]:
+    """Return the output, and the log-sum-exp of the scores [batch, heads, queries] in float32."""
+    none = jnp.zeros(0, query.dtype)  # for lengths, offsets and pages
+    out, log_sum_exp = cudnn._dot_product_attention_fwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
+        query, key, value, none if bias is None else bias, *(none,) * 6,
+        **_cudnn_settings(query, bias, causal, window), is_training=True,
+    )  # fmt: skip
+    return out, log_sum_exp
+
+
+def _cudnn_backward(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    result: tuple[Array, Array, Array],
+) -> tuple[Array, ...]:
+    """Return the gradients of query, key and value, and of `bias` if there is one.
+
+    `result` is the log-sum-exp, the output and the gradient of the output.
+    """
+    none = jnp.zeros(0, query.dtype)
+    return tuple(
+        cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
+            query, key, value, none if bias is None else bias, *(none,) * 6, *result,
+            **_cudnn_settings(query, bias, causal, window),
+        )
+    )  # fmt: skip
 
 
 class Blocks(Kernel):

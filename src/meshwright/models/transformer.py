@@ -262,7 +262,7 @@ class Transformer(Model):
         return self._norm(x, parameters["final_norm"], context), balance
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
-        return None if segments is None else documents_of(segments, context, self.config.head_dim)
+        return None if segments is None else documents_of(segments, context, self.config.head_dim, self.config.value_dim)
 
     def _embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None

@@ -194,13 +194,16 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
 
     The context's mesh is the mesh that the calling code sees. A key of None means evaluation.
     """
-    platform: str = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
+    platform: str = device.platform
+    capability = tuple(map(int, device.compute_capability.split("."))) if platform == "gpu" else (0, 0)
 
     def context_of(key: Key[Array, ""] | None) -> Context:
         return Context(
             mesh=mesh_here(mesh),
             dtype=grads.FORMATS[config.precision],
             platform="cuda" if platform == "gpu" else platform,
+            compute_capability=capability,
             remat=config.remat,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),

@@ -190,17 +190,26 @@ def convolution(eqn: Any, *, gradient: bool, flipped: bool) -> dict[str, int]:
     return {"work": factor * pairs * batch * features * kernel[numbers.rhs_spec[1]]}
 
 
-def _scores(eqn: Any) -> int:
-    """Return the FLOPs of one of cuDNN attention's matmuls. The query is [batch, q, heads, head_dim]."""
-    query, key = (v.aval.shape for v in eqn.invars[:2])
+def _attention_products(eqn: Any) -> tuple[int, int]:
+    """Return the FLOPs of cuDNN attention's products: queries by keys, and scores by values.
+
+    The query is [batch, q, heads, head_dim].
+    """
+    query, key, value = (v.aval.shape for v in eqn.invars[:3])
     heads_first = eqn.params["layout"] == 1  # BNTH
     q_length, heads = (query[2], query[1]) if heads_first else (query[1], query[2])
     k_length = key[2] if heads_first else key[1]
-    each = 2 * query[0] * heads * query[3]
     if window := eqn.params.get("sliding_window_length"):
-        return each // 2 * twice_seen(q_length, window)
-    flops = each * q_length * k_length
-    return flops // 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
+        twice = twice_seen(q_length, window)
+    else:
+        twice = q_length * k_length * (1 if "CAUSAL" in str(eqn.params["mask_type"]) else 2)
+    return query[0] * heads * twice * query[3], query[0] * heads * twice * value[3]
+
+
+def _attention_gradients(eqn: Any) -> dict[str, Any]:
+    """Count two products of each kind, and one to recompute the scores, which the flash kernel drops."""
+    scores, values = _attention_products(eqn)
+    return {"work": 2 * scores + 2 * values, "recompute": scores}
 
 
 RULES: dict[str, Rule] = {
@@ -213,9 +222,8 @@ RULES: dict[str, Rule] = {
     "symmetric_product": _symmetric_product,
     "bcoo_dot_general": _bcoo_dot,
     "bcoo_dot_general_sampled": _dot,  # at the stored places only
-    "dot_product_attention_fwd_wrapper": lambda eqn: {"work": 2 * _scores(eqn)},
-    # Four matmuls for the gradients, and one to recompute the scores, which the flash kernel does not keep.
-    "dot_product_attention_bwd_wrapper": lambda eqn: {"work": 4 * _scores(eqn), "recompute": _scores(eqn)},
+    "dot_product_attention_fwd_wrapper": lambda eqn: {"work": sum(_attention_products(eqn))},
+    "dot_product_attention_bwd_wrapper": _attention_gradients,
 }
 
 
