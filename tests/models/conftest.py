@@ -16,7 +16,8 @@ def context(mesh: Callable[..., Mesh]) -> Callable[..., Context]:
 
     def make(*, dropout_key: Any = None, **said: Any) -> Context:
         run = {"remat": "none", "dtype": jnp.float32, "platform": "cpu"}
-        run |= {name: said.pop(name) for name in list(said) if name in run}
+        fields = {*run, "compute_capability"}
+        run |= {name: said.pop(name) for name in list(said) if name in fields}
         return Context(mesh=mesh(**said), dropout_key=dropout_key, **run)
 
     return make

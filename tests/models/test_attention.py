@@ -140,7 +140,63 @@ def test_nothing_is_seen_of_what_comes_later(context, small_blocks):
     ],
 )
 def test_cudnn_is_for_half_precision_on_nvidia_and_heads_that_fit(platform, dtype, head_dim, wanted, context):
-    assert uses_cudnn(context(platform=platform, dtype=dtype), head_dim) is wanted
+    run = context(platform=platform, dtype=dtype, compute_capability=(8, 0))
+    assert uses_cudnn(run, head_dim) is wanted
+
+
+@pytest.mark.parametrize(
+    ("widths", "generations"),
+    [
+        ((128, 128), {8, 9, 10, 12}),
+        ((128, 64), {9, 10}),
+        ((192, 128), {9, 10}),  # DeepSeek-V2 and V3
+        ((192, 192), {9}),
+        ((256, 256), {9}),  # Gemma
+        ((264, 264), set()),
+        ((256, 20), set()),
+    ],
+)
+def test_wide_heads_are_for_the_generations_whose_gradient_takes_them(widths, generations, context):
+    taken = {
+        major
+        for major in (8, 9, 10, 12)
+        if uses_cudnn(context(platform="cuda", dtype=jnp.bfloat16, compute_capability=(major, 0)), *widths)
+    }
+    assert taken == generations
+
+
+TWO_BLOCKS = {
+    "precision": "bf16",
+    "batch.sequence_length": 256,
+    "batch.sequences": 4,
+    "model.num_layers": 1,
+}
+LATENT = {
+    "model.position": "rotary",
+    "model.latent_rank": 64,
+    "model.rotary_dim": 64,
+    "model.head_dim": 192,
+    "model.value_dim": 128,
+    "model.num_kv_heads": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "heads"), [("1xH100", {"model.head_dim": 256}), ("1xH100", LATENT), ("1xB200", LATENT)]
+)
+def test_wide_heads_compile_for_an_absent_gpu_and_count_as_by_hand(fleet, heads):
+    weighed, in_blocks = (
+        mw.weigh("bytes-nano", on=each, overrides={**TWO_BLOCKS, **heads}) for each in (fleet, "1xA100")
+    )
+    keys, values = heads["model.head_dim"], heads.get("model.value_dim", heads["model.head_dim"])
+    # By hand: half of 2 x rows x heads x S^2 x width. By the width of keys: the scores forward, again in the
+    # backward pass, and their two gradients. By that of values: the output and two gradients.
+    one = 2 * 4 * 4 * 256 * 256 // 2
+    flops = weighed.ledger.flops
+    assert flops.by_module["layers/attention_block/attention"] == one * (4 * keys + 3 * values)
+    assert flops.model == in_blocks.ledger.flops.model
+    assert flops.executed < in_blocks.ledger.flops.executed  # whose blocks multiply above the diagonal too
+    assert not weighed.ledger.unpriced
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,17 @@ from jaxtyping import Array, Float, Int
 
 from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from ._base import Context, Tree
-from .attention_blocks import Blocks, Cudnn, Gradients, Kernel, Part, PartResult, causal_blocks, cudnn_attention, merged
+from .attention_blocks import (
+    Blocks,
+    Cudnn,
+    Gradients,
+    Kernel,
+    Part,
+    PartResult,
+    causal_blocks,
+    cudnn_attention,
+    merged,
+)
 
 AXIS = "context"
 NAME = "attention_output"  # the policy `dots-attention` saves this
@@ -347,13 +357,20 @@ def causal_attention(
             segments = None if documents is None else documents.segments
             return ring_attention(query, key, value, segments, context.mesh, cudnn)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
-        local = partial(_on_one_device, cudnn=cudnn, shape=shape)
+        local = partial(_on_one_device, cudnn=cudnn, shape=shape, platform=context.platform)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
         return checkpoint_name(context.pin(each(query, key, value, documents), *HEADS), NAME)
 
 
 def _on_one_device(
-    query: Array, key: Array, value: Array, documents: Documents | None, *, cudnn: bool, shape: Shape
+    query: Array,
+    key: Array,
+    value: Array,
+    documents: Documents | None,
+    *,
+    cudnn: bool,
+    shape: Shape,
+    platform: str,
 ) -> Array:
     if cudnn:
         bias = None if documents is None else documents.bias
@@ -362,7 +379,7 @@ def _on_one_device(
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))
     outputs = []
-    for low, start, stop, scope in causal_blocks(query.shape[1], shape.window):
+    for low, start, stop, scope in causal_blocks(query.shape[1], shape.window, platform):
         with scope:
             block = jax.checkpoint(partial(_block, first_row=start - low, shape=shape))
             segments = None if documents is None else documents.segments[:, low:stop]

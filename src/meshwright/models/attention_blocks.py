@@ -29,6 +29,10 @@ from jaxtyping import Array, Float, Int
 
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
+# For GPUs XLA's fusion pass takes seconds for each block, and fewer, larger blocks are no slower: `gemma-2-2b`
+# on 8xH100 compiles in 78 s with 16 blocks and in 20 s with 4; its predicted step takes 32.3 s and 30.7 s.
+GPU_BLOCKS = 4
+GPU_MAX_BLOCK = 2048
 AGAIN = "rematted_computation"  # JAX's scope for recomputed work; used here for the scores
 ALL_NEEDED = "needed_1_of_1"  # marks attention for the counter of model FLOPs
 NEVER = float(jnp.finfo(jnp.float32).min)
@@ -295,19 +299,21 @@ def _heads_first(
     return rows, _Keys(key, value, None if of_keys is None else of_keys[:, None])
 
 
-def _largest_block(length: int) -> int:
-    return max(MIN_BLOCK, -(-length // MAX_BLOCKS))
+def _largest_block(length: int, platform: str = "cpu") -> int:
+    size = max(MIN_BLOCK, -(-length // MAX_BLOCKS))
+    return max(size, min(-(-length // GPU_BLOCKS), GPU_MAX_BLOCK)) if platform == "cuda" else size
 
 
 def causal_blocks(
-    length: int, window: int | None = None
+    length: int, window: int | None = None, platform: str = "cpu"
 ) -> Iterator[tuple[int, int, int, AbstractContextManager[Any]]]:
     """Yield for each block of queries its first key, its first row, the end of both, and its work's scope.
 
     With a `window`, row i sees the keys from i - window + 1 to i; without, all keys up to i. The scope tells
     the counter of model FLOPs which share of the work that needs: row i counts min(i + 1/2, window) keys.
+    Blocks are larger for the `platform` "cuda".
     """
-    size = _largest_block(length)
+    size = _largest_block(length, platform)
     window = length if window is None else min(window, length)
 
     def twice_needed(rows: int) -> int:  # twice the keys that the first rows need

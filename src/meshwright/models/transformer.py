@@ -262,7 +262,8 @@ class Transformer(Model):
         return self._norm(x, parameters["final_norm"], context), balance
 
     def _documents(self, segments: Array | None, context: Context) -> Documents | None:
-        return None if segments is None else documents_of(segments, context, self.config.head_dim, self.config.value_dim)
+        c = self.config
+        return None if segments is None else documents_of(segments, context, c.head_dim, c.value_dim)
 
     def _embedded(
         self, parameters: Tree, tokens: Array, context: Context, documents: Documents | None
