@@ -56,7 +56,28 @@ def test_replicated_state_is_split_first():
 
 def test_a_state_that_is_too_much_alone_comes_before_larger_activations():
     found = arguments("llama3-70b", "fsdp=8", "8xH100", memory(state=98 * GIB, temporaries=206 * GIB))
-    assert found == ["--on 32xH100 --layout fsdp=32", "--set remat=full", "--layout tensor=8"]
+    assert found == [
+        "--on 32xH100 --layout fsdp=32",
+        "--set lora.rank=16",
+        "--set remat=full",
+        "--layout tensor=8",
+    ]
+
+
+def test_adapters_are_suggested_where_they_can_be_and_the_state_alone_does_not_fit():
+    large = memory(state=90 * GIB, temporaries=GIB)
+    run, fleet, layout = load_config("llama3-8b"), Fleet.parse("1xH100"), Layout.parse("data=1")
+    (effect,) = [s.effect for s in suggestions(run, layout, fleet, large) if "lora" in s.arguments]
+    # By hand: rank 16 x (input + output) of query (4096, 4096) and value (4096, 1024), in 32 layers.
+    assert 16 * (4096 + 4096 + 4096 + 1024) * 32 == 6_815_744
+    assert "trains adapters of 6.82M parameters" in effect
+    assert not any(
+        "lora" in each for each in arguments("llama3-8b", "data=1", "1xH100", large, "lora.rank=8")
+    )
+    assert not any("lora" in each for each in arguments("gpt3-175b", "data=1", "1xH100", large, "zero1=true"))
+    assert not any("lora" in each for each in arguments("cruncher", "data=1", "1xH100", large))
+    small = memory(state=GIB, temporaries=148 * GIB)
+    assert not any("lora" in each for each in arguments("llama3-8b", "data=1", "1xH100", small))
 
 
 def test_activations_come_first_where_they_are_the_larger_part():

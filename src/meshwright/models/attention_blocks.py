@@ -29,8 +29,8 @@ from jaxtyping import Array, Float, Int
 
 MAX_BLOCKS = 16
 MIN_BLOCK = 128
-# For GPUs XLA's fusion pass takes seconds for each block, and fewer, larger blocks are no slower: `gemma-2-2b`
-# on 8xH100 compiles in 78 s with 16 blocks and in 20 s with 4; its predicted step takes 32.3 s and 30.7 s.
+# For GPUs XLA's fusion pass takes seconds for each block, and fewer, larger blocks are no slower:
+# `gemma-2-2b` on 8xH100 compiles in 78 s with 16 and in 20 s with 4; its predicted step, 32.3 s and 30.7 s.
 GPU_BLOCKS = 4
 GPU_MAX_BLOCK = 2048
 AGAIN = "rematted_computation"  # JAX's scope for recomputed work; used here for the scores
@@ -146,8 +146,8 @@ def _cudnn_attention_forward(
 
 
 def _cudnn_attention_backward(window: int | None, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
-    *inputs, log_sum_exp, out = saved
-    gradients = _cudnn_backward(*inputs, True, window, (log_sum_exp, out, d_out))
+    query, key, value, bias, log_sum_exp, out = saved
+    gradients = _cudnn_backward(query, key, value, bias, True, window, (log_sum_exp, out, d_out))
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 

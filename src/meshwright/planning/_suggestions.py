@@ -35,12 +35,14 @@ from meshwright.config import (
     RunConfig,
     SGDOptimizer,
     check_layout,
+    overridden,
 )
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger
-from meshwright.units import format_bytes
+from meshwright.units import format_bytes, format_count
 
+ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA
 STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
 
@@ -75,6 +77,8 @@ def suggestions(
     room = (memory.usable_bytes or 0) - memory.allowance_bytes
     state = tuple(_state_suggestions(config, layout, fleet, state_bytes, room))
     activations = tuple(_activation_suggestions(config, layout, fleet))
+    if state_bytes > room and (adapters := _adapter_suggestion(config)) is not None:
+        state += (adapters,)
     if (waiting := _offload_suggestion(config, fleet, memory)) is not None:
         if waiting.is_enough:
             return (waiting, *state, *activations)
@@ -95,6 +99,21 @@ def _offload_suggestion(config: RunConfig, fleet: Fleet, memory: MemoryLedger) -
     effect += "; the rest fits" if is_enough else ""
     value = "both" if config.offload == "activations" else "optimizer"
     return Suggestion(overrides=(f"offload={value}",), effect=effect, is_enough=is_enough)
+
+
+def _adapter_suggestion(config: RunConfig) -> Suggestion | None:
+    """Suggest adapters beside frozen parameters; None if the run has them, or its model takes none."""
+    if config.lora.rank is not None:
+        return None
+    try:
+        changed = overridden(config, [f"lora.rank={ADAPTER_RANK}"])
+    except InputError:
+        return None
+    effect = (
+        f"to fine-tune published weights: trains adapters of {format_count(changed.num_trained_parameters)} "
+        "parameters; the others are frozen, without gradients and moments"
+    )
+    return Suggestion(overrides=(f"lora.rank={ADAPTER_RANK}",), effect=effect)
 
 
 def _state_suggestions(

@@ -196,14 +196,14 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
     """
     device = mesh.devices.flat[0]
     platform: str = device.platform
-    capability = tuple(map(int, device.compute_capability.split("."))) if platform == "gpu" else (0, 0)
+    major, minor = device.compute_capability.split(".") if platform == "gpu" else (0, 0)
 
     def context_of(key: Key[Array, ""] | None) -> Context:
         return Context(
             mesh=mesh_here(mesh),
             dtype=grads.FORMATS[config.precision],
             platform="cuda" if platform == "gpu" else platform,
-            compute_capability=capability,
+            compute_capability=(int(major), int(minor)),
             remat=config.remat,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
