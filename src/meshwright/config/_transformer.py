@@ -159,8 +159,8 @@ class TransformerModel(ModelKind):
     latent_rank: OptionalPositive = None
     """Width of the latent from which all heads' keys and values are made: DeepSeek-V2's attention.
     The last `rotary_dim` numbers of each key are one vector for all heads, which positions turn.
-    Effect: fewer parameters than `embed_dim` x heads; `fsdp` must divide it; attention runs in plain blocks,
-    not with `context`. Unit: numbers per token"""
+    Effect: fewer parameters than `embed_dim` x heads; `fsdp` must divide it; not with `context`.
+    Unit: numbers per token"""
     query_rank: OptionalPositive = None
     """Width of the latent from which queries are made; `none` makes them from the residual stream.
     Effect: two smaller matrices in place of one; `fsdp` must divide it; needs `latent_rank`.

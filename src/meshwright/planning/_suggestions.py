@@ -34,6 +34,7 @@ from meshwright.config import (
     RMSPropOptimizer,
     RunConfig,
     SGDOptimizer,
+    TransformerModel,
     check_layout,
     overridden,
 )
@@ -42,6 +43,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes, format_count
 
+CAPACITY_FACTOR = 1.25  # of the presets with experts; Fedus et al. 2021, section 2.2, train with it
 ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA
 STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
@@ -176,7 +178,13 @@ def _fleet_of_size(fleet: Fleet, num_devices: int) -> Fleet | None:
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:
-    """Suggest fewer sequences at once, fewer saved activations, and splitting each sequence's activations."""
+    """Suggest smaller buffers of experts, fewer sequences at once, fewer saved activations, and splitting each
+    sequence's activations."""
+    model = config.model
+    if isinstance(model, TransformerModel) and model.num_experts and model.capacity_factor is None:
+        effect = f"an expert's buffer holds {CAPACITY_FACTOR} times its fair share in place of every token; "
+        overrides = (f"model.capacity_factor={CAPACITY_FACTOR}",)
+        yield Suggestion(overrides=overrides, effect=f"{effect}tokens beyond it are dropped")
     per_replica = config.batch.sequences // layout.num_replicas
     now = min(config.batch.microbatch_sequences or per_replica, per_replica)
     fewer = max((n for n in range(1, now // 2 + 1) if per_replica % n == 0), default=0)
