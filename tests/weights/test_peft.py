@@ -13,7 +13,8 @@ from meshwright.checkpoint import checkpoint_of, export_huggingface, export_peft
 from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
-from meshwright.models import Context, model_of
+from meshwright.models import Context, dequantised_array, model_of
+from meshwright.models.quantised import quantised
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step, whole_parameters
 
@@ -83,8 +84,11 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def logits(trained, tokens):
+    return logits_of(trained[1], tokens)
+
+
+def logits_of(folder, tokens):
     """Our logits, with the adapters beside the products."""
-    _, folder = trained
     config = load_config(str(folder))
     mesh = mesh_of((("data", 1),), jax.devices()[:1])
     abstract = build_step(config, mesh).state
@@ -132,6 +136,33 @@ def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, t
     export_huggingface(checkpoint_of(folder), load_config(str(folder)), tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert np.abs(theirs(model, tokens) - logits).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("unroll", "layout"), [("false", "data=1"), ("true", "data=1"), ("false", "fsdp=2,tensor=2")]
+)
+def test_a_base_in_four_bits_is_read_trained_and_merged(unroll, layout, tokens, tmp_path):
+    """From weights in safetensors, in parts of each device, to what `transformers` loads."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).float()
+    base, folder, merged = (tmp_path / name for name in ("base", "run", "merged"))
+    model.save_pretrained(base)
+    settings = ("lora.rank=4", "lora.base=nf4", EVERY, "data.source=synthetic", "precision=fp32")
+    sizes_of_run = ("batch.sequences=4", "batch.sequence_length=16", f"model.unroll={unroll}")
+    overrides = (*settings, *sizes_of_run, "optimizer.learning_rate=0.02", "schedule.kind=constant")
+    devices = {"data=1": "1xCPU"}.get(layout, "4xCPU")
+    train(str(base), on=devices, layout=layout, steps=3, begin_from=base, folder=folder, overrides=overrides)
+    ours = logits_of(folder, tokens)
+    export_huggingface(checkpoint_of(folder), load_config(str(folder)), merged)
+    read = transformers.AutoModelForCausalLM.from_pretrained(merged)
+    assert np.abs(theirs(read, tokens) - ours).max() < 1e-4
+    # What was added to the base's four bits has the adapters' rank.
+    after, before = (each.model.layers[1].self_attn.q_proj.weight.detach().numpy() for each in (read, model))
+    blocks = before.T.reshape(128, 4, 32)  # [inputs, heads, head_dim]: a scale for each 32 numbers of a head
+    codes, scales = quantised(blocks)
+    rest = dequantised_array(codes, scales).reshape(128, 128).T
+    assert np.linalg.matrix_rank(after - rest, tol=1e-4) == 4
 
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path):

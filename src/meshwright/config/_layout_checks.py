@@ -14,6 +14,7 @@ from meshwright.hardware import Chip
 
 from ._base import Problem, input_error, near_divisors, near_multiples, or_list
 from ._layout import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Layout, Ticks
+from ._lora import NF4_BLOCK
 from ._run import RunConfig
 from ._transformer import TransformerModel
 
@@ -81,6 +82,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
+    problems += _block_problems(config, layout)
     problems += list(_context_problems(config, layout)) or list(_position_problems(config, layout))
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
@@ -117,6 +119,21 @@ def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]
             if "." in path:
                 hint += f", or {path} = {or_list(near_multiples(ways, size))}"
             yield path, f"= {size} does not divide over {names} = {ways}", hint
+
+
+def _block_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield the dimensions whose blocks of frozen numbers in four bits do not divide over their axis."""
+    model = config.model
+    if config.lora.rank is None or config.lora.base != "nf4" or not isinstance(model, TransformerModel):
+        return
+    for axis, name, size in (("fsdp", "embed_dim", model.embed_dim), ("tensor", "mlp_dim", model.mlp_dim)):
+        blocks = size // math.gcd(size, NF4_BLOCK)
+        if blocks % layout.size(axis):
+            what = (
+                f'= "nf4" makes {blocks} blocks of model.{name} = {size}, which do not divide over {axis} = '
+            )
+            hint = f'use {axis}={or_list(near_divisors(blocks, layout.size(axis)))}, or base = "compute"'
+            yield "lora.base", f"{what}{layout.size(axis)}", hint
 
 
 def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ as PEFT names a Llama's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -29,6 +30,15 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 }
 """Where our parameters have the products that PEFT names so: the group of a block, and the name in it."""
 ALL = "all-linear"
+QUANTISED: Mapping[str, tuple[str, ...]] = {
+    "attention": ("query", "key", "value", "output"),
+    "mlp": ("gate", "up", "down"),
+}
+"""The products that `base = "nf4"` holds in four bits, by their group in a block."""
+NF4_BLOCK = 64
+"""The most numbers that share a scale there (https://arxiv.org/abs/2305.14314, section 3)."""
+LEAST_NF4_BLOCK = 16
+"""The fewest: with smaller blocks the scales would take more than a third of what is held."""
 
 
 class LoraConfig(Section):
@@ -45,9 +55,11 @@ class LoraConfig(Section):
     """Products that have adapters, by PEFT's names of a Llama's: q_proj, k_proj, v_proj, o_proj, gate_proj,
     up_proj, down_proj; or `["all-linear"]` for all of them.
     Effect: parameters, gradients and moments grow in proportion."""
-    base: Literal["compute", "fp32"] = "compute"
-    """Format of the frozen matrices: that of the run's arithmetic, or fp32. Frozen norms stay in fp32.
-    Effect: `compute` holds 2 bytes of a frozen parameter under bf16, fp16 and fp8; `fp32` holds 4."""
+    base: Literal["compute", "fp32", "nf4"] = "compute"
+    """Format of the frozen matrices: that of the run's arithmetic, fp32, or QLoRA's four bits for the products
+    of blocks. Frozen norms stay in fp32.
+    Effect: `compute` holds 2 bytes of a frozen parameter under bf16, fp16 and fp8; `fp32` holds 4. `nf4` holds
+    4.5 bits of those in products, and computes them again for each use."""
 
     @property
     def scale(self) -> float:
@@ -117,8 +129,25 @@ def lora_problems(lora: LoraConfig, model: Model, *, zero1: bool) -> Iterator[Pr
     if model.latent_rank is not None or model.num_dense_layers:
         what = f"= {lora.rank}, but adapters beside latent attention and dense first layers are not run"
         yield "lora.rank", what, "leave lora out, or fine-tune a model without them"
+    if lora.base == "nf4":
+        yield from _nf4_problems(model)
     if model.mlp == "plain" and "gate_proj" in lora.targets:
         yield "lora.targets", "has 'gate_proj', and a plain MLP has no gate", "leave gate_proj out"
     if zero1:
         what = "= true divides parameters and moments that are trained over data; with lora those are few"
         yield "zero1", what, "use zero1 = false; fsdp divides the frozen parameters"
+
+
+def _nf4_problems(model: TransformerModel) -> Iterator[Problem]:
+    """Yield what cannot be held in four bits."""
+    if model.num_experts is not None:
+        yield (
+            "lora.base",
+            '= "nf4", but matrices of experts are not held in four bits',
+            'use base = "compute"',
+        )
+    for name in ("head_dim", "embed_dim", "mlp_dim"):
+        size = getattr(model, name)
+        if math.gcd(size, NF4_BLOCK) < LEAST_NF4_BLOCK:
+            what = f'= "nf4" gives a scale to every {LEAST_NF4_BLOCK} to {NF4_BLOCK} numbers side by side, '
+            yield "lora.base", f"{what}which do not divide {name} = {size}", 'use base = "compute"'

@@ -15,6 +15,13 @@ from ._base import Parameter as Parameter
 from ._base import initial_parameters as initial_parameters
 from ._base import is_parameter as is_parameter
 from ._base import with_adapters as with_adapters
+from .quantised import CODES as CODES
+from .quantised import SCALES as SCALES
+from .quantised import dequantised_array as dequantised_array
+from .quantised import matrix_of as matrix_of
+from .quantised import quantised_declarations as quantised_declarations
+from .quantised import quantised_parameters as quantised_parameters
+from .quantised import quantised_part as quantised_part
 from .small import Cruncher, LeNet, Linear, ResNet
 from .transformer import Transformer
 

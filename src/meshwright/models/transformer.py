@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel
-from ..sharding import axis_size, look_up, num_shards, rows_here
+from ..sharding import axis_size, gather, look_up, num_shards, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import NAME as ATTENTION_NAME
@@ -34,6 +34,7 @@ from .experts import NAME as EXPERT_NAME
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
+from .quantised import CODES, SCALES, dequantised
 from .rotary import frequencies, rotated, score_factor
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -106,6 +107,8 @@ def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
 def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
     # A saved gathered weight would stay in memory until the backward pass uses it. Repeating casts and
     # gathers costs no arithmetic; every matmul is saved.
+    if any(getattr(operand, "dtype", None) == jnp.uint8 for operand in operands):
+        return False  # a matrix that is held in four bits
     if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
         return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
@@ -144,6 +147,29 @@ ACTIVATIONS = {
     "gelu-erf": partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
 }
+
+
+def _projected(x: Array, weight: Array, context: Context) -> Array:
+    """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims."""
+    num_inputs, on_cpu = x.ndim - 2, context.platform == "cpu"
+    y: Any
+    if num_shards(context.mesh) == 1:
+        flat = x.reshape(x.shape[0] * x.shape[1], -1)
+        matrix = weight.reshape(flat.shape[1], -1)
+        y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else flat @ matrix
+        return y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
+    if context.fp8:
+        return fp8_product(x, weight, num_inputs, on_cpu)
+    contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
+    return jax.lax.dot_general(x, weight, (contracted, ((), ())))
+
+
+def _projected_by_codes(
+    x: Array, codes: Array, scales: Array, *, dims: tuple[str, ...], context: Context
+) -> Array:
+    """Return x . W for a matrix that is held in four bits."""
+    codes, scales = (gather(part, context.mesh, part.dtype, *dims) for part in (codes, scales))
+    return _projected(x, dequantised(codes, scales, context.dtype), context)
 
 
 class Transformer(Model):
@@ -473,20 +499,13 @@ class Transformer(Model):
         """
         with jax.named_scope(name):
             dims = self._dims[group, name]
-            weight = context.gather(layer[group][name], *dims)
             num_inputs = x.ndim - 2
-            outputs, on_cpu = dims[num_inputs:], context.platform == "cpu"
-            y: Any
-            if num_shards(context.mesh) == 1:
-                flat = x.reshape(x.shape[0] * x.shape[1], -1)
-                matrix = weight.reshape(flat.shape[1], -1)
-                y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else flat @ matrix
-                y = y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
-            elif context.fp8:
-                y = fp8_product(x, weight, num_inputs, on_cpu)
-            else:
-                contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
-                y = jax.lax.dot_general(x, weight, (contracted, ((), ())))
+            outputs = dims[num_inputs:]
+            if name in layer[group]:
+                y = _projected(x, context.gather(layer[group][name], *dims), context)
+            else:  # The matrix is computed from its four bits, and again in the backward pass.
+                held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
+                y = jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
             # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)

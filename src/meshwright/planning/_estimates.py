@@ -19,7 +19,7 @@ Not counted: what the compiler fuses or repeats, which is why only compiling dec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.config import (
+    NF4_BLOCK,
     AdafactorOptimizer,
     AdaGradOptimizer,
     AdamOptimizer,
@@ -225,7 +226,10 @@ class _Form:
         if not self.frozen:
             return 0.0
         each = FP32 if self.config.lora.base == "fp32" else self.activation_bytes
-        return self._held(self.weights, over_data=False) * each
+        weights = self.weights
+        if self.config.lora.base == "nf4":  # products in four bits, and a scale for each block
+            weights = replace(weights, blocks=weights.blocks * (0.5 + FP32 / NF4_BLOCK) / each)
+        return self._held(weights, over_data=False) * each
 
     def _block_inputs(self) -> Numbers:
         """Return the bytes of the blocks' inputs that wait for the backward pass of one microbatch."""

@@ -178,7 +178,7 @@ def _fleet_of_size(fleet: Fleet, num_devices: int) -> Fleet | None:
 
 
 def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> Iterator[Suggestion]:
-    """Suggest smaller buffers of experts, fewer sequences at once, fewer saved activations and smaller shards."""
+    """Suggest smaller buffers of experts, fewer sequences at once, less saved, and smaller shards."""
     model = config.model
     if isinstance(model, TransformerModel) and model.num_experts and model.capacity_factor is None:
         effect = f"an expert's buffer holds {CAPACITY_FACTOR} times its fair share in place of every token; "

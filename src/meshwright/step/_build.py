@@ -36,6 +36,8 @@ from ..models import (
     initial_parameters,
     is_parameter,
     model_of,
+    quantised_declarations,
+    quantised_parameters,
     with_adapters,
 )
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
@@ -145,7 +147,10 @@ def _declared(config: RunConfig, model: Model) -> tuple[Tree, Tree]:
     """Return the declarations of frozen and of trained parameters; the first are None without adapters."""
     if config.lora.rank is None:
         return None, model.parameters()
-    return model.parameters(), model.adapters(config.lora)
+    frozen = model.parameters()
+    if config.lora.base == "nf4":
+        frozen = quantised_declarations(frozen)
+    return frozen, model.adapters(config.lora)
 
 
 def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
@@ -153,11 +158,11 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
 
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
-        frozen, declared = _declared(config, model)
+        declared = _declared(config, model)[1]
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         return {
             "parameters": parameters,
-            **({} if frozen is None else {"frozen": _frozen_parameters(config, frozen, root)}),
+            **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
             "model_state": initial_parameters(model.state(), root),
             "optimizer": optimizer.init(parameters),
             "key": jax.random.key_data(jax.random.fold_in(root, 1)),
@@ -168,11 +173,13 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
     return init
 
 
-def _frozen_parameters(config: RunConfig, declared: Tree, root: Key[Array, ""]) -> Tree:
+def _frozen_parameters(config: RunConfig, model: Model, root: Key[Array, ""]) -> Tree:
     """Return the frozen parameters of a new run, drawn as if they were trained, in their format."""
-    dtype = jnp.float32 if config.lora.base == "fp32" else grads.FORMATS[config.precision]
+    base, declared = config.lora.base, model.parameters()
+    dtype = jnp.float32 if base == "fp32" else grads.FORMATS[config.precision]
     drawn = initial_parameters(declared, jax.random.fold_in(root, 0))
-    return jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
+    drawn = jax.tree.map(lambda p, x: x if p.wide else x.astype(dtype), declared, drawn, is_leaf=is_parameter)
+    return quantised_parameters(drawn) if base == "nf4" else drawn
 
 
 def _mean_metrics(loss: Callable[[Tree], tuple[Array, Outcome]], batch: Tree) -> dict[str, Array]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..config import RunConfig, TransformerModel
 from ..errors import InputError
+from ..models import CODES, SCALES, matrix_of, quantised_part
 from ..weights import Weight, WeightFiles, part_of, weights_of
 
 Tree = Any
@@ -96,29 +97,40 @@ class FirstWeights:
         """
         flat, tree = jax.tree_util.tree_flatten_with_path(abstract)
         paths = [tuple(str(getattr(key, "key", getattr(key, "idx", ""))) for key in path) for path, _ in flat]
-        shapes = {path: leaf.shape for path, (_, leaf) in zip(paths, flat, strict=True)}
+        shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
+        for path, (_, leaf) in zip(paths, flat, strict=True):
+            matrix, part = matrix_of(path)
+            if part != SCALES:  # the codes lie two in a byte
+                shapes[matrix] = (*leaf.shape[:-1], 2 * leaf.shape[-1]) if part == CODES else leaf.shape
         if self._unrolled:
             shapes = _stacked(shapes)
         leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
         return jax.tree_util.tree_unflatten(tree, leaves)
 
     def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
+        matrix, held = matrix_of(path)
+
+        def read(wanted: tuple[slice, ...]) -> np.ndarray:
+            if not self._unrolled or path[0] not in BLOCKS:
+                return part_of(self._weights, shapes, self._files.read, matrix, wanted)
+            layer = int(path[1])
+            stacked, in_layer = (path[0], *matrix[2:]), (slice(layer, layer + 1), *wanted)
+            return part_of(self._weights, shapes, self._files.read, stacked, in_layer)[0]
+
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
-            if self._unrolled and path[0] in BLOCKS:
-                layer = int(path[1])
-                found = part_of(
-                    self._weights,
-                    shapes,
-                    self._files.read,
-                    (path[0], *path[2:]),
-                    (slice(layer, layer + 1), *wanted),
-                )[0]
-            else:
-                found = part_of(self._weights, shapes, self._files.read, path, wanted)
+            if not held:
+                return np.ascontiguousarray(read(wanted), leaf.dtype)
+            *rest, last = wanted
+            size = leaf.shape[-1] * 2 if held == CODES else shapes[_in_stack(matrix, self._unrolled)][-1]
+            found = quantised_part(lambda numbers: read((*rest, numbers)), size, held, last)
             return np.ascontiguousarray(found, leaf.dtype)
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+
+def _in_stack(path: tuple[str, ...], unrolled: bool) -> tuple[str, ...]:
+    return (path[0], *path[2:]) if unrolled and path[0] in BLOCKS else path
 
 
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
