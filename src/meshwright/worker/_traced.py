@@ -3,9 +3,10 @@
 Imports jax: only the worker process may import this module. Shapes are global. Dead code, which no output and
 no effect needs, is removed first, as XLA does.
 
-Primitives are in three groups. `RULES` has a function for the FLOPs of each of its primitives. Those in
-`WALKED` run a program from their parameters. Those in `FREE` multiply no matrices. `_Counter` itself enters
-`scan`, `while`, `cond` and `shard_map`.
+Primitives are in four groups. `RULES` has a function for the FLOPs of each of its primitives. Those in
+`LIBRARY` (decompositions, linear systems, Fourier transforms) count by textbook formula. Those in `WALKED`
+run a program from their parameters. Those in `FREE` multiply no matrices. `_Counter` itself enters `scan`,
+`while`, `cond`, `shard_map` and `custom_linear_solve`, of which it takes the solution.
 
 Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, four sums), four for a complex
 and a real number. A convolution counts every tap of its window at every output, including taps on padding,
@@ -38,6 +39,7 @@ from ..compiler import Kernel, TracedFlops
 from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
 from ._grid import Undecided, scan_sizes
 from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
+from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -318,6 +320,7 @@ class _Counter:
             "while": self._loop,
             "shard_map": self._shard_map,
             "cond": self._branch,
+            LINEAR_SOLVE: self._linear_solve,
             PALLAS: self._kernel,
             FOREIGN: self._kernel,
         }
@@ -337,6 +340,8 @@ class _Counter:
                 self._add(scopes, eqn, convolution(eqn, gradient=gradient, flipped=flipped), times)
             elif name in RULES:
                 self._add(scopes, eqn, RULES[name](eqn), times)
+            elif name in LIBRARY:
+                self._add(scopes, eqn, library_work(eqn, jaxpr), times)
             elif (enter := self._entered.get(name)) is not None:
                 enter(scopes, eqn, times, known)
             elif name in WALKED and (inner := program_in(eqn)) is not None:
@@ -368,6 +373,11 @@ class _Counter:
         body, manual = eqn.params["jaxpr"], eqn.params["newly_manual_axes"]
         ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
         self.walk(body, scopes, times * ways, _inner(eqn, body, known))
+
+    def _linear_solve(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        """Add the solution of a linear system; the system itself and its transpose serve gradients only."""
+        solve = eqn.params["jaxprs"].solve
+        self.walk(solve.jaxpr, scopes, times, _inner(eqn, solve, known))
 
     def _kernel(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add a kernel that is one call of the compiled program, or list it as unpriced with the reason."""
