@@ -175,6 +175,47 @@ def test_a_loop_of_unknown_length_counts_once_and_is_listed():
     assert flops.unpriced == ("while of unknown length under the step, counted once x1",)
 
 
+@pytest.mark.parametrize(
+    ("first", "goes_on", "step", "rounds"),
+    [
+        (0, lambda i: i < 6, lambda i: i + 1, 6),
+        (1, lambda i: i < 100, lambda i: 2 * i, 7),
+        (1, lambda i: i % 7 != 0, lambda i: i + 1, 6),
+        (0, lambda i: i < 0, lambda i: i + 1, 0),
+    ],
+)
+def test_a_loop_whose_counter_is_known_counts_each_round(first, goes_on, step, rounds):
+    def loop(a):
+        def body(state):
+            counter, product = state
+            return step(counter), product @ a
+
+        return lax.while_loop(lambda state: goes_on(state[0]), body, (first, a))
+
+    flops = counted(loop, f32(8, 8))
+    assert model_flops(flops) == rounds * SQUARE
+    assert flops.unpriced == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "goes_on"),
+    [(0, lambda i, a: i < 10**6), (0.0, lambda i, a: i < 6), (0, lambda i, a: (i < 6) & (a[0, 0] > 0))],
+    ids=["too long", "rounded", "by data"],
+)
+def test_a_loop_whose_rounds_are_not_decided_is_listed(first, goes_on):
+    def loop(a):
+        return lax.while_loop(lambda s: goes_on(*s), lambda s: (s[0] + 1, s[1] @ a), (first, a))
+
+    flops = counted(loop, f32(8, 8))
+    assert model_flops(flops) == SQUARE
+    assert flops.unpriced == ("while of unknown length under the step, counted once x1",)
+
+
+def test_a_loop_that_draws_until_it_accepts_is_listed():
+    flops = counted(lambda key: jax.random.poisson(key, 3.0, (8,)), jax.eval_shape(jax.random.key, 0))
+    assert any("unknown length" in text for text in flops.unpriced)
+
+
 def test_the_body_of_a_shard_map_runs_on_every_device_of_its_manual_axes():
     mesh = mesh_of(EIGHT, jax.devices())
     rows = PartitionSpec(("data", "fsdp"))

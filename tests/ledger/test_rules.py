@@ -268,6 +268,20 @@ def test_a_decomposition_and_a_transform_count_by_the_textbook(module, call, flo
     assert unpriced_work(program.entry, program.entry.root) is None
 
 
+def test_a_block_scaled_product_contracts_the_last_dimension_of_both(module):
+    program = module(
+        "%a = f8e4m3fn[3,16,64]{2,1,0} parameter(0)",
+        "%b = f8e4m3fn[3,8,64]{2,1,0} parameter(1)",
+        "%c = f8e8m0fnu[3,16,2]{2,1,0} parameter(2)",
+        "%d = f8e8m0fnu[3,8,2]{2,1,0} parameter(3)",
+        "ROOT %e = (f32[3,16,8]{2,1,0}, u8[0]{0}) custom-call(%a, %b, %c, %d), "
+        'custom_call_target="__cudnn$blockScaledDot"',
+    )
+    work = root_work(program)
+    assert (work.flops, work.format, work.kind) == (2 * 3 * 16 * 8 * 64, "fp8-e4m3", "matmul")
+    assert unpriced_work(program.entry, program.entry.root) is None
+
+
 @pytest.mark.parametrize("target", ["cusolver_cholesky_update_ffi", "lapack_snew_ffi", "my_potrf_ffi"])
 def test_a_routine_without_a_formula_is_unpriced(module, target):
     program = module(

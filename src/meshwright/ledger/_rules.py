@@ -112,6 +112,7 @@ WITHOUT_MATMULS = frozenset((
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
     "GatherScatterIndicesBitpacked", "cu_lu_pivots_to_permutation",
 ))  # fmt: skip
+BLOCK_SCALED = "__cudnn$blockScaledDot"
 CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`
     f"xla_ffi{part}_python_{device}_callback" for part in ("", "_partitioned") for device in ("gpu", "cpu")
 )
@@ -239,6 +240,9 @@ def left_dimensions(instruction: Instruction, kind: str) -> list[int]:
 
     They stand in the attributes of a dot, and in the configuration of a call of cuBLAS.
     """
+    if instruction.custom_call_target.startswith(BLOCK_SCALED):  # [..., m, k] x [..., n, k]
+        rank = len(instruction.arrays[0].dims)
+        return list(range(rank - 2)) if kind == "batch" else [rank - 1]
     if instruction.opcode == "custom-call":
         numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
         return [int(d) for d in numbers.get(f"lhs_{kind}_dimensions", [])]
@@ -381,6 +385,7 @@ _OPCODE_RULES: dict[str, _Rule] = {
 }
 _TARGET_RULES: tuple[tuple[str, _Rule], ...] = (
     ("__cublas$gemm", _dot),
+    (BLOCK_SCALED, _dot),
     ("__cublas$lt$matmul", _dot),
     ("__cudnn$conv", _convolution),
     ("__cudnn$fmha", _attention),

@@ -10,14 +10,14 @@ run a program from their parameters. Those in `FREE` multiply no matrices. `_Cou
 
 Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, four sums), four for a complex
 and a real number. A convolution counts every tap of its window at every output, including taps on padding,
-but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` once, `cond`
-by its most expensive branch, `platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or
-`busy_...`, `taken_...`, see `hlo/_annotations.py`) the arithmetic counts A/B: causal attention written in
-blocks uses such a scope.
+but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` by its rounds
+where a counter decides them and else once, `cond` by its most expensive branch, `platform_dependent` by the
+target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see `hlo/_annotations.py`) the
+arithmetic counts A/B: causal attention written in blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
 Pallas kernels and foreign functions count as `_kernels.py` says. Listed as unpriced, with shapes: every
-primitive in none of the groups, among them primitives of the user or of a later release of JAX. `while` is
-listed too, because its trip count is not known.
+primitive in none of the groups, among them primitives of the user or of a later release of JAX. A `while`
+that counts once is listed too.
 
 Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135;
 `symmetric_product`: LAPACK Working Note 41, appendix C (SYRK: n (n + 1) k).
@@ -40,6 +40,7 @@ from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
 from ._grid import Undecided, scan_sizes
 from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
 from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
+from ._rounds import rounds_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -415,11 +416,14 @@ class _Counter:
                 self.attention += scaled
 
     def _loop(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
-        """Add one round of a `while`, whose values change, and list the loop as unpriced."""
-        place = scopes.strip("/") or "the step"
-        self.unpriced[f"while of unknown length under {place}, counted once"] += 1
-        for part in ("cond_jaxpr", "body_jaxpr"):
-            self.walk(eqn.params[part].jaxpr, scopes, times, {})
+        """Add the rounds of a `while`, whose values change; one of unknown length once, as unpriced."""
+        rounds = rounds_of(eqn, known, FREE)
+        if rounds is None:
+            place = scopes.strip("/") or "the step"
+            self.unpriced[f"while of unknown length under {place}, counted once"] += 1
+        self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times * (1 if rounds is None else rounds), {})
+        checks = 1 if rounds is None else rounds + 1
+        self.walk(eqn.params["cond_jaxpr"].jaxpr, scopes, times * checks, {})
 
     def _branch(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add the target's branch of `platform_dependent`, else the most expensive branch."""
