@@ -354,6 +354,7 @@ ON_GPUS = {
     "solution": (jnp.linalg.solve, array(N, N), array(N, 4)),
     "thin singular vectors": (lambda a: jnp.linalg.svd(a, full_matrices=False), array(2000, N)),
     "Fourier": (jnp.fft.rfft, array(8, 1024)),
+    "eigenvectors": (jnp.linalg.eig, array(N, N)),
 }
 
 
