@@ -205,6 +205,7 @@ def predict(
     available = seconds * fleet.num_devices * peak
     mfu = _utilisation(ledger.flops.model, available, unpriced)
     hfu = _utilisation(ledger.flops.executed, available, unpriced)
+    assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
     peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
     interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions, peer_seconds)
     tokens = compiled.tokens_per_step
@@ -292,8 +293,7 @@ def _utilisation(flops: int, available: float, unpriced: Sequence[str]) -> float
     Unpriced work may leave the step shorter than its FLOPs take at the peak: then it is not known.
     """
     share = flops / available if available else 0.0
-    assert share <= 1 or unpriced, f"an MFU of {share:.3f}: {flops} FLOPs, {available} available at the peak"
-    return share if share <= 1 else 0.0
+    return 0.0 if share > 1 and unpriced else share
 
 
 def _slices(walked: Walked) -> tuple[Slice, ...]:

@@ -59,7 +59,8 @@ def callbacks_without_devices() -> Iterator[None]:
 
     One lowering at a time has these rules. Afterwards JAX has its own again.
     """
-    emit, versions = callback.emit_python_callback, linalg.cuda_versions
+    emit, names = callback.emit_python_callback, linalg.__dict__
+    versions = names["cuda_versions"]
 
     def emit_without_client(ctx: Any, *arguments: Any, **keywords: Any) -> Any:
         module = ctx.module_context
@@ -72,14 +73,14 @@ def callbacks_without_devices() -> Iterator[None]:
     with _LOCK:
         removed = needing & set(_CALLBACKS)
         callback.emit_python_callback = emit_without_client
-        linalg.cuda_versions = _Versions
+        names["cuda_versions"] = _Versions
         needing -= removed
         dispatch.jaxpr_has_prim_requiring_devices.cache_clear()  # it would keep an earlier refusal
         try:
             yield
         finally:
             callback.emit_python_callback = emit
-            linalg.cuda_versions = versions
+            names["cuda_versions"] = versions
             needing |= removed
             dispatch.jaxpr_has_prim_requiring_devices.cache_clear()
 

@@ -421,9 +421,10 @@ class _Counter:
         if rounds is None:
             place = scopes.strip("/") or "the step"
             self.unpriced[f"while of unknown length under {place}, counted once"] += 1
-        self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times * (1 if rounds is None else rounds), {})
         checks = 1 if rounds is None else rounds + 1
         self.walk(eqn.params["cond_jaxpr"].jaxpr, scopes, times * checks, {})
+        if rounds != 0:
+            self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times * (rounds or 1), {})
 
     def _branch(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add the target's branch of `platform_dependent`, else the most expensive branch."""
