@@ -145,6 +145,63 @@ def test_leaves_that_are_no_arrays_are_closed_over(forked_workers):
     assert [each.path for each in weighed.compiled.arguments] == ["rows", "key"]
 
 
+def test_a_pmapped_step_holds_on_each_device_one_slice(forked_workers):
+    def update(w, rows):
+        gradient = jax.grad(lambda w: jnp.sum((rows @ w) ** 2))(w)
+        return w - 0.1 * jax.lax.pmean(gradient, "replica")
+
+    arguments = (
+        jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32),
+        jax.ShapeDtypeStruct((8, ROWS, WIDTH), jnp.float32),
+    )
+    weighing = mw.weigh(jax.pmap(update, axis_name="replica", donate_argnums=0), args=arguments, on="8xH100")
+    w, rows = weighing.compiled.arguments
+    assert (w.device_bytes, rows.device_bytes) == (4 * WIDTH * WIDTH, 4 * ROWS * WIDTH)
+    assert weighing.ledger.memory.by_category["arguments"] == w.device_bytes + rows.device_bytes
+    assert weighing.ledger.memory.by_category.get("outputs", 0) < 1000  # the new slice lies in the old one
+    assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 8 * 2 * 2 * ROWS * WIDTH**2
+    (reduction,) = weighing.ledger.traffic
+    assert (reduction.kind, reduction.axes) == ("all-reduce", ("replica",))
+    assert reduction.payload_bytes == w.device_bytes
+
+
+def test_a_shard_map_of_arguments_without_a_mesh_splits_them(abstract_mesh, forked_workers):
+    def product(w, rows):
+        return jax.lax.psum(rows @ w, "data")
+
+    split = jax.shard_map(
+        product,
+        mesh=abstract_mesh,
+        in_specs=(PartitionSpec("data"), PartitionSpec(None, "data")),
+        out_specs=PartitionSpec(),
+    )
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (ROWS, WIDTH))]
+    for form in (split, jax.jit(split)):
+        weighing = mw.weigh(form, args=arguments, on="8xH100")
+        found = [argument.device_bytes for argument in weighing.compiled.arguments]
+        assert found == [4 * WIDTH * WIDTH // 8, 4 * ROWS * WIDTH // 8]
+        assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 2 * ROWS * WIDTH**2
+
+
+def test_a_pmap_over_more_than_the_process_has_is_refused_in_words():
+    rows = jax.ShapeDtypeStruct((16, 4), jnp.float32)
+    with pytest.raises(mw.InputError, match="jax_num_cpu_devices") as refused:
+        mw.weigh(jax.pmap(lambda x: x * 2), args=(rows,), on="16xH100")
+    assert "needs a device for each slice, and this process has 8" in str(refused.value)
+
+
+def test_a_product_for_which_xla_finds_no_tiles_is_left_to_cublas(forked_workers):
+    """XLA of jax 0.10 refuses the transposed products of a resized image, unless it may measure tiles."""
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    weighing = mw.weigh(
+        lambda x: jax.image.resize(x, (2, 64, 64, 3), "bilinear"), args=(images,), on="1xH100"
+    )
+    rows, columns = 2 * 32 * 3 * 64 * 32, 2 * 64 * 3 * 64 * 32
+    assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 2 * (rows + columns)
+    said = [text for text in weighing.ledger.assumptions if text.startswith("XLA found no tiles")]
+    assert len(said) == (1 if jax.__version__.startswith("0.10.") else 0)
+
+
 def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):
     weighed = mw.weigh(step, args=arguments(), on="8xH100")
     assert weighed.ledger.flops.model == PRODUCTS

@@ -236,14 +236,59 @@ def test_what_could_multiply_and_has_no_rule_is_named_with_its_shapes(module):
     assert text == "mystery(f32[5,7], f32[5,7]) -> f32[5,5], s32[], from jit(f)/mystery"
 
 
-def test_a_factorisation_is_named_and_an_addition_is_not(module):
+def test_a_sort_is_named_and_an_addition_is_not(module):
     program = module(
         "%a = f32[5,5]{1,0} parameter(0)",
         "%b = f32[5,5]{1,0} add(%a, %a)",
-        "ROOT %c = f32[5,5]{1,0} cholesky(%b)",
+        "ROOT %c = f32[5,5]{1,0} sort(%b)",
     )
     texts = [unpriced_work(program.entry, i) for i in program.entry.instructions]
-    assert texts == [None, None, "cholesky(f32[5,5]) -> f32[5,5], from an unnamed operation"]
+    assert texts == [None, None, "sort(f32[5,5]) -> f32[5,5], from an unnamed operation"]
+
+
+@pytest.mark.parametrize(
+    ("call", "flops"),
+    [
+        ("f32[2,30,30]{2,1,0} cholesky(%a)", 2 * 9_000),
+        ("f32[2,30,30]{2,1,0} triangular-solve(%a, %a)", 2 * 27_000),
+        ("c64[2,30,16]{2,1,0} fft(%a), fft_type=RFFT, fft_length={30}", int(2.5 * 60 * 30 * np.log2(30))),
+        ('f32[2,30,30]{2,1,0} custom-call(%a, %a), custom_call_target="__cublas$triangularSolve"', 54_000),
+        ('f32[2,30,30]{2,1,0} custom-call(%a), custom_call_target="__cusolver$cholesky"', 18_000),
+        ('f32[2,30,30]{2,1,0} custom-call(%a), custom_call_target="lapack_dgetrf_ffi"', 2 * 18_000),
+        (
+            'f32[2,30]{1,0} custom-call(%a), custom_call_target="cusolver_geev_ffi", '
+            "backend_config={left = false, right = false}",
+            2 * 270_000,
+        ),
+    ],
+)
+def test_a_decomposition_and_a_transform_count_by_the_textbook(module, call, flops):
+    program = module("%a = f32[2,30,30]{2,1,0} parameter(0)", f"ROOT %c = {call}")
+    assert root_work(program).flops == flops
+    assert unpriced_work(program.entry, program.entry.root) is None
+
+
+def test_a_block_scaled_product_contracts_the_last_dimension_of_both(module):
+    program = module(
+        "%a = f8e4m3fn[3,16,64]{2,1,0} parameter(0)",
+        "%b = f8e4m3fn[3,8,64]{2,1,0} parameter(1)",
+        "%c = f8e8m0fnu[3,16,2]{2,1,0} parameter(2)",
+        "%d = f8e8m0fnu[3,8,2]{2,1,0} parameter(3)",
+        "ROOT %e = (f32[3,16,8]{2,1,0}, u8[0]{0}) custom-call(%a, %b, %c, %d), "
+        'custom_call_target="__cudnn$blockScaledDot"',
+    )
+    work = root_work(program)
+    assert (work.flops, work.format, work.kind) == (2 * 3 * 16 * 8 * 64, "fp8-e4m3", "matmul")
+    assert unpriced_work(program.entry, program.entry.root) is None
+
+
+@pytest.mark.parametrize("target", ["cusolver_cholesky_update_ffi", "lapack_snew_ffi", "my_potrf_ffi"])
+def test_a_routine_without_a_formula_is_unpriced(module, target):
+    program = module(
+        "%a = f32[5,5]{1,0} parameter(0)",
+        f'ROOT %c = f32[5,5]{{1,0}} custom-call(%a), custom_call_target="{target}"',
+    )
+    assert unpriced_work(program.entry, program.entry.root) is not None
 
 
 @pytest.mark.parametrize("target", ["Sharding", "cu_threefry2x32", "__cublas$gemm", "__cudnn$fmhaSoftmax"])

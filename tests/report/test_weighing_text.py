@@ -191,8 +191,10 @@ def test_what_is_not_counted_and_what_the_lint_found_go_before_losses(weighing, 
         "flops": {"waste_by_module": {"layers": 10**17}},
         "prediction": {"unpriced": ("sort of f32[8]", "custom call x")},
     }
-    first, second, third = matters(text(weighing(unpriced=("sort of f32[8]",), **changes), width=1000))
-    assert first == "unpriced no rule counts sort of f32[8], and 1 more: FLOPs and time leave it out"
+    made = weighing(unpriced=("sort of f32[8]", "mystery(f32[8])"), **changes)
+    first, second, third = matters(text(made, width=1000))
+    no_rule = "no rule counts sort of f32[8], and 1 more: FLOPs and time leave it out"
+    assert first == f"unpriced {no_rule}; time of custom call x"
     assert second == "finding two do alike. To fix it, split it (and 1 more: --verbose)"
     assert third.startswith("time 11.0 s")  # the finding has told of the work done twice
     assumed = weighing(**{**changes, "prediction": {}}, assumptions=("the larger branch",))

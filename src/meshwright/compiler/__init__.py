@@ -25,6 +25,7 @@ from ._record import SCHEMA as SCHEMA
 from ._record import SIMULATED as SIMULATED
 from ._record import TARGET_COMPILER as TARGET_COMPILER
 from ._record import TEXTS as TEXTS
+from ._record import AcceptedOptions as AcceptedOptions
 from ._record import Argument as Argument
 from ._record import Compiled as Compiled
 from ._record import CorruptFolder as CorruptFolder

@@ -17,6 +17,8 @@ from ._findings import findings_of
 from ._flops import executed_flops, flop_ledger
 from ._flops import executions_of as executions_of
 from ._flops import instruction_work as instruction_work
+from ._library_calls import FOURIER as FOURIER
+from ._library_calls import LINEAR_ALGEBRA as LINEAR_ALGEBRA
 from ._memory import allowance as allowance
 from ._memory import memory_of
 from ._memory import usable_bytes as usable_bytes

@@ -25,9 +25,9 @@ class FlopLedger:
 
     `model`: the traced program without dead code and recomputation. Causal attention counts by the needed
     half, and convolutions with their taps on padding.
-    `executed`: matmuls, attention and convolutions (without taps on padding) of the optimised program times
-    trip counts, summed over devices. `recomputed`: the part of `executed` that a rematerialised region runs
-    for a second time.
+    `executed`: matmuls, attention, convolutions (without taps on padding), decompositions and transforms of
+    the optimised program times trip counts, summed over devices. `recomputed`: the part of `executed` that a
+    rematerialised region runs for a second time.
     `by_phase`: `executed` by forward | backward | recompute | optimizer | other.
     `by_format`: `executed` by operand format (bf16, fp32, ...).
     `by_module`: `executed` by the model's own scopes ("layers/mlp_block/up"; "" outside any scope). Merged
@@ -42,7 +42,7 @@ class FlopLedger:
     `elementwise_by_class`: operations of the optimised program that are not multiply-adds of a product, times
     trip counts, summed over devices; in none of the other counts. Classes: arithmetic | transcendental |
     comparison | reduction | conversion | integer. Each operation counts one for each element (`_rules` has
-    the rules). Sorts and Fourier transforms are listed as unpriced.
+    the rules). Sorts are listed as unpriced.
     """
 
     model: int

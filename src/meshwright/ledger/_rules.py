@@ -4,8 +4,9 @@ All counts are for one run on one device, from the instruction's shapes and attr
 
 Products (`work_of`). Counted: dot (also ragged and block-scaled), convolution, the library calls that XLA's
 GPU backend puts in their place, cuDNN attention, and products that XLA's simplifier made from a dot. A
-multiply-add is two FLOPs, and eight for complex numbers (four products, four sums). Not counted: a
-convolution's taps on padding, as in XLA's own cost analysis; model FLOPs count them.
+multiply-add is two FLOPs, and eight for complex numbers (four products, four sums). Decompositions, linear
+systems and Fourier transforms count by textbook formula (`_library_calls`). Not counted: a convolution's taps
+on padding, as in XLA's own cost analysis; model FLOPs count them.
 
 Elementwise work (`elementwise_of`), by class. Counted: as in XLA's own cost analysis
 (xla/service/hlo_cost_analysis.cc), one operation for each element of the result, a division like an addition.
@@ -15,7 +16,7 @@ bits) have a class of their own, because they are not FLOPs. Not counted: work i
 softmax of a fused attention, a product's epilogue), the sums of a collective, random-bit generators.
 
 Users add rules for custom calls, into which XLA cannot look, with `register_call`. `unpriced_work` names
-what could do arithmetic and has no rule, sorts and Fourier transforms included.
+what could do arithmetic and has no rule, and sorts, which compare and have no FLOPs.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ from meshwright.compiler import Kernel
 from meshwright.errors import InputError
 
 from ..hlo import Array, Computation, Instruction, Program, twice_seen
+from ._library_calls import is_library_work, library_work
 
 Shape = tuple[str, tuple[int, ...]]  # element type as XLA names it ("bf16"), and dimensions on one device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiplyAdds:
-    """Multiply-adds of one kind in one instruction.
+    """Multiply-adds of one kind in one instruction, or the FLOPs of a textbook formula.
 
     `format`: the number format of the first operand; fp8-e5m2 for a product of fp8-e4m3 and fp8-e5m2.
     `recompute_flops`: the part of `flops` that repeats work of the forward pass.
     """
 
-    kind: str  # matmul | convolution | attention
+    kind: str  # matmul | convolution | attention | linear algebra | fft
     flops: int
     format: str
     recompute_flops: int = 0
@@ -108,12 +110,13 @@ WITHOUT_MATMULS = frozenset((
     "MoveToHost", "MoveToDevice", "PinToDevice", "PinToDeviceSram", "annotate_device_placement",
     "AssumeGatherIndicesInBound", "X64Combine", "X64SplitLow", "X64SplitHigh", "cu_threefry2x32",
     "cu_threefry2x32_ffi", "__cudnn$norm", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast",
-    "GatherScatterIndicesBitpacked",
+    "GatherScatterIndicesBitpacked", "cu_lu_pivots_to_permutation",
 ))  # fmt: skip
+BLOCK_SCALED = "__cudnn$blockScaledDot"
 CALLS_TO_THE_HOST = frozenset(  # of `jax.debug.print`, `io_callback`, `pure_callback`
     f"xla_ffi{part}_python_{device}_callback" for part in ("", "_partitioned") for device in ("gpu", "cpu")
 )
-OPCODES_WITHOUT_RULE = frozenset(("cholesky", "triangular-solve", "fft", "sort", "topk"))
+OPCODES_WITHOUT_RULE = frozenset(("sort", "topk"))
 
 
 def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds | None:
@@ -121,7 +124,8 @@ def work_of(computation: Computation, instruction: Instruction) -> MultiplyAdds 
 
     Sources: for dot and convolution, their definitions at https://openxla.org/xla/operation_semantics. For
     attention, Dao et al. 2022, arXiv 2205.14135: two matmuls forward, and five backward, of which one repeats
-    the scores. Each counts by half where the mask is causal.
+    the scores. Each counts by half where the mask is causal. For decompositions and transforms: `_textbook`
+    in `hlo`.
     """
     rule = _rule_for(instruction)
     return rule(computation, instruction) if rule else None
@@ -154,7 +158,7 @@ def calls_the_host(instruction: Instruction) -> bool:
 def _rule_for(instruction: Instruction) -> _Rule | None:
     """Return the user's rule with the longest beginning of a call's target, else the built-in one."""
     if instruction.opcode != "custom-call":
-        return _OPCODE_RULES.get(instruction.opcode)
+        return _library if is_library_work(instruction) else _OPCODE_RULES.get(instruction.opcode)
     target = instruction.custom_call_target
     beginnings = [beginning for beginning in _REGISTERED if target.startswith(beginning)]
     if beginnings:
@@ -162,6 +166,8 @@ def _rule_for(instruction: Instruction) -> _Rule | None:
         return lambda computation, instruction: rule(_call(computation, instruction))
     if KERNEL in instruction.attributes:
         return lambda computation, instruction: _traced_kernel(instruction)
+    if is_library_work(instruction):
+        return _library
     return next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
 
 
@@ -173,7 +179,8 @@ def mark_kernels(program: Program, kernels: Sequence[Kernel]) -> None:
     """
     for computation, instruction in program.instructions():
         target = instruction.custom_call_target if instruction.opcode == "custom-call" else ""
-        if not target or any(target.startswith(prefix) for prefix, _ in _TARGET_RULES):
+        known = is_library_work(instruction) or any(target.startswith(prefix) for prefix, _ in _TARGET_RULES)
+        if not target or known:
             continue
         operands = [(a.dtype, a.dims) for a in computation.operand_arrays(instruction)]
         results = [(a.dtype, a.dims) for a in instruction.arrays]
@@ -209,6 +216,11 @@ def _traced_kernel(instruction: Instruction) -> MultiplyAdds:
     )
 
 
+def _library(computation: Computation, instruction: Instruction) -> MultiplyAdds:
+    kind, flops, dtype = library_work(computation, instruction)
+    return MultiplyAdds(kind=kind, flops=flops, format=format_of(dtype))
+
+
 def _call(computation: Computation, instruction: Instruction) -> CustomCall:
     return CustomCall(
         target=instruction.custom_call_target,
@@ -228,6 +240,9 @@ def left_dimensions(instruction: Instruction, kind: str) -> list[int]:
 
     They stand in the attributes of a dot, and in the configuration of a call of cuBLAS.
     """
+    if instruction.custom_call_target.startswith(BLOCK_SCALED):  # [..., m, k] x [..., n, k]
+        rank = len(instruction.arrays[0].dims)
+        return list(range(rank - 2)) if kind == "batch" else [rank - 1]
     if instruction.opcode == "custom-call":
         numbers = instruction.backend_config["gemm_backend_config"]["dot_dimension_numbers"]
         return [int(d) for d in numbers.get(f"lhs_{kind}_dimensions", [])]
@@ -373,6 +388,7 @@ _OPCODE_RULES: dict[str, _Rule] = {
 }
 _TARGET_RULES: tuple[tuple[str, _Rule], ...] = (
     ("__cublas$gemm", _dot),
+    (BLOCK_SCALED, _dot),
     ("__cublas$lt$matmul", _dot),
     ("__cudnn$conv", _convolution),
     ("__cudnn$fmha", _attention),

@@ -200,11 +200,12 @@ def predict(
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"
     peak = _peak(machine, walked)
+    no_rate = (f"{what}, {n} times" if n > 1 else what for what, n in walked.unpriced.items())
+    unpriced = (*ledger.unpriced, *no_rate)
     available = seconds * fleet.num_devices * peak
-    mfu = ledger.flops.model / available if peak else 0.0
-    hfu = ledger.flops.executed / available if peak else 0.0
+    mfu = _utilisation(ledger.flops.model, available, unpriced)
+    hfu = _utilisation(ledger.flops.executed, available, unpriced)
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
-    unpriced = (*ledger.unpriced, *(f"{what}, {n} times" for what, n in walked.unpriced.items()))
     peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
     interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions, peer_seconds)
     tokens = compiled.tokens_per_step
@@ -284,6 +285,15 @@ def _peak(machine: Machine, walked: Walked) -> float:
     if not walked.flops:
         return 0.0
     return machine.peak_flops_per_second[max(walked.flops, key=lambda name: walked.flops[name])]
+
+
+def _utilisation(flops: int, available: float, unpriced: Sequence[str]) -> float:
+    """Return FLOPs as a share of those available at the peak; 0 where that is not known.
+
+    Unpriced work may leave the step shorter than its FLOPs take at the peak: then it is not known.
+    """
+    share = flops / available if available else 0.0
+    return 0.0 if share > 1 and unpriced else share
 
 
 def _slices(walked: Walked) -> tuple[Slice, ...]:

@@ -1,7 +1,9 @@
 """Price what a program runs: the seconds of one kernel, and of one collective with the link that it uses.
 
 Kernels. Priced by work: matmuls (dots in fusions, cuBLAS calls), cuDNN attention, and convolutions as the
-equivalent matmul. Everything else is priced by the bytes of device memory that it reads and writes. Each
+equivalent matmul. Decompositions, linear systems and Fourier transforms take at least their FLOPs at the
+peak, and at least their bytes; no rate of them is known, so that time is a lower bound and they are listed as
+unpriced. Everything else is priced by the bytes of device memory that it reads and writes. Each
 operand is read once, and each result is written once. A fusion that slices a stacked array reads one slice,
 and one that updates a slice in place writes one: counting whole operands makes a scanned 7B step look 30 %
 slower. Not modelled: the arithmetic of an elementwise fusion (on a GPU its bytes take longer), the host's
@@ -26,6 +28,8 @@ from meshwright.compiler import Kernel
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of, parse_groups
 from meshwright.ledger import (
+    FOURIER,
+    LINEAR_ALGEBRA,
     Message,
     MultiplyAdds,
     instruction_work,
@@ -103,8 +107,9 @@ _HOST_SPACE = 5
 class KernelTime:
     """One run of an instruction on the compute stream.
 
-    `kind`: matmul | attention | convolution | memory-bound | host-transfer. `flops`: FLOPs by the format in
-    which they run. `unpriced`: arithmetic in a format for which the chip has no known peak.
+    `kind`: matmul | attention | convolution | linear algebra | fft | memory-bound | host-transfer. `flops`:
+    FLOPs by the format in which they run. `unpriced`: arithmetic of which no rate is known, or in a format
+    for which the chip has no known peak.
     """
 
     kind: str
@@ -122,7 +127,8 @@ def kernel_of(
     flops: Counter[str] = Counter()
     unpriced: list[str] = []
     for inner, place, work in _works(program, computation, instruction):
-        format_name = _running_format(machine, place, work.format)
+        in_library = work.kind in (LINEAR_ALGEBRA, FOURIER)
+        format_name = work.format if in_library else _running_format(machine, place, work.format)
         peak = machine.gemm_flops_per_second(format_name)
         if peak is None:
             unpriced.append(f"{work.kind} in {format_name}: {machine.name} has no known peak for it")
@@ -133,6 +139,11 @@ def kernel_of(
             unpriced.append(
                 f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
             )
+        elif in_library:
+            at_peak, moved = work.flops / peak, num_bytes / machine.memory_bytes_per_second
+            seconds = max(at_peak, moved / machine.memory_efficiency)
+            words = "no rate of it is known, its least time is taken: its FLOPs at the peak, or its bytes"
+            unpriced.append(f"{_library_words(inner, place)}: {words}")
         elif work.kind == "attention":
             seconds = _attention_seconds(machine, inner, place, work, format_name)
         else:
@@ -149,6 +160,12 @@ def kernel_of(
         per_second = machine.memory_bytes_per_second * machine.memory_efficiency
         kind, seconds = "memory-bound", num_bytes / per_second
     return KernelTime(kind=kind, seconds=seconds, flops=flops, unpriced=tuple(unpriced))
+
+
+def _library_words(computation: Computation, call: Instruction) -> str:
+    """Return the name of a call of a library, or of a transform, with the shapes that it takes."""
+    arrays = ", ".join(map(str, computation.operand_arrays(call)))
+    return f"{call.custom_call_target or call.opcode}({arrays})"
 
 
 def _works(

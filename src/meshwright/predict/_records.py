@@ -74,6 +74,7 @@ class Prediction:
     """The time of a step on a fleet, from a walk over the compiled schedule.
 
     `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: the same with executed FLOPs.
+    Both are 0 where they are not known: no format has a peak, or unpriced work leaves the step too short.
     `basis`: the sources of the rates, and how the interval was found. `interval_reasons`: why the interval is
     wider than that of published runs, or lacks an end. `what_helps`: changes first, then bounds. Their
     savings do not add up.

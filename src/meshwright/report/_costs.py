@@ -311,23 +311,25 @@ def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, 
 
 
 def fault_sections(facts: WeighingFacts) -> tuple[Section, ...]:
-    """Return the lint findings with their fixes, operations without a rule, and assumptions."""
+    """Return the lint findings with their fixes, operations without a rule or a rate, and assumptions."""
     findings = (
         Words(
             lead=item.what, text=f"{f' ({item.source_line})' if item.source_line else ''}. Fix: {item.mend}."
         )
         for item in facts.ledger.findings
     )
-    without_rule = (Words(text=line) for line in unpriced(facts))
+    without_rule = (Words(text=line) for line in facts.ledger.unpriced)
+    no_rate = (Words(text=line) for line in without_rate(facts))
     assumed = (Words(text=line) for line in facts.ledger.assumptions)
     return (
         *section("What could be fixed", *findings, tone="warning"),
         *section("Unpriced: no rule counts these", *without_rule, tone="warning"),
+        *section("Unpriced in time: no rate of these is known", *no_rate, tone="warning"),
         *section("Assumptions in the counts", *assumed, tone="warning"),
     )
 
 
-def unpriced(facts: WeighingFacts) -> tuple[str, ...]:
-    """Return each operation without a rule once: the prediction repeats the ledger's."""
+def without_rate(facts: WeighingFacts) -> tuple[str, ...]:
+    """Return each operation that has FLOPs and no rate; those without a rule are in the ledger."""
     predicted = () if facts.prediction is None else facts.prediction.unpriced
-    return tuple(dict.fromkeys((*facts.ledger.unpriced, *predicted)))
+    return tuple(line for line in dict.fromkeys(predicted) if line not in facts.ledger.unpriced)

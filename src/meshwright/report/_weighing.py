@@ -14,7 +14,7 @@ from meshwright.predict import Interval, Prediction, RunTotal
 from meshwright.results import KnownPlan
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
-from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, unpriced
+from ._costs import LEAST_SEGMENT, cost_sections, fault_sections, largest_words, memory_bars, without_rate
 from ._facts import WeighingFacts
 from ._model import (
     GAPS,
@@ -192,8 +192,8 @@ def time_figures(facts: WeighingFacts) -> list[tuple[str, str]]:
 def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
     """Return the limits of a step, the most pressing first: pairs of a subject and a sentence.
 
-    The order: missing memory, work that no rule counts, assumptions, lint findings, losses of time or FLOPs
-    from the largest down to 2 %, the largest use of memory, the largest use of time.
+    The order: missing memory, work that no rule counts or no rate prices, assumptions, lint findings, losses
+    of time or FLOPs from the largest down to 2 %, the largest use of memory, the largest use of time.
     """
     memory, findings, pairs = facts.ledger.memory, facts.ledger.findings, list[tuple[str, str]]()
     if memory.fits is False:
@@ -203,9 +203,11 @@ def _matters(facts: WeighingFacts) -> list[tuple[str, str]]:
         words = "" if first is None else f"\n{verb} with {first.arguments}"
         words += "; --verbose has other changes" if len(facts.suggestions) > 1 else ""
         pairs.append(("memory", f"most of it is {largest_words(memory)}{words}"))
-    if without_rule := unpriced(facts):
-        words = f"no rule counts {_first(without_rule)}: FLOPs and time leave it out"
-        pairs.append(("unpriced", words))
+    no_rule, no_rate = facts.ledger.unpriced, without_rate(facts)
+    words = [f"no rule counts {_first(no_rule)}: FLOPs and time leave it out"] if no_rule else []
+    words += [f"time of {_first(no_rate)}"] if no_rate else []
+    if words:
+        pairs.append(("unpriced", "; ".join(words)))
     if facts.ledger.assumptions:
         pairs.append(("assumed", _first(facts.ledger.assumptions)))
     if findings:

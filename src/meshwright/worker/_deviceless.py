@@ -4,7 +4,8 @@ A program may call the host: `jax.debug.print`, `io_callback`, `pure_callback`. 
 the runtime client of the target, which holds the Python function that the program will call. A weighing never
 runs the program, and no such client exists where the target's devices are only described. For the time of one
 lowering `callbacks_without_devices` gives JAX a client that holds nothing. The program is otherwise the one
-that runs: the operands of the call are computed and its results are used.
+that runs: the operands of the call are computed and its results are used. JAX also asks cuSOLVER for its
+version before it lowers `jnp.linalg.eig`, and a process without a GPU has none: it is told that of CUDA 13.
 
 JAX has no public name for this. The private names are those of jax 0.10 to 0.12, and a test of each release
 reads them.
@@ -20,6 +21,7 @@ from typing import Any
 
 import jax
 from jax._src import callback, debugging, dispatch
+from jax._src.lax import linalg
 from jax.extend.backend import backends
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -30,6 +32,15 @@ _CALLBACKS = (
     debugging.debug_callback_p,
     debugging.debug_print_p,
 )
+
+
+class _Versions:
+    """Stand in for the versions of CUDA's libraries."""
+
+    @staticmethod
+    def cusolver_get_version() -> int:
+        """Return that of CUDA 13.0; since 11.7.1 cuSOLVER has the decomposition that JAX calls."""
+        return 12000
 
 
 class _Client:
@@ -48,7 +59,8 @@ def callbacks_without_devices() -> Iterator[None]:
 
     One lowering at a time has these rules. Afterwards JAX has its own again.
     """
-    emit = callback.emit_python_callback
+    emit, names = callback.emit_python_callback, linalg.__dict__
+    versions = names["cuda_versions"]
 
     def emit_without_client(ctx: Any, *arguments: Any, **keywords: Any) -> Any:
         module = ctx.module_context
@@ -61,12 +73,14 @@ def callbacks_without_devices() -> Iterator[None]:
     with _LOCK:
         removed = needing & set(_CALLBACKS)
         callback.emit_python_callback = emit_without_client
+        names["cuda_versions"] = _Versions
         needing -= removed
         dispatch.jaxpr_has_prim_requiring_devices.cache_clear()  # it would keep an earlier refusal
         try:
             yield
         finally:
             callback.emit_python_callback = emit
+            names["cuda_versions"] = versions
             needing |= removed
             dispatch.jaxpr_has_prim_requiring_devices.cache_clear()
 

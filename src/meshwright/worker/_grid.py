@@ -87,6 +87,14 @@ class GridCount:
         known = [operands.get(place) for place in range(len(body.invars))]
         self._walk(body, known, times)
 
+    def evaluate(self, jaxpr: Any, inputs: Sequence[Known]) -> list[Known]:
+        """Return the results of a program of scalars, None for each that is not known.
+
+        Raises:
+            Undecided: it has a primitive that is not known.
+        """
+        return self._walk(jaxpr, inputs, np.ones(1, dtype=object))
+
     def _walk(self, jaxpr: Any, inputs: Sequence[Known], times: Any) -> list[Known]:
         values: dict[Any, Known] = dict(zip(jaxpr.invars, inputs, strict=True))
 

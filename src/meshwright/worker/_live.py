@@ -29,8 +29,8 @@ from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
 from ._deviceless import callbacks_without_devices, devices_of_kind
 from ._foreign import argument_paths, role_in_tree
-from ._partitioning import answers_of, renamed, rules_text
-from ._traced import count_traced
+from ._partitioning import answers_of, equations, renamed, rules_text
+from ._traced import count_traced, program_in
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
 
@@ -104,6 +104,11 @@ def lowered_call(
                 "a call with a partitioning rule of its own needs a mesh of devices: simulate them with "
                 "jax.config.update('jax_num_cpu_devices', N) before the first use of jax"
             )
+        elif getattr(step, "__globals__", {}).get("__name__") == "jax._src.pmap":
+            hint = (
+                f"jax.pmap needs a device for each slice, and this process has {jax.local_device_count()}: "
+                "simulate more with jax.config.update('jax_num_cpu_devices', N) before the first use of jax"
+            )
         raise InputError(
             f"the call of {_name(step)} failed while it was traced: {type(failed).__name__}: {failed}",
             hint=hint,
@@ -122,7 +127,8 @@ def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredTex
     outer = len(jaxpr.invars) - len(names)
     names = [*(f"closed_over[{index}]" for index in range(outer)), *names]
     kept = sorted(facts["kept_var_idx"])
-    mesh = _mesh_of(facts)
+    mapped = _mapped(jaxpr)
+    mesh = _mesh_of(facts, jaxpr)
     free_in, free_out = _free(facts)
     used = zip(kept, facts["in_shardings"], strict=True)
     text, asked = renamed(lowered.as_text(debug_info=True))
@@ -135,7 +141,9 @@ def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredTex
         free_inputs=free_in,
         free_outputs=free_out,
         arguments=tuple(
-            _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
+            _argument(names[place], variable.aval, mapped.get(variable, sharding))
+            for place, sharding in used
+            for variable in (jaxpr.invars[place],)
         ),
         traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts, by_source=True),
     )
@@ -216,11 +224,29 @@ def _donated(jaxpr: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _mesh_of(facts: Mapping[str, Any]) -> Any:
-    """Return the mesh of a call: that of its arguments or results; None if none is sharded over one."""
+def _mesh_of(facts: Mapping[str, Any], jaxpr: Any) -> Any:
+    """Return the mesh of a call: of its arguments, its results, or a `shard_map` (`pmap`) inside; or None."""
     shardings = (*facts["in_shardings"], *facts["out_shardings"])
     meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    meshes += [eqn.params["mesh"] for eqn in equations(jaxpr) if eqn.primitive.name == "shard_map"]
     return max(meshes, key=lambda mesh: mesh.size, default=None)
+
+
+def _mapped(jaxpr: Any) -> dict[Any, NamedSharding]:
+    """Return the places that `shard_map` (`pmap`) gives to arguments that are handed to it as they are."""
+    places: dict[Any, NamedSharding] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            mesh = eqn.params["mesh"]
+            found = [NamedSharding(mesh, spec) for spec in eqn.params["in_specs"]]
+        elif (inner := program_in(eqn)) is not None and len(inner.invars) == len(eqn.invars):
+            within = _mapped(inner)
+            found = [within.get(variable) for variable in inner.invars]
+        else:
+            continue
+        given = zip(eqn.invars, found, strict=True)
+        places.update((atom, place) for atom, place in given if place and not hasattr(atom, "val"))
+    return places
 
 
 def _free(facts: Mapping[str, Any]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ..compiler import (
     STATUS_FILE,
     STDERR_FILE,
     TEXTS,
+    AcceptedOptions,
     Argument,
     Compiled,
     OptionValue,
@@ -53,6 +54,7 @@ NO_ASSEMBLER = """#!/bin/sh
 [ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
 while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done
 """
+NO_TILES = "Couldn't find output tile sizes"
 ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
@@ -90,9 +92,11 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     ask_in(work)
     devices = _devices(request)
     (work / "phase").write_text("compiling")
-    accepted = accepted_options(request.options, _identity())
-    options = {**accepted.options, **_outputs(request, work)}
-    executable = compiled_text(lowered, devices[: lowered.num_devices], options, request.name)
+    chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
+    executable, accepted = _with_tiles(
+        lambda options: compiled_text(lowered, chosen, {**options, **outputs}, request.name),
+        accepted_options(request.options, _identity()),
+    )
     seconds = time.monotonic() - started
     (work / "phase").write_text("saving")
     record = Compiled(
@@ -155,8 +159,11 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     program, foreign = traced.jaxpr, request.function is not None
     flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
     say("compiling")
-    accepted = accepted_options(request.options, _identity())
-    executable = _compile_lowered(lowered, request, accepted.options, work)
+    outputs = _outputs(request, work)
+    executable, accepted = _with_tiles(
+        lambda options: _compile_lowered(lowered, request, {**options, **outputs}),
+        accepted_options(request.options, _identity()),
+    )
     seconds = time.monotonic() - started
     say("saving")
     texts = _texts(work / "dump")
@@ -253,9 +260,27 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
     return *foreign_program(request, mesh), unknown
 
 
-def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue], work: Path) -> Any:
+def _with_tiles(
+    compile_with: Callable[[dict[str, OptionValue]], Any], accepted: AcceptedOptions
+) -> tuple[Any, AcceptedOptions]:
+    """Return an executable and its options. Where XLA finds no tiles for a product, cuBLAS computes them all.
+
+    Without a device XLA takes its first choice of tiles, and XLA of jax 0.10 then refuses some products whose
+    result is transposed, such as those of `jax.image.resize`.
+    """
     try:
-        return lowered.compile(compiler_options={**options, **_outputs(request, work)})
+        return compile_with(accepted.options), accepted
+    except CompileError as failed:
+        if NO_TILES not in failed.message:
+            raise
+    words = "XLA found no tiles for a product without a device: all products are cuBLAS's, none is fused"
+    options = {**accepted.options, "xla_gpu_enable_triton_gemm": False}
+    return compile_with(options), AcceptedOptions(options=options, without=(*accepted.without, words))
+
+
+def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue]) -> Any:
+    try:
+        return lowered.compile(compiler_options=options)
     except Exception as failed:  # XLA raises RuntimeErrors of many kinds
         raise CompileError(
             f"XLA could not compile {request.name} for {request.fleet}: {failed}",

@@ -55,7 +55,7 @@ def renamed(text: str) -> tuple[str, list[str]]:
 def rules_text(jaxpr: Any) -> str:
     """Return what the partitioning rules of a program are, as text: the text of the program lacks them."""
     found: list[str] = []
-    for eqn in _equations(jaxpr):
+    for eqn in equations(jaxpr):
         if eqn.primitive is jaxs.custom_partitioning_p:
             rule, called = eqn.params["partition"], _ADDRESS.sub("", str(eqn.params["call"]))
             code = getattr(rule, "__code__", None)
@@ -65,12 +65,12 @@ def rules_text(jaxpr: Any) -> str:
     return "\n".join(found)
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: Any) -> Iterator[Any]:
     from jax._src.core import subjaxprs
 
     yield from jaxpr.eqns
     for inner in subjaxprs(jaxpr):
-        yield from _equations(inner)
+        yield from equations(inner)
 
 
 def answers_of(addresses: list[str], lowered: Any) -> Callable[[str], str]:

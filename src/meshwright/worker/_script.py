@@ -200,17 +200,16 @@ class _Watch:
         """Take note of a jitted call of the script's with matrix products, and return whether it is one."""
         with self._lock:
             closed = params["jaxpr"]
-            if _is_own(closed) or not self.has_products(closed):
+            if (_is_own(closed) and not _is_mapped(closed)) or not self.has_products(closed):
                 return False
-            key = (params["name"], *(f"{aval.dtype}{aval.shape}" for aval in closed.in_avals))
+            name = "pmap" if _is_own(closed) else params["name"]
+            key = (name, *(f"{aval.dtype}{aval.shape}" for aval in closed.in_avals))
             if key in self._calls:
                 self._calls[key].times += 1
             else:
                 place = next((_place(frame) for frame in _user_frames()), "")
                 traced = _traced_call(args, params)
-                self._calls[key] = _Call(
-                    name=params["name"], place=place, flops=self._flops(closed), traced=traced
-                )
+                self._calls[key] = _Call(name=name, place=place, flops=self._flops(closed), traced=traced)
             if self._is_enough(self._calls[key]):
                 self.finish("")
             return True
@@ -335,6 +334,11 @@ def _is_own(closed: Any) -> bool:
     import jax
 
     return f" at {Path(jax.__file__).parent}" in str(closed.jaxpr.debug_info.func_src_info)
+
+
+def _is_mapped(closed: Any) -> bool:
+    """Return whether a jitted function is one `shard_map`, as JAX makes of `jax.pmap`."""
+    return [eqn.primitive.name for eqn in closed.jaxpr.eqns] == ["shard_map"]
 
 
 def _traced_call(args: Sequence[Any], params: dict[str, Any]) -> Any:

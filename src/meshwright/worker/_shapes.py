@@ -247,7 +247,7 @@ def held_as_shapes(watch: Watch, device: Any) -> Iterator[None]:
             ("jax._src.lax.lax", "full_like", _full_like),
             ("jax.lax", "full_like", _full_like),
             ("jax.stages", "Traced.lower", _Lowered),
-            ("jax._src.core", "EvalTrace.process_shard_map", _refuse_shard_map),
+            ("jax._src.core", "EvalTrace.process_shard_map", _call_of_shard_map),
         ):
             stack.enter_context(replaced(module, name, function))
         yield
@@ -421,10 +421,10 @@ def _moved(name: str, array: Any, place: NamedSharding, out: Any, params: dict[s
     )
 
 
-def call(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
-    """Return the results of a jitted call. One with matrix products does not run."""
+def call(args: Sequence[Any], params: dict[str, Any], *, runs: bool = True) -> list[Any]:
+    """Return the results of a jitted call. One with matrix products does not run, nor one without `runs`."""
     closed = params["jaxpr"]
-    if not _watch.called(args, params):
+    if not _watch.called(args, params) and runs:
         outs = core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
         outs = [_shape(out) for out in outs]
     else:
@@ -437,11 +437,23 @@ def call(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
 
 
 def _same_places(args: Sequence[Any], closed: Any) -> list[NamedSharding | None]:
-    """Return the place of each result: that of the next argument of its type, else over no axis."""
+    """Return the place of each result: what `shard_map` says, or that of the next argument of its type.
+
+    Else it is over no axis.
+    """
+    mapped = {
+        variable: NamedSharding(eqn.params["mesh"], spec)
+        for eqn in closed.jaxpr.eqns
+        if eqn.primitive.name == "shard_map"
+        for variable, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True)
+    }
     places = [_placed(value) for value in args]
     split = [(str(_aval(value)), place) for value, place in zip(args, places, strict=True) if place]
     found: list[NamedSharding | None] = []
-    for aval in closed.out_avals:
+    for aval, variable in zip(closed.out_avals, closed.jaxpr.outvars, strict=True):
+        if not hasattr(variable, "val") and variable in mapped:
+            found.append(_concrete(mapped[variable]))
+            continue
         match = next((each for each in split if each[0] == str(aval)), None)
         if match is not None:
             split.remove(match)
@@ -503,11 +515,20 @@ def _full_like(
     return made
 
 
-def _refuse_shard_map(original: Any, *args: Any, **kwargs: Any) -> Any:
-    raise InputError(
-        "the script calls jax.shard_map outside jax.jit, and arrays are held as shapes",
-        hint="wrap it: jax.jit(jax.shard_map(...))",
-    )
+def _call_of_shard_map(
+    original: Any, trace: Any, primitive: Any, function: Any, args: Sequence[Any], **params: Any
+) -> Any:
+    """Take a `shard_map` outside `jit` for a jitted one, in place of `EvalTrace.process_shard_map`."""
+    results: list[Any] = []
+
+    def mapped(*arrays: Any) -> list[Any]:
+        results.append(primitive.bind(*arrays, subfuns=(function,), **params))
+        return list(results[0])
+
+    mapped.__name__ = params["debug_info"].func_name
+    with core.set_current_trace(trace):
+        outs = call(args, jax.jit(mapped).trace(*args)._params, runs=False)
+    return results[0].update(outs)
 
 
 class _Lowered:

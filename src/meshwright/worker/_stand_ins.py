@@ -14,8 +14,11 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+import jax
+from jax.sharding import NamedSharding
+
 from ..errors import InputError
-from ._shapes import replaced
+from ._shapes import Shape, replaced
 
 
 @contextlib.contextmanager
@@ -58,6 +61,8 @@ def as_the_fleet(devices: list[Any], platform: str) -> Iterator[None]:
             (multihost, "sync_global_devices", lambda original, *args, **kwargs: None),
             (multihost, "assert_equal", lambda original, *args, **kwargs: None),
             (multihost, "broadcast_one_to_all", lambda original, tree, *args, **kwargs: tree),
+            ("jax._src.pmap", "host_local_array_to_global_array", _of_all_processes),
+            ("jax._src.pmap", "global_array_to_host_local_array", _of_this_process),
             ("jax", "config.update", _unless_of_devices),
             ("jax", "Device.memory_stats", lambda original, device: {}),
         ):
@@ -69,6 +74,32 @@ def _unless_of_devices(original: Any, name: str, value: Any) -> None:
     """Keep the script from choosing devices: they are the fleet's."""
     if name not in ("jax_num_cpu_devices", "jax_platforms", "jax_platform_name"):
         original(name, value)
+
+
+def _of_all_processes(original: Any, values: Any, mapped: Any, *rest: Any) -> list[Any]:
+    """Return the slices of all processes, where a pmapped function is handed those of one."""
+    processes = jax.process_count()
+    given = zip(values, mapped.in_global_shardings, strict=True)
+    return [_resized(value, place, place, lambda size: size * processes) for value, place in given]
+
+
+def _of_this_process(original: Any, results: Any, *rest: Any) -> Any:
+    """Return this process's slices of a pmapped function's results."""
+    processes = jax.process_count()
+    return jax.tree.map(
+        lambda leaf: _resized(leaf, leaf.sharding, None, lambda size: size // processes), results
+    )
+
+
+def _resized(array: Any, sharding: Any, place: NamedSharding | None, resize: Callable[[int], int]) -> Any:
+    """Return an array as a shape whose mapped dimension has another size; one that is not mapped as it is."""
+    spec = tuple(sharding.spec) if isinstance(sharding, NamedSharding) else ()
+    if not any(spec):
+        return array
+    mapped = [*map(bool, spec), *[False] * (array.ndim - len(spec))]
+    sizes = zip(array.shape, mapped, strict=True)
+    shape = tuple(resize(size) if is_mapped else size for size, is_mapped in sizes)
+    return Shape(jax.typeof(array).update(shape=shape), place)
 
 
 def without_checkpoints(say: Callable[[str], None]) -> None:

@@ -3,20 +3,21 @@
 Imports jax: only the worker process may import this module. Shapes are global. Dead code, which no output and
 no effect needs, is removed first, as XLA does.
 
-Primitives are in three groups. `RULES` has a function for the FLOPs of each of its primitives. Those in
-`WALKED` run a program from their parameters. Those in `FREE` multiply no matrices. `_Counter` itself enters
-`scan`, `while`, `cond` and `shard_map`.
+Primitives are in four groups. `RULES` has a function for the FLOPs of each of its primitives. Those in
+`LIBRARY` (decompositions, linear systems, Fourier transforms) count by textbook formula. Those in `WALKED`
+run a program from their parameters. Those in `FREE` multiply no matrices. `_Counter` itself enters `scan`,
+`while`, `cond`, `shard_map` and `custom_linear_solve`, of which it takes the solution.
 
 Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, four sums), four for a complex
 and a real number. A convolution counts every tap of its window at every output, including taps on padding,
-but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` once, `cond`
-by its most expensive branch, `platform_dependent` by the target's branch. Inside a scope `needed_A_of_B` (or
-`busy_...`, `taken_...`, see `hlo/_annotations.py`) the arithmetic counts A/B: causal attention written in
-blocks uses such a scope.
+but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` by its rounds
+where a counter decides them and else once, `cond` by its most expensive branch, `platform_dependent` by the
+target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see `hlo/_annotations.py`) the
+arithmetic counts A/B: causal attention written in blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
 Pallas kernels and foreign functions count as `_kernels.py` says. Listed as unpriced, with shapes: every
-primitive in none of the groups, among them primitives of the user or of a later release of JAX. `while` is
-listed too, because its trip count is not known.
+primitive in none of the groups, among them primitives of the user or of a later release of JAX. A `while`
+that counts once is listed too.
 
 Sources: the primitives' definitions in `jax.lax`; attention: Dao et al. 2022, arXiv 2205.14135;
 `symmetric_product`: LAPACK Working Note 41, appendix C (SYRK: n (n + 1) k).
@@ -38,6 +39,8 @@ from ..compiler import Kernel, TracedFlops
 from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
 from ._grid import Undecided, scan_sizes
 from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
+from ._linear_algebra import LIBRARY, LINEAR_SOLVE, library_work
+from ._rounds import rounds_of
 
 # The parameters in which a primitive may hold the program that it runs once.
 _PROGRAMS = ("jaxpr", "call_jaxpr", "call", "callee", "fwd_jaxpr")
@@ -326,6 +329,7 @@ class _Counter:
             "while": self._loop,
             "shard_map": self._shard_map,
             "cond": self._branch,
+            LINEAR_SOLVE: self._linear_solve,
             PALLAS: self._kernel,
             FOREIGN: self._kernel,
         }
@@ -345,6 +349,8 @@ class _Counter:
                 self._add(scopes, eqn, convolution(eqn, gradient=gradient, flipped=flipped), times)
             elif name in RULES:
                 self._add(scopes, eqn, RULES[name](eqn), times)
+            elif name in LIBRARY:
+                self._add(scopes, eqn, library_work(eqn, jaxpr), times)
             elif (enter := self._entered.get(name)) is not None:
                 enter(scopes, eqn, times, known)
             elif name in WALKED and (inner := program_in(eqn)) is not None:
@@ -376,6 +382,11 @@ class _Counter:
         body, manual = eqn.params["jaxpr"], eqn.params["newly_manual_axes"]
         ways = math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
         self.walk(body, scopes, times * ways, _inner(eqn, body, known))
+
+    def _linear_solve(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
+        """Add the solution of a linear system; the system itself and its transpose serve gradients only."""
+        solve = eqn.params["jaxprs"].solve
+        self.walk(solve.jaxpr, scopes, times, _inner(eqn, solve, known))
 
     def _kernel(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add a kernel that is one call of the compiled program, or list it as unpriced with the reason."""
@@ -413,11 +424,15 @@ class _Counter:
                 self.attention += scaled
 
     def _loop(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
-        """Add one round of a `while`, whose values change, and list the loop as unpriced."""
-        place = scopes.strip("/") or "the step"
-        self.unpriced[f"while of unknown length under {place}, counted once"] += 1
-        for part in ("cond_jaxpr", "body_jaxpr"):
-            self.walk(eqn.params[part].jaxpr, scopes, times, {})
+        """Add the rounds of a `while`, whose values change; one of unknown length once, as unpriced."""
+        rounds = rounds_of(eqn, known, FREE)
+        if rounds is None:
+            place = scopes.strip("/") or "the step"
+            self.unpriced[f"while of unknown length under {place}, counted once"] += 1
+        checks = 1 if rounds is None else rounds + 1
+        self.walk(eqn.params["cond_jaxpr"].jaxpr, scopes, times * checks, {})
+        if rounds != 0:
+            self.walk(eqn.params["body_jaxpr"].jaxpr, scopes, times * (rounds or 1), {})
 
     def _branch(self, scopes: str, eqn: Any, times: Fraction, known: _Known) -> None:
         """Add the target's branch of `platform_dependent`, else the most expensive branch."""
