@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,13 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
+from ._arguments import argument_paths, role_in_tree, roles_of_equinox, variables_of_nnx
 from ._deviceless import callbacks_without_devices, devices_of_kind
-from ._foreign import argument_paths, role_in_tree
 from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
+_LOCATION = re.compile(r'\bloc\("([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,12 @@ def lowered_call(
     """
     try:
         with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
-            traced, names = _traced(step, args, kwargs)
-            return lowered_text(traced, names, platform)
+            traced, paths = _traced(step, args, kwargs)
+            named = variables_of_nnx(args, kwargs, paths, traced.jaxpr.jaxpr.invars)
+            roles = {path: role for path, role in named.values() if role}
+            roles |= roles_of_equinox(args, kwargs, argument_paths(_plain(step), args, kwargs))
+            paths = [named[path][0] if path in named else path for path in paths]
+            return lowered_text(traced, paths, platform, roles)
     except Exception as failed:
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
@@ -110,10 +116,14 @@ def lowered_call(
         ) from failed
 
 
-def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredText:
+def lowered_text(
+    traced: Any, names: Sequence[str], platform: str, roles: Mapping[str, str] | None = None
+) -> LoweredText:
     """Return a traced call lowered for a platform.
 
-    `names`: the paths of its arrays, in their order. Arrays of an enclosing scope come first, without names.
+    Args:
+        names: the paths of its arrays, in order. Those of an enclosing scope come first, without names.
+        roles: those of arrays whose paths do not tell them.
     """
     with callbacks_without_devices():
         lowered = traced.lower(lowering_platforms=(platform,))
@@ -126,6 +136,7 @@ def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredTex
     free_in, free_out = _free(facts)
     used = zip(kept, facts["in_shardings"], strict=True)
     text, asked = renamed(lowered.as_text(debug_info=True))
+    text = _with_paths(text, dict(zip(argument_names(traced), names[outer:], strict=False)))
     made = LoweredText(
         text=text,
         digest="",
@@ -135,7 +146,8 @@ def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredTex
         free_inputs=free_in,
         free_outputs=free_out,
         arguments=tuple(
-            _argument(names[place], jaxpr.invars[place].aval, sharding) for place, sharding in used
+            _argument(names[place], jaxpr.invars[place].aval, sharding, roles or {})
+            for place, sharding in used
         ),
         traced_flops=count_traced(jaxpr, platform, traced.jaxpr.consts, by_source=True),
     )
@@ -164,7 +176,7 @@ def _traced(
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [_is_array(leaf) for leaf in leaves]
     fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
-    paths = argument_paths(getattr(step, "__wrapped__", step), args, kwargs)
+    paths = argument_paths(_plain(step), args, kwargs)
 
     def outer(*arrays: Any) -> Any:
         given = iter(arrays)
@@ -186,8 +198,21 @@ def argument_names(traced: Any) -> list[str]:
     return [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names or ()]
 
 
+def _with_paths(text: str, paths: Mapping[str, str]) -> str:
+    """Return StableHLO text in which the arguments have their paths for names, where JAX gave others."""
+    changed = {name: path for name, path in paths.items() if name != path}
+    if not changed:
+        return text
+    return _LOCATION.sub(lambda found: f'loc("{changed.get(found[1], found[1])}"', text)
+
+
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _plain(step: Any) -> Any:
+    """Return the function that a wrapper wraps."""
+    return getattr(step, "__wrapped__", step)
 
 
 def _name(step: Any) -> str:
@@ -232,7 +257,7 @@ def _free(facts: Mapping[str, Any]) -> tuple[tuple[bool, ...], tuple[bool, ...]]
     return tuple(map(bool, inputs)), tuple(map(bool, outputs))
 
 
-def _argument(path: str, aval: Any, sharding: Any) -> Argument:
+def _argument(path: str, aval: Any, sharding: Any, roles: Mapping[str, str]) -> Argument:
     shape = tuple(aval.shape)
     shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
     # A typed key is an array of numbers: its bytes are those of its data.
@@ -242,7 +267,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(
         path=path,
-        role=role_in_tree(path),
+        role=roles.get(path) or role_in_tree(path, str(aval.dtype)),
         shape=shape,
         dtype=str(aval.dtype),
         device_bytes=int(np.prod(shard)) * per_entry,
