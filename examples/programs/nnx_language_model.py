@@ -24,7 +24,13 @@ class Block(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
-            HEADS, WIDTH, decode=False, kernel_init=split("data", "model"), use_bias=False, rngs=rngs
+            HEADS,
+            WIDTH,
+            decode=False,
+            kernel_init=split("data", "model", None),
+            out_kernel_init=split("model", None, "data"),
+            use_bias=False,
+            rngs=rngs,
         )
         self.up = nnx.Linear(WIDTH, HIDDEN, kernel_init=split("data", "model"), use_bias=False, rngs=rngs)
         self.down = nnx.Linear(HIDDEN, WIDTH, kernel_init=split("model", "data"), use_bias=False, rngs=rngs)

@@ -24,7 +24,18 @@ from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
-from meshwright.hlo import Array, Dataflow, Place, Program, ProgramPhases, leaves_of, module_of, parse_shape
+from meshwright.hlo import (
+    Array,
+    Computation,
+    Dataflow,
+    Instruction,
+    Place,
+    Program,
+    ProgramPhases,
+    leaves_of,
+    module_of,
+    parse_shape,
+)
 from meshwright.units import format_bytes
 
 from ._records import Buffer, MemoryLedger, Timeline
@@ -211,16 +222,18 @@ class Owners:
             return Owner("other", "not in the program's text", "fallback")
         named = [place for place in trail if place[1].has_path]
         _, maker, _ = (named or trail)[-1]
-        phase, line = self._phase(named or trail), self._program.source_line(maker)
+        # What the compiler adds has no name, such as a slice before a collective: it serves its neighbour.
+        near = maker if named else self._named_near(trail) or maker
+        phase, line = self._phase(named or trail), self._program.source_line(near)
 
-        def owner(category: str, rule: str, certainty: str, operation: str = maker.op_name) -> Owner:
+        def owner(category: str, rule: str, certainty: str, operation: str = near.op_name) -> Owner:
             return Owner(category, rule, certainty, phase, operation, line)
 
         number = self._dataflow.argument_of(trail[0])
         if number is not None:
             role, path = self._roles[number]
             category = "gathered_parameters" if role in PARAMETERS else role
-            return owner(category, "moves an argument", "structural", maker.op_name or path)
+            return owner(category, "moves an argument", "structural", near.op_name or path)
         shape = _array(value)
         if shape is not None and trail[0][1].opcode in ("custom-call", "fusion") and _is_bytes(shape):
             return owner("workspaces", "bytes of a library call", "structural")
@@ -238,6 +251,16 @@ class Owners:
             category = "saved_activations" if kept else "forward_temporaries"
             return owner(category, "made in the forward pass", certainty)
         return owner(_BY_PHASE[phase], f"phase {phase}", "fallback" if phase == "other" else certainty)
+
+    def _named_near(self, trail: list[Place]) -> Instruction | None:
+        """Return the named instruction nearest to a value without a name, or to what runs its computation."""
+        for home, instruction, _ in trail:
+            outside: tuple[Computation, Instruction] | None = (home, instruction)
+            while outside is not None:
+                if (near := self._phases.named_near(*outside)) is not None:
+                    return near
+                outside = self._dataflow.caller_of(outside[0])
+        return None
 
     def _is_kept(self, value: Value, trail: list[Place]) -> bool:
         """Return whether the backward pass uses a forward value or the stack that it is put into."""

@@ -18,6 +18,11 @@ import jax
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+def plain(step: Any) -> Any:
+    """Return the function that a wrapper wraps."""
+    return getattr(step, "__wrapped__", step)
+
+
 def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
     """Return the paths of the leaves as JAX writes them, with the step's parameter names: "params['w']"."""
     try:
@@ -108,43 +113,73 @@ def variables_of_nnx(
         argument = path.partition(".states[0][")[0]
         inside = keys[2 + argument.count("[") :]
         own = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in inside)
-        classes = [base.__name__ for base in type(variable).__mro__]
-        role = next((_ROLE_OF_VARIABLE[name] for name in classes if name in _ROLE_OF_VARIABLE), "")
-        found[path] = (argument + own, role)
+        found[path] = (argument + own, _role_of_variable(variable))
     return found if len(listed) == len(variables) else {}
 
 
-def roles_of_equinox(
+def roles_of_classes(
     arguments: Sequence[Any], keywords: Mapping[str, Any], paths: Sequence[str]
 ) -> dict[str, str]:
-    """Return the role of each floating-point array in the arguments that are modules of Equinox, by its path.
+    """Return the role of arrays that are in an object of Equinox or a state of Optax, by their paths.
 
-    Arrays of an `eqx.nn.State` are state of the model. Others are parameters, except where a name in the path
-    says something else.
+    A floating-point array of a module of Equinox is a parameter; an `eqx.nn.State` is state of the model.
+    A name in the path comes first. Objects are looked for in tuples, lists and dictionaries.
 
     Args:
         arguments, keywords: of the call.
         paths: of all leaves, as `argument_paths` returns them.
     """
-    equinox = sys.modules.get("equinox")
-    if equinox is None:
-        return {}
-
-    def is_module(part: Any) -> bool:
-        return isinstance(part, equinox.Module | equinox.nn.State)
-
-    parts = jax.tree.leaves((tuple(arguments), dict(keywords)), is_leaf=is_module)
+    parts = jax.tree.leaves(
+        (tuple(arguments), dict(keywords)), is_leaf=lambda part: type(part) not in (tuple, list, dict)
+    )
     roles: dict[str, str] = {}
     left = iter(paths)
     for part in parts:
+        role = _role_of_class(part)
         for leaf in jax.tree.leaves(part):
             path, dtype = next(left), getattr(leaf, "dtype", None)
-            if not is_module(part) or dtype is None:
+            by_name = dtype is not None and role_in_tree(path, str(dtype)) != _names_in(path)[0]
+            if dtype is None or by_name or not role:
                 continue
-            if role_in_tree(path, str(dtype)) != _names_in(path)[0]:
-                continue  # a name says it
-            if isinstance(part, equinox.nn.State):
-                roles[path] = "model_state"
-            elif jax.numpy.issubdtype(dtype, jax.numpy.inexact):
-                roles[path] = "parameters"
+            if role != "parameters" or jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+                roles[path] = role
     return roles
+
+
+def _role_of_class(part: Any) -> str:
+    equinox = sys.modules.get("equinox")
+    if equinox is not None and isinstance(part, equinox.nn.State):
+        return "model_state"
+    if equinox is not None and isinstance(part, equinox.Module):
+        return "parameters"
+    kind = type(part)
+    is_state = kind.__module__.startswith("optax.") and kind.__name__.endswith("State")
+    return "optimizer_state" if is_state else ""
+
+
+def described(step: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+    """Return the path and role of each array of a call by its identity; a role is empty where unknown.
+
+    A wrapper of a library may pass the same arrays on in another order, under names of its own.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    paths = argument_paths(step, arguments, keywords)
+    roles = roles_of_classes(arguments, keywords, paths)
+    known = {
+        id(leaf): (path, roles.get(path, ""))
+        for path, leaf in zip(paths, jax.tree.leaves((tuple(arguments), dict(keywords))), strict=True)
+    }
+    if nnx is None:
+        return known
+    whole = jax.tree.leaves(
+        (tuple(arguments), dict(keywords)), is_leaf=lambda part: isinstance(part, nnx.Variable)
+    )
+    for variable in (each for each in whole if isinstance(each, nnx.Variable)):
+        for leaf in jax.tree.leaves(variable):
+            known[id(leaf)] = (known[id(leaf)][0].removesuffix(".value"), _role_of_variable(variable))
+    return known
+
+
+def _role_of_variable(variable: Any) -> str:
+    classes = [base.__name__ for base in type(variable).__mro__]
+    return next((_ROLE_OF_VARIABLE[name] for name in classes if name in _ROLE_OF_VARIABLE), "")

@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
-from ._arguments import argument_paths, role_in_tree, roles_of_equinox, variables_of_nnx
+from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
 from ._deviceless import callbacks_without_devices, devices_of_kind
 from ._partitioning import answers_of, renamed, rules_text
 from ._traced import count_traced
@@ -100,7 +100,7 @@ def lowered_call(
             traced, paths = _traced(step, args, kwargs)
             named = variables_of_nnx(args, kwargs, paths, traced.jaxpr.jaxpr.invars)
             roles = {path: role for path, role in named.values() if role}
-            roles |= roles_of_equinox(args, kwargs, argument_paths(_plain(step), args, kwargs))
+            roles |= roles_of_classes(args, kwargs, argument_paths(plain(step), args, kwargs))
             paths = [named[path][0] if path in named else path for path in paths]
             return lowered_text(traced, paths, platform, roles)
     except Exception as failed:
@@ -162,12 +162,12 @@ def _traced(
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
-    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate; of its results the
+    NNX's wrapper holds JAX's. Any other call is jitted here, with what its inner calls donate; of its results the
     arrays and numbers are kept (a module of Equinox holds functions, too).
     """
     if isinstance(step, jax.stages.Traced):
         return step, argument_names(step)
-    if (trace := getattr(step, "trace", None)) is not None:
+    if (trace := getattr(step, "trace", None)) is not None and _can_be_described(args, kwargs):
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
         traced: Any = trace(*args, **kwargs)
         while not isinstance(traced, jax.stages.Traced):
@@ -176,7 +176,7 @@ def _traced(
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [_is_array(leaf) for leaf in leaves]
     fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
-    paths = argument_paths(_plain(step), args, kwargs)
+    paths = argument_paths(plain(step), args, kwargs)
 
     def outer(*arrays: Any) -> Any:
         given = iter(arrays)
@@ -191,6 +191,20 @@ def _traced(
     if donated := _donated(traced.jaxpr.jaxpr):
         traced = jax.jit(outer, donate_argnums=donated).trace(*shapes)
     return traced, names
+
+
+def _can_be_described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether JAX can describe the arguments when it lowers a call.
+
+    It rebuilds them from `ArgInfo`. A class that computes with its arrays when it is made, such as jmp's
+    `DynamicLossScale`, fails on that.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    try:
+        jax.tree.unflatten(tree, [jax.stages.ArgInfo(leaf, False) for leaf in leaves])
+    except Exception:  # the class raises what it likes
+        return False
+    return True
 
 
 def argument_names(traced: Any) -> list[str]:
@@ -208,11 +222,6 @@ def _with_paths(text: str, paths: Mapping[str, str]) -> str:
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _plain(step: Any) -> Any:
-    """Return the function that a wrapper wraps."""
-    return getattr(step, "__wrapped__", step)
 
 
 def _name(step: Any) -> str:

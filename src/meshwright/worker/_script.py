@@ -169,6 +169,7 @@ class _Call:
     place: str
     flops: TracedFlops
     traced: Any
+    paths: tuple[tuple[str, str], ...]  # of each argument, with its role; both empty where unknown
     times: int = 1
 
     @property
@@ -208,8 +209,10 @@ class _Watch:
             else:
                 place = next((_place(frame) for frame in _user_frames()), "")
                 traced = _traced_call(args, params)
+                known = _described()
+                paths = tuple(known.get(id(value), ("", "")) for value in args)
                 self._calls[key] = _Call(
-                    name=params["name"], place=place, flops=self._flops(closed), traced=traced
+                    name=params["name"], place=place, flops=self._flops(closed), traced=traced, paths=paths
                 )
             if self._is_enough(self._calls[key]):
                 self.finish("")
@@ -312,9 +315,12 @@ class _Watch:
         from ._live import argument_names, lowered_text
         from ._shapes import unreplaced
 
+        both = list(zip(argument_names(call.traced), call.paths, strict=True))
+        names = [path or name for name, (path, _) in both]
+        roles = {path: role for path, role in call.paths if role}
         try:
             with unreplaced():
-                lowered = lowered_text(call.traced, argument_names(call.traced), self._request.platform)
+                lowered = lowered_text(call.traced, names, self._request.platform, roles)
         except Exception as failed:
             raise InputError(
                 f"the call of {call.name} at {call.place} failed while it was lowered: "
@@ -379,6 +385,22 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 def _user_frames() -> list[traceback.FrameSummary]:
     """Return the user's own frames of this thread, the innermost first."""
     return [frame for frame in reversed(traceback.extract_stack()) if _is_users(frame)]
+
+
+def _described() -> dict[int, tuple[str, str]]:
+    """Return the paths and roles of the arrays that the script passes to a library's own `jit`.
+
+    The wrapper is the first frame that the script called. Empty where that is JAX: it names them itself.
+    """
+    from ._arguments import described, plain
+
+    frame, called = sys._getframe(), None
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
+        frame, called = frame.f_back, frame
+    known = {} if called is None else called.f_locals
+    if not {"self", "args", "kwargs"} <= known.keys():
+        return {}
+    return described(plain(known["self"]), known["args"], known["kwargs"])
 
 
 def _place(frame: traceback.FrameSummary) -> str:
