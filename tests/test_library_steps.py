@@ -1,14 +1,12 @@
-"""Train steps as the users of sixteen parts of libraries write them have the FLOPs counted by hand.
+"""Train steps as users of Flax, Equinox, Haiku, Keras, NumPyro and Optax write them, counted by hand.
 
-The example programs have tests of their own. Each function here returns a step, its arguments, and its model
-FLOPs, written out for the shapes at hand.
+Each function returns a step, its arguments and its model FLOPs. The steps of `examples/programs` are in
+`test_programs.py`.
 """
 
-import functools
-import math
 import os
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it when it is imported
 
 import equinox as eqx
 import flax.linen as nn
@@ -22,7 +20,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import meshwright as mw
 
@@ -473,7 +471,7 @@ def optax_factored():
 
 
 def optax_muon():
-    # Five iterations of Newton and Schulz for each matrix, the short side first: X X^T, its square, and times X.
+    # Five iterations of Newton and Schulz for each matrix: X X^T over the long side, its square, and times X.
     short, long = min(WIDTH, HIDDEN), max(WIDTH, HIDDEN)
     each = 2 * (2 * short * short * long) + 2 * short**3
     return with_optimizer(optax.contrib.muon(1e-3), extra=2 * 5 * each)
@@ -532,3 +530,61 @@ STEPS = (
     optax_lookahead,
     optax_sharpness_aware,
 )
+
+
+def outside_any_scope(weighing):
+    """Return the shares of the FLOPs, and of the bytes at the peak beside the arguments, without a scope."""
+    flops, memory = weighing.ledger.flops, weighing.ledger.memory
+    arguments = {each.path for each in weighing.compiled.arguments}
+    made = [each for each in memory.buffers if each.operation not in arguments]
+    nowhere = sum(each.num_bytes for each in made if not each.module)
+    return flops.by_module.get("", 0) / flops.executed, nowhere / sum(each.num_bytes for each in made)
+
+
+@pytest.fixture
+def keeps_precision():
+    """Take back what a step sets for Haiku's modules."""
+    yield
+    hk.mixed_precision.clear_policy(hk.nets.MLP)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("make", STEPS, ids=lambda make: make.__name__)
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # a batch that is donated
+def test_a_step_of_a_library_has_the_flops_counted_by_hand(make, keeps_precision, forked_workers):
+    step, args, flops = make()
+    weighed = mw.weigh(step, args=args, on="8xH100")
+    assert weighed.ledger.flops.model == flops
+    assert weighed.ledger.unpriced == ()
+    assert weighed.fits is True
+    assert max(outside_any_scope(weighed)) <= 0.1
+    roles = {each.role for each in weighed.compiled.arguments}
+    assert "arguments" not in weighed.ledger.memory.by_category
+    if make is optax_sharpness_aware:
+        assert "parameters" in roles  # of its optimizer's state the opaque step uses nothing
+    elif make is keras_convolutional:
+        assert "state" in roles  # lists in a tuple: nothing says what is what
+    elif make is numpyro_variational:
+        assert "svi_state" in roles  # parameters and moments in one tuple
+    else:
+        assert {"parameters", "optimizer_state"} <= roles
+
+
+@pytest.mark.wide
+def test_a_step_of_no_u_turn_sampling_counts_one_round_and_says_so(forked_workers):
+    from numpyro.infer import NUTS
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(jnp.zeros((WIDTH, 8)), 1).to_event(2))
+        with numpyro.plate("rows", ROWS):
+            numpyro.sample("y", dist.Normal(jnp.sum(x @ w, axis=1), 1.0), obs=y)
+
+    kernel, x, y = NUTS(model), jnp.ones((ROWS, WIDTH)), jnp.ones(ROWS)
+    state = kernel.init(jax.random.key(0), 10, None, (x, y), {})
+    weighed = mw.weigh(
+        jax.jit(lambda state, x, y: kernel.sample(state, (x, y), {})), args=(state, x, y), on="1xH100"
+    )
+    assert weighed.ledger.flops.model > 0
+    assert any(
+        "while of unknown length" in line and "counted once" in line for line in weighed.ledger.unpriced
+    )

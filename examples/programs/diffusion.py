@@ -1,6 +1,6 @@
 """A diffusion U-Net in Flax Linen: the noise is predicted, and an average of the parameters is kept.
 
-    meshwright weigh --on 8xH100 -- python examples/programs/diffusion.py
+Weigh it as it is: `meshwright weigh --on 8xH100 -- python examples/programs/diffusion.py`.
 
 The loss is that of Ho et al. 2020 (arXiv 2006.11239), with their linear schedule of noise.
 """

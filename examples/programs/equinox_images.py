@@ -1,6 +1,6 @@
-"""An Equinox image classifier: `filter_jit`, `filter_value_and_grad`, and a BatchNorm with its state.
+"""An Equinox image classifier: `filter_jit`, `filter_value_and_grad`, a BatchNorm with its state.
 
-meshwright weigh examples/programs/equinox_images.py:program --on 1xH100
+Weigh it as it is: `meshwright weigh examples/programs/equinox_images.py:program --on 1xH100`.
 """
 
 import equinox as eqx

@@ -1,6 +1,6 @@
-"""A Haiku network of residual blocks: `hk.transform_with_state`, BatchNorm, dropout, batches split over a mesh.
+"""A Haiku network of residual blocks: `hk.transform_with_state`, BatchNorm, dropout, a mesh.
 
-meshwright weigh examples/programs/haiku_residual.py:program --on 8xH100 --layout data=8
+Weigh it as it is: `meshwright weigh examples/programs/haiku_residual.py:program --on 8xH100 --layout data=8`.
 """
 
 from typing import NamedTuple

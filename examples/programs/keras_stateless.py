@@ -1,6 +1,6 @@
-"""A Keras 3 model on JAX: a train step of `stateless_call` and `stateless_apply`, as Keras' guide has it.
+"""A Keras 3 model on JAX: a train step of `stateless_call` and `stateless_apply`, as in Keras' guide.
 
-meshwright weigh --on 1xH100 -- python examples/programs/keras_stateless.py
+Weigh it as it is: `meshwright weigh --on 1xH100 -- python examples/programs/keras_stateless.py`.
 """
 
 import os

@@ -1,8 +1,6 @@
-"""A Flax Linen image classifier: `TrainState` with batch statistics, dropout, parameters split over the devices.
+"""A Flax Linen image classifier: `TrainState` with batch statistics, dropout, parameters split (FSDP).
 
-    meshwright weigh --on 8xH100 -- python examples/programs/linen_images.py
-
-Convolutions are counted over `same` padding, so each of them has ROWS x SIDE^2 x 9 products for a channel pair.
+Weigh it as it is: `meshwright weigh --on 8xH100 -- python examples/programs/linen_images.py`.
 """
 
 from typing import Any

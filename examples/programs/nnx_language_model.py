@@ -1,6 +1,6 @@
-"""A Flax NNX language model: `nnx.jit`, `nnx.Optimizer`, dropout, matrices split over a mesh by their metadata.
+"""A Flax NNX language model: `nnx.jit`, `nnx.Optimizer`, dropout, matrices split over a mesh.
 
-meshwright weigh --on 8xH100 -- python examples/programs/nnx_language_model.py
+Weigh it as it is: `meshwright weigh --on 8xH100 -- python examples/programs/nnx_language_model.py`.
 """
 
 import jax
@@ -53,9 +53,9 @@ class LanguageModel(nnx.Module):
 
     def __call__(self, tokens):
         """Logits [rows, length, vocabulary] of tokens [rows, length]."""
-        x = self.embedding(tokens)
+        x = jax.lax.with_sharding_constraint(self.embedding(tokens), PartitionSpec("data"))
         for block in self.blocks:
-            x = block(x)
+            x = jax.lax.with_sharding_constraint(block(x), PartitionSpec("data"))
         return self.embedding.attend(self.norm(x))
 
 

@@ -1,6 +1,6 @@
 """A Bayesian neural network in NumPyro: one update of stochastic variational inference.
 
-meshwright weigh examples/programs/numpyro_network.py:program --on 1xH100
+Weigh it as it is: `meshwright weigh examples/programs/numpyro_network.py:program --on 1xH100`.
 """
 
 import jax

@@ -1,9 +1,10 @@
-"""Reinforcement learning on one device: rollouts in an environment written in JAX, then updates by PPO.
+"""Reinforcement learning: rollouts in an environment written in JAX, then updates by PPO.
 
-    meshwright weigh --on 1xH100 -- python examples/programs/reinforcement.py
+Weigh it as it is: `meshwright weigh --on 1xH100 -- python examples/programs/reinforcement.py`.
 
-The shape of a Brax training step (thousands of environments in one program), without Brax: the environment is a
-pendulum. PPO: Schulman et al. 2017 (arXiv 1707.06347); advantages: Schulman et al. 2015 (arXiv 1506.02438).
+This has the shape of a training step in Brax, thousands of environments in one program, without Brax. The
+environment is a pendulum. PPO: Schulman et al. 2017 (arXiv 1707.06347). Advantages: Schulman et al. 2015
+(arXiv 1506.02438).
 """
 
 import jax

@@ -266,7 +266,7 @@ class Dataflow:
         return int(instruction.literal) if is_argument else None
 
     def caller_of(self, home: Computation) -> tuple[Computation, Instruction] | None:
-        """Return the instruction that runs a computation, and the computation around it; None for the entry."""
+        """Return the instruction that runs a computation, and the computation around that; or None."""
         return self._callers.get(home.name)
 
     def maker(self, home: Computation, value: Instruction) -> Instruction:

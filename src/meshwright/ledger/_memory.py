@@ -527,13 +527,17 @@ class _Filing:
     """Attribute the bytes of a program's allocations to their owners."""
 
     def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
-        # XLA drops unused arguments, so arguments are matched by path.
+        # XLA drops unused arguments, so arguments are matched by path. An array that the step closes over has
+        # none in the program; it is matched by its number if no argument is dropped.
         self._arguments = {a.path: a for a in compiled.arguments}
+        all_kept = len(program.entry.parameters) == len(compiled.arguments)
         self._roles: dict[int, tuple[str, str]] = {}
         for parameter in program.entry.parameters:
-            argument = self._arguments.get(parameter.op_name)
-            role = argument.role if argument else "arguments"
-            self._roles[int(parameter.literal)] = (role, parameter.op_name)
+            number, path = int(parameter.literal), parameter.op_name
+            if not path and all_kept:
+                path = compiled.arguments[number].path
+            argument = self._arguments.get(path)
+            self._roles[number] = (argument.role if argument else "arguments", path)
         self._held, self._ranges = held, ranges
         self._last_instant = max((when.last for when in ranges.values()), default=0)
         ours = compiled.num_parameters is not None

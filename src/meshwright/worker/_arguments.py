@@ -129,13 +129,13 @@ def roles_of_classes(
         arguments, keywords: of the call.
         paths: of all leaves, as `argument_paths` returns them.
     """
-    parts = jax.tree.leaves(
-        (tuple(arguments), dict(keywords)), is_leaf=lambda part: type(part) not in (tuple, list, dict)
-    )
+    given = (tuple(arguments), dict(keywords))
+    outer = jax.tree.leaves(given, is_leaf=lambda part: type(part) not in (tuple, list, dict))
+    states = [(whole, jax.tree.leaves(whole, is_leaf=_is_state)) for whole in outer]
     roles: dict[str, str] = {}
     left = iter(paths)
-    for part in parts:
-        role = _role_of_class(part)
+    for whole, part in ((whole, part) for whole, parts in states for part in parts):
+        role = _role_of_class(part) or _role_of_class(whole)
         for leaf in jax.tree.leaves(part):
             path, dtype = next(left), getattr(leaf, "dtype", None)
             by_name = dtype is not None and role_in_tree(path, str(dtype)) != _names_in(path)[0]
@@ -144,6 +144,10 @@ def roles_of_classes(
             if role != "parameters" or jax.numpy.issubdtype(dtype, jax.numpy.inexact):
                 roles[path] = role
     return roles
+
+
+def _is_state(part: Any) -> bool:
+    return _role_of_class(part) in ("model_state", "optimizer_state")
 
 
 def _role_of_class(part: Any) -> str:

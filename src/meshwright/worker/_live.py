@@ -122,7 +122,7 @@ def lowered_text(
     """Return a traced call lowered for a platform.
 
     Args:
-        names: the paths of its arrays, in order. Those of an enclosing scope come first, without names.
+        names: the paths of its arrays, in order. Those of an enclosing scope come first, or have empty ones.
         roles: those of arrays whose paths do not tell them.
     """
     with callbacks_without_devices():
@@ -130,7 +130,7 @@ def lowered_text(
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
     outer = len(jaxpr.invars) - len(names)
-    names = [*(f"closed_over[{index}]" for index in range(outer)), *names]
+    names = [name or f"closed_over[{index}]" for index, name in enumerate([*[""] * outer, *names])]
     kept = sorted(facts["kept_var_idx"])
     mesh = _mesh_of(facts)
     free_in, free_out = _free(facts)
@@ -162,8 +162,8 @@ def _traced(
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
-    NNX's wrapper holds JAX's. Any other call is jitted here, with what its inner calls donate; of its results the
-    arrays and numbers are kept (a module of Equinox holds functions, too).
+    NNX's wrapper holds JAX's. Any other call is jitted here, with what its inner calls donate; of its results
+    the arrays and numbers are kept (a module of Equinox holds functions, too).
     """
     if isinstance(step, jax.stages.Traced):
         return step, argument_names(step)

@@ -337,10 +337,11 @@ class _Watch:
 
 
 def _is_own(closed: Any) -> bool:
-    """Return whether a jitted function is JAX's own, such as `jnp.dot`."""
+    """Return whether a jitted function is JAX's own, such as `jnp.dot`; that of a `pmap` runs the user's."""
     import jax
 
-    return f" at {Path(jax.__file__).parent}" in str(closed.jaxpr.debug_info.func_src_info)
+    source = str(closed.jaxpr.debug_info.func_src_info)
+    return f" at {Path(jax.__file__).parent}" in source and "pmap.py:" not in source
 
 
 def _traced_call(args: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -388,19 +389,23 @@ def _user_frames() -> list[traceback.FrameSummary]:
 
 
 def _described() -> dict[int, tuple[str, str]]:
-    """Return the paths and roles of the arrays that the script passes to a library's own `jit`.
+    """Return the paths and roles of the arrays that the script passes to a library's own `jit`, by identity.
 
-    The wrapper is the first frame that the script called. Empty where that is JAX: it names them itself.
+    They are read from the library's frames. Empty where the script calls JAX itself, which names them.
     """
+    import jax
+
     from ._arguments import described, plain
 
-    frame, called = sys._getframe(), None
+    found: dict[int, tuple[str, str]] = {}
+    frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
-        frame, called = frame.f_back, frame
-    known = {} if called is None else called.f_locals
-    if not {"self", "args", "kwargs"} <= known.keys():
-        return {}
-    return described(plain(known["self"]), known["args"], known["kwargs"])
+        known = frame.f_locals
+        is_jax = frame.f_code.co_filename.startswith(str(Path(jax.__file__).parent))
+        if not is_jax and {"self", "args", "kwargs"} <= known.keys():
+            found |= described(plain(known["self"]), known["args"], known["kwargs"])
+        frame = frame.f_back
+    return found
 
 
 def _place(frame: traceback.FrameSummary) -> str:
