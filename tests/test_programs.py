@@ -142,6 +142,14 @@ def test_a_program_weighs_by_its_command_as_counted_by_hand(name, monkeypatch, f
     assert "arguments" not in memory.by_category
 
 
+@pytest.mark.wide
+def test_what_the_page_prints_is_what_the_command_prints(monkeypatch, forked_workers):
+    monkeypatch.chdir(PROGRAMS.parents[1])
+    page = Path("docs/programs.md").read_text()
+    (shown,) = re.findall(r"^```console\n(examples/.*?)^```$", page, re.M | re.S)
+    assert str(weighed_as_said("nnx_language_model")).startswith(shown)
+
+
 # What a step of AdamW or Adam keeps for each parameter: two numbers. The scalars beside them are its counts.
 @pytest.mark.wide
 @pytest.mark.parametrize("name", COUNTS)

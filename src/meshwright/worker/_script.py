@@ -391,7 +391,7 @@ def _user_frames() -> list[traceback.FrameSummary]:
 def _described() -> dict[int, tuple[str, str]]:
     """Return the paths and roles of the arrays that the script passes to a library's own `jit`, by identity.
 
-    They are read from the library's frames. Empty where the script calls JAX itself, which names them.
+    They are read from the library's frames. Empty where the script calls `jax.jit`, which names them.
     """
     import jax
 
@@ -400,10 +400,10 @@ def _described() -> dict[int, tuple[str, str]]:
     found: dict[int, tuple[str, str]] = {}
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
-        known = frame.f_locals
-        is_jax = frame.f_code.co_filename.startswith(str(Path(jax.__file__).parent))
-        if not is_jax and {"self", "args", "kwargs"} <= known.keys():
-            found |= described(plain(known["self"]), known["args"], known["kwargs"])
+        known, file = frame.f_locals, frame.f_code.co_filename
+        is_wrapper = "self" in known and not file.startswith(str(Path(jax.__file__).parent))
+        if {"args", "kwargs"} <= known.keys() and (is_wrapper or file.endswith("pmap.py")):
+            found = described(plain(known.get("self")), known["args"], known["kwargs"]) | found
         frame = frame.f_back
     return found
 
