@@ -387,14 +387,16 @@ def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
     * Batches: two for the host's devices, one in use and one being made.
 
     Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. The result is
-    empty for a foreign program, because the roles of its arguments are unknown.
+    empty if no argument is known to be a parameter, and without batches if none is known to be one: a foreign
+    program may name its arguments as it likes.
     """
     devices = min(fleet.chips_per_host, fleet.num_devices)
     state = sum(a.device_bytes for a in arguments if a.role in STATE and not a.host)
     batch = sum(a.device_bytes for a in arguments if a.role == "batch")
     if not any(a.role == "parameters" for a in arguments):
         return {}
-    return {"a checkpoint's copy of the state": devices * state, "batches": BATCHES_AHEAD * devices * batch}
+    needs = {"a checkpoint's copy of the state": devices * state}
+    return needs | ({"batches": BATCHES_AHEAD * devices * batch} if batch else {})
 
 
 HOST_COLORS = {"cuda": 5, "tpu": 4}

@@ -400,7 +400,7 @@ def _described() -> dict[int, tuple[str, str]]:
     found: dict[int, tuple[str, str]] = {}
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
-        known, file = frame.f_locals, frame.f_code.co_filename
+        known, file = dict(frame.f_locals), frame.f_code.co_filename
         is_wrapper = "self" in known and not file.startswith(str(Path(jax.__file__).parent))
         if {"args", "kwargs"} <= known.keys() and (is_wrapper or file.endswith("pmap.py")):
             found = described(plain(known.get("self")), known["args"], known["kwargs"]) | found
