@@ -244,6 +244,50 @@ def nnx_convolutional():
     return step, arguments, flops
 
 
+def nnx_low_rank():
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.base = nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs)
+            self.adapter = nnx.LoRA(WIDTH, 8, WIDTH, rngs=rngs)
+            self.head = nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.base(x) + self.adapter(x))
+
+    model = Network(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.LoRAParam)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        trained = nnx.DiffState(0, nnx.LoRAParam)
+        gradients = nnx.grad(lambda model: jnp.mean(model(x) ** 2), argnums=trained)(model)
+        optimizer.update(model, gradients)
+
+    frozen = product(ROWS, WIDTH, WIDTH, 1) + product(ROWS, WIDTH, WIDTH, 2)  # no gradients of the matrices
+    flops = frozen + product(ROWS, WIDTH, 8, 2) + product(ROWS, 8, WIDTH)
+    return step, (model, optimizer, shape(ROWS, WIDTH)), flops
+
+
+def nnx_recurrent():
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.cells = nnx.RNN(nnx.LSTMCell(WIDTH, HIDDEN, rngs=rngs))
+            self.head = nnx.Linear(HIDDEN, 10, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.cells(x)[:, -1])
+
+    both = nnx.ModelAndOptimizer(Network(nnx.Rngs(0)), optax.adam(1e-3))
+
+    @nnx.jit
+    def step(both, x):
+        both.update(nnx.grad(lambda model: jnp.mean(model(x) ** 2))(both.model))
+
+    steps = ROWS * LENGTH
+    gates = product(steps, WIDTH, 4 * HIDDEN, 2) + product(steps, HIDDEN, 4 * HIDDEN)
+    return step, (both, shape(ROWS, LENGTH, WIDTH)), gates + product(ROWS, HIDDEN, 10)
+
+
 # --- Equinox
 
 
@@ -359,6 +403,28 @@ def haiku_recurrent():
     flops = gates + product(ROWS * LENGTH, HIDDEN, 50)
     tokens = shape(ROWS, LENGTH + 1, dtype=jnp.int32)
     return step, (params, mw.abstract(optimizer.init, params), tokens), flops
+
+
+def haiku_layers():
+    def forward(x):
+        def block(x):
+            hidden = jax.nn.gelu(hk.Linear(HIDDEN, name="up")(x))
+            return x + hk.Linear(WIDTH, name="down")(hidden)
+
+        return hk.experimental.layer_stack(LAYERS)(hk.remat(block))(x)
+
+    network, optimizer = hk.without_apply_rng(hk.transform(forward)), optax.adam(1e-3)
+
+    @jax.jit
+    def step(params, opt_state, x):
+        gradients = jax.grad(lambda params: jnp.mean(network.apply(params, x) ** 2))(params)
+        updates, opt_state = optimizer.update(gradients, opt_state)
+        return optax.apply_updates(params, updates), opt_state
+
+    x = shape(ROWS, WIDTH)
+    params = mw.abstract(network.init, jax.random.key(0), x)
+    flops = LAYERS * 2 * product(ROWS, WIDTH, HIDDEN)  # a loop: the first layer's input has a gradient, too
+    return step, (params, mw.abstract(optimizer.init, params), x), flops
 
 
 def haiku_mixed_precision():
@@ -517,10 +583,13 @@ STEPS = (
     nnx_scanned_and_rematerialised,
     nnx_split_and_merged,
     nnx_convolutional,
+    nnx_low_rank,
+    nnx_recurrent,
     equinox_ensemble,
     equinox_recurrent,
     equinox_checkpointed_attention,
     haiku_recurrent,
+    haiku_layers,
     haiku_mixed_precision,
     keras_convolutional,
     numpyro_variational,
@@ -589,3 +658,20 @@ def test_a_step_of_no_u_turn_sampling_counts_one_round_and_says_so(forked_worker
     assert any(
         "while of unknown length" in line and "counted once" in line for line in weighed.ledger.unpriced
     )
+
+
+@pytest.mark.wide
+def test_fit_of_keras_is_weighed_in_an_unchanged_script(tmp_path, forked_workers):
+    (tmp_path / "fit.py").write_text("""
+import os
+os.environ["KERAS_BACKEND"] = "jax"
+import keras, numpy as np
+layers = [keras.layers.Dense(128, activation="relu"), keras.layers.Dropout(0.1), keras.layers.Dense(10)]
+model = keras.Sequential([keras.Input((64,)), *layers])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(optimizer="adam", loss=loss, metrics=["accuracy"])
+model.fit(np.ones((320, 64), "float32"), np.ones(320, int), batch_size=32, epochs=2)
+""")
+    (weighed,) = mw.weigh_script(["python", str(tmp_path / "fit.py")], on="1xH100")
+    assert weighed.ledger.flops.model == product(32, 64, 128, 2) + product(32, 128, 10)
+    assert max(outside_any_scope(weighed)) <= 0.1

@@ -246,25 +246,48 @@ def test_variables_of_nnx_have_their_paths_and_the_roles_of_their_classes(forked
 
     @nnx.jit
     def train_step(rows, both, *, scale):
-        network, adam = both
+        network, adam, factor = both
 
         def loss(network):
-            return scale * jnp.mean(network.dropout(network.norm(network.block(rows))) ** 2)
+            return factor * scale * jnp.mean(network.dropout(network.norm(network.block(rows))) ** 2)
 
         adam.update(network, nnx.grad(loss)(network))
 
     rows, scale = jnp.ones((ROWS, 64)), jnp.ones(())
-    weighed = mw.weigh(train_step, args=(rows, (network, optimizer)), kwargs={"scale": scale}, on="1xH100")
+    args = (rows, (network, optimizer, scale))
+    weighed = mw.weigh(train_step, args=args, kwargs={"scale": scale}, on="1xH100")
     role_of = {each.path: each.role for each in weighed.compiled.arguments}
     assert role_of["both[0].block.up.kernel"] == "parameters"
     assert role_of["both[0].norm.mean"] == "model_state"
     assert role_of["both[0].dropout.rngs.key"] == "keys"
     assert role_of["both[1].opt_state[0].mu.block.down.kernel"] == "optimizer_state"
-    assert (role_of["rows"], role_of["scale"]) == ("rows", "scale")
+    assert (role_of["rows"], role_of["both[2]"], role_of["scale"]) == ("rows", "both", "scale")
     parameters = 2 * 64 * 256 + 256 + 64 + 2 * 64
     assert weighed.ledger.memory.by_category["parameters"] == 4 * parameters
     assert weighed.ledger.memory.host_needs.keys() == {"a checkpoint's copy of the state"}
     assert "arguments" not in weighed.ledger.memory.by_category
+
+
+def test_variables_of_nnx_in_a_state_have_roles_under_any_name(forked_workers):
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.opt, self.norm = nnx.Linear(64, 64, rngs=rngs), nnx.BatchNorm(64, rngs=rngs)
+
+    graph, state = nnx.split(Network(nnx.Rngs(0)))
+
+    @jax.jit
+    def gradient(state, rows):
+        def loss(state):
+            network = nnx.merge(graph, state)
+            return jnp.mean(network.norm(network.opt(rows)) ** 2)
+
+        return jax.grad(loss, allow_int=True)(state)
+
+    weighed = mw.weigh(gradient, args=(state, jnp.ones((ROWS, 64))), on="1xH100")
+    role_of = {each.path: each.role for each in weighed.compiled.arguments}
+    assert role_of["state['opt']['kernel'].value"] == "parameters"
+    assert role_of["rows"] == "rows"
+    assert weighed.ledger.flops.model == 2 * 2 * ROWS * 64 * 64
 
 
 def test_modules_of_equinox_and_states_of_optax_have_roles_under_any_name(forked_workers):

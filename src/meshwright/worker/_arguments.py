@@ -43,7 +43,7 @@ _ROLES = {
     "optimizer_state": (
         "opt_state", "optimizer_state", "opt", "optimizer", "moments", "optimizer_variables",
     ),
-    "parameters": ("params", "parameters", "weights", "trainable_variables"),
+    "parameters": ("params", "parameters", "trainable_variables"),
     "model_state": ("batch_stats", "model_state", "non_trainable_variables"),
     "keys": ("key", "keys", "rng", "rngs", "rng_key", "dropout_key"),
 }  # fmt: skip
@@ -104,7 +104,8 @@ def variables_of_nnx(
         return part if any(map(is_node, jax.tree.leaves(part, is_leaf=is_node))) else None
 
     nodes = (tuple(map(kept, arguments)), {name: kept(part) for name, part in keywords.items()})
-    variables = [(keys, each) for keys, each in nnx.to_flat_state(nnx.split(nodes)[1])]
+    state = nnx.to_flat_state(nnx.split(nodes)[1])
+    variables = [(keys, each) for keys, each in state if isinstance(each, nnx.Variable)]
     found: dict[str, tuple[str, str]] = {}
     for (path, aval), (keys, variable) in zip(listed, variables, strict=False):
         value = jax.tree.leaves(variable)
@@ -120,10 +121,11 @@ def variables_of_nnx(
 def roles_of_classes(
     arguments: Sequence[Any], keywords: Mapping[str, Any], paths: Sequence[str]
 ) -> dict[str, str]:
-    """Return the role of arrays that are in an object of Equinox or a state of Optax, by their paths.
+    """Return the role of arrays by the class of an object that holds them, by their paths.
 
-    A floating-point array of a module of Equinox is a parameter; an `eqx.nn.State` is state of the model.
-    A name in the path comes first. Objects are looked for in tuples, lists and dictionaries.
+    A variable of Flax NNX has that of its class. A floating-point array of a module of Equinox is a parameter
+    if no name in its path says something else. An `eqx.nn.State` is state of the model, a state of Optax that
+    of the optimizer. Objects are looked for in tuples, lists and dictionaries, and within modules.
 
     Args:
         arguments, keywords: of the call.
@@ -131,27 +133,32 @@ def roles_of_classes(
     """
     given = (tuple(arguments), dict(keywords))
     outer = jax.tree.leaves(given, is_leaf=lambda part: type(part) not in (tuple, list, dict))
-    states = [(whole, jax.tree.leaves(whole, is_leaf=_is_state)) for whole in outer]
+    parts = [(whole, part) for whole in outer for part in jax.tree.leaves(whole, is_leaf=_is_of_one_role)]
     roles: dict[str, str] = {}
     left = iter(paths)
-    for whole, part in ((whole, part) for whole, parts in states for part in parts):
-        role = _role_of_class(part) or _role_of_class(whole)
+    for whole, part in parts:
+        certain = _is_of_one_role(part)
+        role = _role_of_class(part if certain else whole)
         for leaf in jax.tree.leaves(part):
             path, dtype = next(left), getattr(leaf, "dtype", None)
-            by_name = dtype is not None and role_in_tree(path, str(dtype)) != _names_in(path)[0]
-            if dtype is None or by_name or not role:
+            if dtype is None or not role:
                 continue
-            if role != "parameters" or jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+            is_named = role_in_tree(path, str(dtype)) != _names_in(path)[0]
+            if certain or (jax.numpy.issubdtype(dtype, jax.numpy.inexact) and not is_named):
                 roles[path] = role
     return roles
 
 
-def _is_state(part: Any) -> bool:
-    return _role_of_class(part) in ("model_state", "optimizer_state")
+def _is_of_one_role(part: Any) -> bool:
+    """Return whether all arrays of an object have its role: those of a module of Equinox may not."""
+    equinox = sys.modules.get("equinox")
+    return bool(_role_of_class(part)) and (equinox is None or not isinstance(part, equinox.Module))
 
 
 def _role_of_class(part: Any) -> str:
-    equinox = sys.modules.get("equinox")
+    equinox, nnx = sys.modules.get("equinox"), sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(part, nnx.Variable):
+        return _role_of_variable(part)
     if equinox is not None and isinstance(part, equinox.nn.State):
         return "model_state"
     if equinox is not None and isinstance(part, equinox.Module):
@@ -161,29 +168,20 @@ def _role_of_class(part: Any) -> str:
     return "optimizer_state" if is_state else ""
 
 
+def _role_of_variable(variable: Any) -> str:
+    classes = [base.__name__ for base in type(variable).__mro__]
+    return next((_ROLE_OF_VARIABLE[name] for name in classes if name in _ROLE_OF_VARIABLE), "")
+
+
 def described(step: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
     """Return the path and role of each array of a call by its identity; a role is empty where unknown.
 
     A wrapper of a library may pass the same arrays on in another order, under names of its own.
     """
-    nnx = sys.modules.get("flax.nnx")
     paths = argument_paths(step, arguments, keywords)
     roles = roles_of_classes(arguments, keywords, paths)
-    known = {
-        id(leaf): (path, roles.get(path, ""))
-        for path, leaf in zip(paths, jax.tree.leaves((tuple(arguments), dict(keywords))), strict=True)
+    leaves = jax.tree.leaves((tuple(arguments), dict(keywords)))
+    return {
+        id(leaf): (path.removesuffix(".value"), roles.get(path, ""))
+        for path, leaf in zip(paths, leaves, strict=True)
     }
-    if nnx is None:
-        return known
-    whole = jax.tree.leaves(
-        (tuple(arguments), dict(keywords)), is_leaf=lambda part: isinstance(part, nnx.Variable)
-    )
-    for variable in (each for each in whole if isinstance(each, nnx.Variable)):
-        for leaf in jax.tree.leaves(variable):
-            known[id(leaf)] = (known[id(leaf)][0].removesuffix(".value"), _role_of_variable(variable))
-    return known
-
-
-def _role_of_variable(variable: Any) -> str:
-    classes = [base.__name__ for base in type(variable).__mro__]
-    return next((_ROLE_OF_VARIABLE[name] for name in classes if name in _ROLE_OF_VARIABLE), "")
