@@ -2,9 +2,9 @@
 
 Weigh it as it is: `meshwright weigh --on 1xH100 -- python examples/programs/reinforcement.py`.
 
-This has the shape of a training step in Brax, thousands of environments in one program, without Brax. The
-environment is a pendulum. PPO: Schulman et al. 2017 (arXiv 1707.06347). Advantages: Schulman et al. 2015
-(arXiv 1506.02438).
+This has the shape of a training step in Brax, thousands of environments in one program. Brax 0.14.2 itself
+does not run on JAX 0.10: it calls `jax.device_put_replicated`, which is gone. The environment is a pendulum.
+PPO: Schulman et al. 2017 (arXiv 1707.06347). Advantages: Schulman et al. 2015 (arXiv 1506.02438).
 """
 
 import jax
