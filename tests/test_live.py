@@ -290,3 +290,116 @@ def test_the_parts_of_a_state_have_their_roles(forked_workers):
     assert by_category["parameters"] == size
     assert 2 * size <= by_category["optimizer_state"] < 2 * size + 1024
     assert {each.role for each in weighed.compiled.arguments} == {"parameters", "optimizer_state", "rows"}
+
+
+def test_variables_of_nnx_have_their_paths_and_the_roles_of_their_classes(forked_workers):
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.block, self.norm = Block(rngs), nnx.BatchNorm(64, rngs=rngs)
+            self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    network = Network(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(network, optax.adam(1e-3), wrt=nnx.Param)
+
+    @nnx.jit
+    def train_step(rows, both, *, scale):
+        network, adam, factor = both
+
+        def loss(network):
+            return factor * scale * jnp.mean(network.dropout(network.norm(network.block(rows))) ** 2)
+
+        adam.update(network, nnx.grad(loss)(network))
+
+    rows, scale = jnp.ones((ROWS, 64)), jnp.ones(())
+    args = (rows, (network, optimizer, scale))
+    weighed = mw.weigh(train_step, args=args, kwargs={"scale": scale}, on="1xH100")
+    role_of = {each.path: each.role for each in weighed.compiled.arguments}
+    assert role_of["both[0].block.up.kernel"] == "parameters"
+    assert role_of["both[0].norm.mean"] == "model_state"
+    assert role_of["both[0].dropout.rngs.key"] == "keys"
+    assert role_of["both[1].opt_state[0].mu.block.down.kernel"] == "optimizer_state"
+    assert (role_of["rows"], role_of["both[2]"], role_of["scale"]) == ("rows", "both", "scale")
+    parameters = 2 * 64 * 256 + 256 + 64 + 2 * 64
+    assert weighed.ledger.memory.by_category["parameters"] == 4 * parameters
+    assert weighed.ledger.memory.host_needs.keys() == {"a checkpoint's copy of the state"}
+    assert "arguments" not in weighed.ledger.memory.by_category
+
+
+def test_variables_of_nnx_in_a_state_have_roles_under_any_name(forked_workers):
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.opt, self.norm = nnx.Linear(64, 64, rngs=rngs), nnx.BatchNorm(64, rngs=rngs)
+
+    graph, state = nnx.split(Network(nnx.Rngs(0)))
+
+    @jax.jit
+    def gradient(state, rows):
+        def loss(state):
+            network = nnx.merge(graph, state)
+            return jnp.mean(network.norm(network.opt(rows)) ** 2)
+
+        return jax.grad(loss, allow_int=True)(state)
+
+    weighed = mw.weigh(gradient, args=(state, jnp.ones((ROWS, 64))), on="1xH100")
+    role_of = {each.path: each.role for each in weighed.compiled.arguments}
+    assert role_of["state['opt']['kernel'].value"] == "parameters"
+    assert role_of["rows"] == "rows"
+    assert weighed.ledger.flops.model == 2 * 2 * ROWS * 64 * 64
+
+
+def test_modules_of_equinox_and_states_of_optax_have_roles_under_any_name(forked_workers):
+    network, state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(64, axis_name="rows", mode="batch")
+    moments = OPTIMIZER.init(equinox.filter(network, equinox.is_array))
+
+    @equinox.filter_jit
+    def train_step(a, b, c, d):
+        @equinox.filter_grad(has_aux=True)
+        def gradient(network):
+            after, statistics = jax.vmap(network, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(
+                d, c
+            )
+            return jnp.mean(after**4), statistics
+
+        gradients, c = gradient(a)
+        updates, b = OPTIMIZER.update(gradients, b, a)
+        return equinox.apply_updates(a, updates), b, c
+
+    weighed = mw.weigh(train_step, args=(network, moments, state, jnp.ones((ROWS, 64))), on="1xH100")
+    roles = {each.path.partition(".")[0].partition("[")[0]: each.role for each in weighed.compiled.arguments}
+    assert roles == {"a": "parameters", "b": "optimizer_state", "c": "model_state", "d": "d"}
+    assert weighed.ledger.memory.by_category["parameters"] == 4 * 2 * 64
+
+
+def test_a_matrix_called_key_is_no_random_key(forked_workers):
+    def projected(params, rng, rows):
+        noise = jax.random.normal(rng, rows.shape)
+        return jnp.sum((rows + noise) @ params["attention"]["key"])
+
+    params = {"attention": {"key": jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)}}
+    rows = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    weighed = mw.weigh(jax.jit(projected), args=(params, jax.random.PRNGKey(0), rows), on="1xH100")
+    assert [each.role for each in weighed.compiled.arguments] == ["parameters", "keys", "rows"]
+
+
+def test_a_class_that_computes_with_its_arrays_may_be_an_argument(forked_workers):
+    @jax.tree_util.register_pytree_node_class
+    class Checked:
+        """It tests its array when it is made, which JAX's own description of arguments does not allow."""
+
+        def __init__(self, value):
+            if type(value) is not object:
+                jax.eval_shape(lambda: value)
+            self.value = value
+
+        def tree_flatten(self):
+            return (self.value,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, values):
+            return cls(*values)
+
+    rows = Checked(jnp.ones((ROWS, WIDTH)))
+    with pytest.raises(TypeError, match="ArgInfo"):
+        jax.jit(lambda rows: rows.value @ rows.value.T).lower(rows)
+    weighed = mw.weigh(jax.jit(lambda rows: rows.value @ rows.value.T), args=(rows,), on="1xH100")
+    assert weighed.ledger.flops.model == 2 * ROWS * ROWS * WIDTH

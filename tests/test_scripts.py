@@ -118,6 +118,55 @@ def test_a_script_like_nanogpt_is_weighed_by_its_training_step_and_writes_nothin
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["nnx_modules", pytest.param("filtered", marks=pytest.mark.wide)])
+def test_the_modules_of_a_script_have_the_roles_of_their_classes(name, forked_workers):
+    (made,) = mw.weigh_script(["python", str(SCRIPTS / f"{name}.py")], on="1xH100")
+    num_bytes = dict.fromkeys(("parameters", "optimizer_state"), 0)
+    for each in made.compiled.arguments:
+        if each.role in num_bytes and each.shape:
+            num_bytes[each.role] += each.device_bytes
+    parameters = {"nnx_modules": 3 * (256**2 + 256) + 2 * 256 + 256 * 16 + 16,
+                  "filtered": 2 * (256**2 + 256) + 256 * 8 + 8}[name]  # fmt: skip
+    assert num_bytes == {"parameters": 4 * parameters, "optimizer_state": 2 * 4 * parameters}
+    assert {each.path for each in made.compiled.arguments} & {"rows"}
+    assert "arguments" not in made.ledger.memory.by_category
+
+
+def test_a_step_of_pmap_is_weighed_with_its_own_array_on_each_device(tmp_path, forked_workers):
+    command = script(
+        tmp_path,
+        """
+        def updated(params, x):
+            return params - 0.1 * jax.lax.pmean(jax.grad(loss)(params, x), "devices")
+        updated = jax.pmap(updated, axis_name="devices")
+        w, x = jnp.ones((8, 64, 64)), jnp.ones((8, 32, 64))
+        for _ in range(3):
+            w = updated(w, x)
+        """,
+    )
+    (made,) = mw.weigh_script(command, on="8xH100")
+    assert made.ledger.flops.model == made.ledger.flops.executed == 8 * 2 * 2 * 32 * 64 * 64
+    assert [each.device_bytes for each in made.compiled.arguments] == [4 * 64 * 64, 4 * 32 * 64]
+    assert {message.kind for message in made.ledger.traffic} == {"all-reduce"}
+
+
+def test_an_array_that_a_step_closes_over_has_a_name(tmp_path, forked_workers):
+    command = script(
+        tmp_path,
+        """
+        rows = jnp.full((32, 64), 2.0)
+        @jax.jit
+        def closed(params):
+            return params - 0.1 * jax.grad(loss)(params, rows)
+        for _ in range(3):
+            w = closed(w)
+        """,
+    )
+    (made,) = mw.weigh_script(command, on="1xH100")
+    assert [each.role for each in made.compiled.arguments] == ["closed_over", "parameters"]
+    assert made.ledger.memory.by_category["closed_over"] == 4 * 32 * 64
+
+
 def test_each_call_is_weighed_when_asked(forked_workers):
     made = mw.weigh_script([str(SCRIPTS / "plain.py"), "3"], on="8xCPU", all_calls=True)
     assert [each.name.rpartition(":")[2] for each in made] == ["update", "evaluate"]

@@ -8,7 +8,8 @@ import pytest
 from meshwright.compiler import compile_program
 from meshwright.errors import InputError
 from meshwright.sharding import mesh_of
-from meshwright.worker._foreign import argument_paths, foreign_program, lower_foreign
+from meshwright.worker._arguments import argument_paths
+from meshwright.worker._foreign import foreign_program, lower_foreign
 
 FLEETS = ["8xH100", pytest.param("1xCPU", marks=pytest.mark.long)]
 
@@ -68,11 +69,11 @@ def test_arguments_have_names_bytes_and_shards(weighed):
     found = weighed("rematerialised:train_step", "8xH100", "data=-1").compiled
     by_path = {a.path: a for a in found.arguments}
     up = by_path["params[0]['up']"]
-    assert (up.role, up.shape, up.dtype) == ("params", (128, 512), "float32")
+    assert (up.role, up.shape, up.dtype) == ("parameters", (128, 512), "float32")
     assert (up.device_bytes, up.replicated, up.axes) == (4 * 128 * 512 // 8, False, ("data",))
     count = by_path["moments[0].count"]
     assert (count.replicated, count.axes) == (True, ())
-    assert {a.role for a in found.arguments} == {"params", "moments", "inputs", "targets"}
+    assert {a.role for a in found.arguments} == {"parameters", "optimizer_state", "inputs", "targets"}
     # Two rows of matrices and twice their moments, eight ways; the count; two batches, eight ways.
     matrices = 4 * 2 * 128 * 512
     assert sum(a.device_bytes for a in found.arguments) == 4 * (3 * matrices + 2 * 256 * 128) // 8 + 4

@@ -59,6 +59,14 @@ def test_a_nameless_instruction_takes_its_neighbours_phase(module, first, last, 
     assert ProgramPhases(program).of(program.entry, program.entry.by_name["c"]) == phase
 
 
+def test_a_nameless_instruction_has_a_named_user_or_else_a_named_maker(module):
+    program = chain(module, "jit(f)/jvp(mlp)/a", "jit(f)/transpose(jvp(mlp))/b")
+    phases, entry = ProgramPhases(program), program.entry
+    for name in ("b", "c", "d"):
+        assert phases.named_near(entry, entry.by_name[name]) is entry.by_name["e"]
+    assert phases.named_near(entry, entry.root) is entry.by_name["a"]
+
+
 def test_a_value_that_xla_computes_again_is_recomputation(module):
     name = 'metadata={op_name="jit(f)/transpose(jvp())/dot_general"}'
     program = module(

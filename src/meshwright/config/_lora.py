@@ -56,10 +56,10 @@ class LoraConfig(Section):
     up_proj, down_proj; or `["all-linear"]` for all of them.
     Effect: parameters, gradients and moments grow in proportion."""
     base: Literal["compute", "fp32", "nf4"] = "compute"
-    """Format of the frozen matrices: that of the run's arithmetic, fp32, or QLoRA's four bits for the products
-    of blocks. Frozen norms stay in fp32.
-    Effect: `compute` holds 2 bytes of a frozen parameter under bf16, fp16 and fp8; `fp32` holds 4. `nf4` holds
-    4.5 bits of those in products, and computes them again for each use."""
+    """Format of the frozen matrices: that of the run's arithmetic, fp32, or QLoRA's four bits for products.
+    Frozen norms stay in fp32.
+    Effect: `compute` holds 2 bytes of a frozen parameter under bf16, fp16 and fp8; `fp32` holds 4. `nf4`
+    holds 4.5 bits of those in the products of blocks, and computes them again for each use."""
 
     @property
     def scale(self) -> float:

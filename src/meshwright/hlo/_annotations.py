@@ -92,9 +92,20 @@ class ProgramPhases:
                 return phase
         return "optimizer" if "optimizer" in users else self._otherwise
 
+    def named_near(self, computation: Computation, instruction: Instruction) -> Instruction | None:
+        """Return the nearest named instruction that uses a value, else that it is computed from."""
+        users = self._nearest(instruction, lambda i: computation.users[i.name])
+        makers = self._nearest(instruction, lambda i: [computation.by_name[o.name] for o in i.operands])
+        return next(itertools.chain(users, makers), None)
+
     def _reached(self, start: Instruction, next_to: Callable[[Instruction], list[Instruction]]) -> set[str]:
         """Return the phases of the nearest named instructions, passing through unnamed ones."""
-        phases: set[str] = set()
+        return {phase_of(near.op_name, self._otherwise) for near in self._nearest(start, next_to)}
+
+    def _nearest(
+        self, start: Instruction, next_to: Callable[[Instruction], list[Instruction]]
+    ) -> Iterator[Instruction]:
+        """Yield the nearest named instructions, the fewest unnamed ones between first."""
         seen = {start.name}
         queue = deque(next_to(start))
         while queue:
@@ -103,10 +114,9 @@ class ProgramPhases:
                 continue
             seen.add(instruction.name)
             if instruction.has_path:
-                phases.add(phase_of(instruction.op_name, self._otherwise))
+                yield instruction
             else:
                 queue.extend(next_to(instruction))
-        return phases
 
 
 def _repeated_in(computation: Computation) -> Iterator[str]:

@@ -265,6 +265,10 @@ class Dataflow:
         is_argument = instruction.opcode == "parameter" and home is self._program.entry
         return int(instruction.literal) if is_argument else None
 
+    def caller_of(self, home: Computation) -> tuple[Computation, Instruction] | None:
+        """Return the instruction that runs a computation, and the computation around that; or None."""
+        return self._callers.get(home.name)
+
     def maker(self, home: Computation, value: Instruction) -> Instruction:
         """Return the instruction that computes a value, looking through data movement and fusions."""
         through = (*_MADE_ELSEWHERE, "fusion", "parameter")

@@ -24,7 +24,18 @@ from dataclasses import asdict, dataclass, replace
 
 from meshwright.compiler import Argument, Compiled
 from meshwright.hardware import Fleet
-from meshwright.hlo import Array, Dataflow, Place, Program, ProgramPhases, leaves_of, module_of, parse_shape
+from meshwright.hlo import (
+    Array,
+    Computation,
+    Dataflow,
+    Instruction,
+    Place,
+    Program,
+    ProgramPhases,
+    leaves_of,
+    module_of,
+    parse_shape,
+)
 from meshwright.units import format_bytes
 
 from ._records import Buffer, MemoryLedger, Timeline
@@ -211,16 +222,18 @@ class Owners:
             return Owner("other", "not in the program's text", "fallback")
         named = [place for place in trail if place[1].has_path]
         _, maker, _ = (named or trail)[-1]
-        phase, line = self._phase(named or trail), self._program.source_line(maker)
+        # What the compiler adds has no name, such as a slice before a collective: it serves its neighbour.
+        near = maker if named else self._named_near(trail) or maker
+        phase, line = self._phase(named or trail), self._program.source_line(near)
 
-        def owner(category: str, rule: str, certainty: str, operation: str = maker.op_name) -> Owner:
+        def owner(category: str, rule: str, certainty: str, operation: str = near.op_name) -> Owner:
             return Owner(category, rule, certainty, phase, operation, line)
 
         number = self._dataflow.argument_of(trail[0])
         if number is not None:
             role, path = self._roles[number]
             category = "gathered_parameters" if role in PARAMETERS else role
-            return owner(category, "moves an argument", "structural", maker.op_name or path)
+            return owner(category, "moves an argument", "structural", near.op_name or path)
         shape = _array(value)
         if shape is not None and trail[0][1].opcode in ("custom-call", "fusion") and _is_bytes(shape):
             return owner("workspaces", "bytes of a library call", "structural")
@@ -238,6 +251,16 @@ class Owners:
             category = "saved_activations" if kept else "forward_temporaries"
             return owner(category, "made in the forward pass", certainty)
         return owner(_BY_PHASE[phase], f"phase {phase}", "fallback" if phase == "other" else certainty)
+
+    def _named_near(self, trail: list[Place]) -> Instruction | None:
+        """Return the named instruction nearest to a value without a name, or to what runs its computation."""
+        for home, instruction, _ in trail:
+            outside: tuple[Computation, Instruction] | None = (home, instruction)
+            while outside is not None:
+                if (near := self._phases.named_near(*outside)) is not None:
+                    return near
+                outside = self._dataflow.caller_of(outside[0])
+        return None
 
     def _is_kept(self, value: Value, trail: list[Place]) -> bool:
         """Return whether the backward pass uses a forward value or the stack that it is put into."""
@@ -364,14 +387,16 @@ def host_needs(fleet: Fleet, arguments: tuple[Argument, ...]) -> dict[str, int]:
     * Batches: two for the host's devices, one in use and one being made.
 
     Not counted: the interpreter and its libraries (about 1 GB), the page cache of token files. The result is
-    empty for a foreign program, because the roles of its arguments are unknown.
+    empty if no argument is known to be a parameter, and without batches if none is known to be one: a foreign
+    program may name its arguments as it likes.
     """
     devices = min(fleet.chips_per_host, fleet.num_devices)
     state = sum(a.device_bytes for a in arguments if a.role in STATE and not a.host)
     batch = sum(a.device_bytes for a in arguments if a.role == "batch")
     if not any(a.role == "parameters" for a in arguments):
         return {}
-    return {"a checkpoint's copy of the state": devices * state, "batches": BATCHES_AHEAD * devices * batch}
+    needs = {"a checkpoint's copy of the state": devices * state}
+    return needs | ({"batches": BATCHES_AHEAD * devices * batch} if batch else {})
 
 
 HOST_COLORS = {"cuda": 5, "tpu": 4}
@@ -504,13 +529,17 @@ class _Filing:
     """Attribute the bytes of a program's allocations to their owners."""
 
     def __init__(self, program: Program, held: list[Allocation], ranges: _Ranges, compiled: Compiled) -> None:
-        # XLA drops unused arguments, so arguments are matched by path.
+        # XLA drops unused arguments, so arguments are matched by path. An array that the step closes over has
+        # none in the program; it is matched by its number if no argument is dropped.
         self._arguments = {a.path: a for a in compiled.arguments}
+        all_kept = len(program.entry.parameters) == len(compiled.arguments)
         self._roles: dict[int, tuple[str, str]] = {}
         for parameter in program.entry.parameters:
-            argument = self._arguments.get(parameter.op_name)
-            role = argument.role if argument else "arguments"
-            self._roles[int(parameter.literal)] = (role, parameter.op_name)
+            number, path = int(parameter.literal), parameter.op_name
+            if not path and all_kept:
+                path = compiled.arguments[number].path
+            argument = self._arguments.get(path)
+            self._roles[number] = (argument.role if argument else "arguments", path)
         self._held, self._ranges = held, ranges
         self._last_instant = max((when.last for when in ranges.values()), default=0)
         ours = compiled.num_parameters is not None

@@ -8,7 +8,6 @@ Imports jax: only the worker process may import this module.
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -30,12 +29,12 @@ from ..config import Problem, input_error
 from ..errors import InputError, nearest_name
 from ..hardware import Fleet
 from ..sharding import Surroundings, does_not_divide, indivisible, sharding_error
+from ._arguments import argument_paths
 from ._deviceless import callbacks_without_devices
 
 _OWN = Path(__file__).parents[1]
 # Frames of jax, and of our two packages that call the user's function.
 JAX = (str(Path(jax.__file__).parent), str(_OWN / "worker"), str(_OWN / "compiler"))
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTRACT = "it is called with the mesh, if it takes one, and returns (step, args) or (step, args, kwargs)"
 
 
@@ -179,41 +178,6 @@ def lower_foreign(
     except USERS_FAILURES as failed:
         known = _known(request, shapes)
         raise _step_failed(request, failed, known, (arguments, keywords)) from failed
-
-
-def argument_paths(step: Any, arguments: Any, keywords: Any) -> list[str]:
-    """Return the paths of the leaves as JAX writes them, with the step's parameter names: "params['w']"."""
-    try:
-        parameters = list(inspect.signature(step).parameters.values())
-    except (TypeError, ValueError):  # a callable without a signature
-        parameters = []
-    names = [each.name for each in parameters if each.kind in POSITIONAL][: len(arguments)]
-    rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_POSITIONAL), "args")
-    names += [f"{rest}[{index}]" for index in range(len(arguments) - len(names))]
-    paths = []
-    for keys, _ in jax.tree_util.tree_flatten_with_path((tuple(arguments), dict(keywords)))[0]:
-        top = names[keys[1].idx] if keys[0].idx == 0 else keys[1].key
-        paths.append(f"{top}{jax.tree_util.keystr(keys[2:])}")
-    return paths
-
-
-_ROLES = {
-    "optimizer_state": ("opt_state", "optimizer_state", "opt", "optimizer", "moments"),
-    "parameters": ("params", "parameters", "weights"),
-    "model_state": ("batch_stats", "model_state"),
-    "keys": ("key", "keys", "rng", "rngs"),
-}
-_ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
-
-
-def role_in_tree(path: str) -> str:
-    """Return the role of an argument by its path: that of a part of a state, else the argument's own name.
-
-    >>> role_in_tree("state.opt_state[0].mu['params']['w']"), role_in_tree("params['w']")
-    ('optimizer_state', 'params')
-    """
-    top, *rest = re.findall(r"[A-Za-z_]\w*", path)
-    return next((_ROLE_OF[name] for name in rest if name in _ROLE_OF), top)
 
 
 def _shapes(paths: list[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:

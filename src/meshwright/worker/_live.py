@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,13 @@ from jax.sharding import NamedSharding
 from ..compiler import Argument, TracedFlops
 from ..errors import CompileError, InputError
 from ..records import EXACT, read_record
+from ._arguments import argument_paths, plain, role_in_tree, roles_of_classes, variables_of_nnx
 from ._deviceless import callbacks_without_devices, devices_of_kind
-from ._foreign import argument_paths, role_in_tree
 from ._partitioning import answers_of, equations, renamed, rules_text
 from ._traced import count_traced, program_in
 
 PROGRAM, FACTS = "program.mlir", "facts.json"  # files for the worker
+_LOCATION = re.compile(r'\bloc\("([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,12 @@ def lowered_call(
     """
     try:
         with devices_of_kind(device_kind, platform):  # equations keep the devices that they are traced for
-            traced, names = _traced(step, args, kwargs)
-            return lowered_text(traced, names, platform)
+            traced, paths = _traced(step, args, kwargs)
+            named = variables_of_nnx(args, kwargs, paths, traced.jaxpr.jaxpr.invars)
+            roles = {path: role for path, role in named.values() if role}
+            roles |= roles_of_classes(args, kwargs, argument_paths(plain(step), args, kwargs))
+            paths = [named[path][0] if path in named else path for path in paths]
+            return lowered_text(traced, paths, platform, roles)
     except Exception as failed:
         hint = "call it with the same arguments by itself; arrays may be jax.ShapeDtypeStruct"
         if "require devices" in str(failed):  # custom_partitioning, of which cuDNN's attention is one
@@ -115,23 +121,28 @@ def lowered_call(
         ) from failed
 
 
-def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredText:
+def lowered_text(
+    traced: Any, names: Sequence[str], platform: str, roles: Mapping[str, str] | None = None
+) -> LoweredText:
     """Return a traced call lowered for a platform.
 
-    `names`: the paths of its arrays, in their order. Arrays of an enclosing scope come first, without names.
+    Args:
+        names: the paths of its arrays, in order. Those of an enclosing scope come first, or have empty ones.
+        roles: those of arrays whose paths do not tell them.
     """
     with callbacks_without_devices():
         lowered = traced.lower(lowering_platforms=(platform,))
     facts = lowered._lowering.compile_args
     jaxpr = traced.jaxpr.jaxpr
     outer = len(jaxpr.invars) - len(names)
-    names = [*(f"closed_over[{index}]" for index in range(outer)), *names]
+    names = [name or f"closed_over[{index}]" for index, name in enumerate([*[""] * outer, *names])]
     kept = sorted(facts["kept_var_idx"])
     mapped = _mapped(jaxpr)
     mesh = _mesh_of(facts, jaxpr)
     free_in, free_out = _free(facts)
     used = zip(kept, facts["in_shardings"], strict=True)
     text, asked = renamed(lowered.as_text(debug_info=True))
+    text = _with_paths(text, dict(zip(argument_names(traced), names[outer:], strict=False)))
     made = LoweredText(
         text=text,
         digest="",
@@ -141,7 +152,7 @@ def lowered_text(traced: Any, names: Sequence[str], platform: str) -> LoweredTex
         free_inputs=free_in,
         free_outputs=free_out,
         arguments=tuple(
-            _argument(names[place], variable.aval, mapped.get(variable, sharding))
+            _argument(names[place], variable.aval, mapped.get(variable, sharding), roles or {})
             for place, sharding in used
             for variable in (jaxpr.invars[place],)
         ),
@@ -158,12 +169,12 @@ def _traced(
     """Return the `jax.stages.Traced` of a call, and the paths of its arrays.
 
     A function that can trace itself does so, with its own static arguments, donation and shardings; Flax
-    NNX's wrapper holds JAX's. Any other is jitted here, with what its inner calls donate; of its results the
-    arrays and numbers are kept (a module of Equinox holds functions, too).
+    NNX's wrapper holds JAX's. Any other call is jitted here, with what its inner calls donate; of its results
+    the arrays and numbers are kept (a module of Equinox holds functions, too).
     """
     if isinstance(step, jax.stages.Traced):
         return step, argument_names(step)
-    if (trace := getattr(step, "trace", None)) is not None:
+    if (trace := getattr(step, "trace", None)) is not None and _can_be_described(args, kwargs):
         args, kwargs = jax.tree.map(_shape_of, (tuple(args), dict(kwargs)))
         traced: Any = trace(*args, **kwargs)
         while not isinstance(traced, jax.stages.Traced):
@@ -172,7 +183,7 @@ def _traced(
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
     is_array = [_is_array(leaf) for leaf in leaves]
     fixed = [None if known else leaf for leaf, known in zip(leaves, is_array, strict=True)]
-    paths = argument_paths(getattr(step, "__wrapped__", step), args, kwargs)
+    paths = argument_paths(plain(step), args, kwargs)
 
     def outer(*arrays: Any) -> Any:
         given = iter(arrays)
@@ -189,9 +200,31 @@ def _traced(
     return traced, names
 
 
+def _can_be_described(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether JAX can describe the arguments when it lowers a call.
+
+    It rebuilds them from `ArgInfo`. A class that computes with its arrays when it is made, such as jmp's
+    `DynamicLossScale`, fails on that.
+    """
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    try:
+        jax.tree.unflatten(tree, [jax.stages.ArgInfo(leaf, False) for leaf in leaves])
+    except Exception:  # the class raises what it likes
+        return False
+    return True
+
+
 def argument_names(traced: Any) -> list[str]:
     """Return the paths of the arguments of a traced call."""
     return [str(name) for name in traced.jaxpr.jaxpr.debug_info.arg_names or ()]
+
+
+def _with_paths(text: str, paths: Mapping[str, str]) -> str:
+    """Return StableHLO text in which the arguments have their paths for names, where JAX gave others."""
+    changed = {name: path for name, path in paths.items() if name != path}
+    if not changed:
+        return text
+    return _LOCATION.sub(lambda found: f'loc("{changed.get(found[1], found[1])}"', text)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -258,7 +291,7 @@ def _free(facts: Mapping[str, Any]) -> tuple[tuple[bool, ...], tuple[bool, ...]]
     return tuple(map(bool, inputs)), tuple(map(bool, outputs))
 
 
-def _argument(path: str, aval: Any, sharding: Any) -> Argument:
+def _argument(path: str, aval: Any, sharding: Any, roles: Mapping[str, str]) -> Argument:
     shape = tuple(aval.shape)
     shard = sharding.shard_shape(shape) if isinstance(sharding, NamedSharding) else shape
     # A typed key is an array of numbers: its bytes are those of its data.
@@ -268,7 +301,7 @@ def _argument(path: str, aval: Any, sharding: Any) -> Argument:
     per_entry = data.size // max(aval.size, 1) * data.dtype.itemsize
     return Argument(
         path=path,
-        role=role_in_tree(path),
+        role=roles.get(path) or role_in_tree(path, str(aval.dtype)),
         shape=shape,
         dtype=str(aval.dtype),
         device_bytes=int(np.prod(shard)) * per_entry,

@@ -332,7 +332,7 @@ def _arguments(traced: Any, arguments: Any, keywords: Any, request: Request) -> 
         found.append(
             Argument(
                 path=str(name),
-                role=_role(str(name), ours),
+                role=_role(str(name), str(dtype), ours),
                 shape=tuple(shape),
                 dtype=str(dtype),
                 device_bytes=int(np.prod(shard)) * dtype.itemsize,
@@ -353,11 +353,11 @@ def _axes(sharding: Any, request: Request) -> tuple[str, ...]:
     return tuple(name for name, size in request.mesh_axes if size > 1 and name in named)
 
 
-def _role(path: str, ours: bool) -> str:
+def _role(path: str, dtype: str, ours: bool) -> str:
     if not ours:
-        from ._foreign import role_in_tree
+        from ._arguments import role_in_tree
 
-        return role_in_tree(path)
+        return role_in_tree(path, dtype)
     top, _, rest = path.partition("[")
     if top == "batch":
         return "batch"

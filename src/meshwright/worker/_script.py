@@ -169,6 +169,7 @@ class _Call:
     place: str
     flops: TracedFlops
     traced: Any
+    paths: tuple[tuple[str, str], ...]  # of each argument, with its role; both empty where unknown
     times: int = 1
 
     @property
@@ -209,7 +210,11 @@ class _Watch:
             else:
                 place = next((_place(frame) for frame in _user_frames()), "")
                 traced = _traced_call(args, params)
-                self._calls[key] = _Call(name=name, place=place, flops=self._flops(closed), traced=traced)
+                known = _described()
+                paths = tuple(known.get(id(value), ("", "")) for value in args)
+                self._calls[key] = _Call(
+                    name=name, place=place, flops=self._flops(closed), traced=traced, paths=paths
+                )
             if self._is_enough(self._calls[key]):
                 self.finish("")
             return True
@@ -311,9 +316,12 @@ class _Watch:
         from ._live import argument_names, lowered_text
         from ._shapes import unreplaced
 
+        both = list(zip(argument_names(call.traced), call.paths, strict=True))
+        names = [path or name for name, (path, _) in both]
+        roles = {path: role for path, role in call.paths if role}
         try:
             with unreplaced():
-                lowered = lowered_text(call.traced, argument_names(call.traced), self._request.platform)
+                lowered = lowered_text(call.traced, names, self._request.platform, roles)
         except Exception as failed:
             raise InputError(
                 f"the call of {call.name} at {call.place} failed while it was lowered: "
@@ -383,6 +391,26 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 def _user_frames() -> list[traceback.FrameSummary]:
     """Return the user's own frames of this thread, the innermost first."""
     return [frame for frame in reversed(traceback.extract_stack()) if _is_users(frame)]
+
+
+def _described() -> dict[int, tuple[str, str]]:
+    """Return the paths and roles of the arrays that the script passes to a library's own `jit`, by identity.
+
+    They are read from the library's frames. Empty where the script calls `jax.jit`, which names them.
+    """
+    import jax
+
+    from ._arguments import described, plain
+
+    found: dict[int, tuple[str, str]] = {}
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
+        known, file = dict(frame.f_locals), frame.f_code.co_filename
+        is_wrapper = "self" in known and not file.startswith(str(Path(jax.__file__).parent))
+        if {"args", "kwargs"} <= known.keys() and (is_wrapper or file.endswith("pmap.py")):
+            found = described(plain(known.get("self")), known["args"], known["kwargs"]) | found
+        frame = frame.f_back
+    return found
 
 
 def _place(frame: traceback.FrameSummary) -> str:
