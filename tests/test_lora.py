@@ -133,7 +133,9 @@ def test_layouts_train_adapters_alike(axes, overrides, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize(
+    "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
+)
 def test_other_formats_train_adapters_nearly_alike(precision, mesh):
     _, _, exact = trained(mesh())
     _, _, other = trained(mesh(data=2), f"precision={precision}")

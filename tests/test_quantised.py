@@ -1,5 +1,6 @@
 """Frozen matrices in four bits (QLoRA): their numbers, their bytes, and runs beside them."""
 
+import functools
 from itertools import pairwise
 
 import jax
@@ -15,6 +16,7 @@ from meshwright.models import dequantised_array, quantised_part
 from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, quantised
 from meshwright.step import build_step
 
+WIDE = functools.partial(pytest.param, marks=pytest.mark.wide)
 SIZES = ("model.embed_dim=128", "model.head_dim=32", "model.mlp_dim=384", "batch.sequences=4")
 NF4_RUN = (*SIZES, "lora.rank=4", "lora.base=nf4", 'lora.targets=["all-linear"]', "data.source=synthetic")
 
@@ -95,7 +97,7 @@ def whole(tree):
     return made
 
 
-@pytest.mark.parametrize("remat", ["none", "dots-attention", "full"])
+@pytest.mark.parametrize("remat", [WIDE("none"), "dots-attention", WIDE("full")])
 def test_a_run_is_that_beside_the_same_numbers_in_fp32(remat, mesh):
     config = load_config("bytes-nano", (*NF4_RUN, f"remat={remat}", "precision=fp32"))
     first = jax.tree.map(np.asarray, build_step(config, mesh()).init(np.uint32(0)))
@@ -121,8 +123,10 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("unroll", ["false", "true"])
-@pytest.mark.parametrize("axes", AXES.values(), ids=list(AXES))
+@pytest.mark.parametrize("unroll", ["false", WIDE("true")])
+@pytest.mark.parametrize(
+    "axes", [AXES["fsdp, tensor"], WIDE(AXES["data"]), WIDE(AXES["context, fsdp"])], ids=str
+)
 def test_layouts_train_alike(axes, unroll, mesh):
     run = (*NF4_RUN, "precision=fp32", f"model.unroll={unroll}")
     _, alone = states_after(load_config("bytes-nano", run), mesh())
@@ -130,7 +134,7 @@ def test_layouts_train_alike(axes, unroll, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots-attention", "full"])
+@pytest.mark.parametrize("remat", ["none", WIDE("dots-attention"), WIDE("full")])
 @pytest.mark.parametrize("fleet", ["1xH100", "2xH100"])
 def test_products_take_four_and_a_half_bits_and_are_never_kept_whole(remat, fleet):
     sizes = ("model.embed_dim=1024", "model.mlp_dim=4096", "model.head_dim=64", "model.num_heads=16")

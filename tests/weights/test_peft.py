@@ -139,7 +139,12 @@ def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, t
 
 
 @pytest.mark.parametrize(
-    ("unroll", "layout"), [("false", "data=1"), ("true", "data=1"), ("false", "fsdp=2,tensor=2")]
+    ("unroll", "layout"),
+    [
+        ("false", "fsdp=2,tensor=2"),
+        pytest.param("false", "data=1", marks=pytest.mark.wide),
+        pytest.param("true", "data=1", marks=pytest.mark.wide),
+    ],
 )
 def test_a_base_in_four_bits_is_read_trained_and_merged(unroll, layout, tokens, tmp_path):
     """From weights in safetensors, in parts of each device, to what `transformers` loads."""
