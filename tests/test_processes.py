@@ -127,7 +127,8 @@ def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(tmp_path)
     assert resumed[-1]["step"] == found.step
     whole = tmp_path / "whole"
     ran(command("linear", whole, "4xCPU", found.step + 3, sets=every))
-    assert losses(folder) == pytest.approx(losses(whole), rel=1e-5)
+    # The loss falls from 1700 towards 0, and the rounding of parameters does not fall with it.
+    assert losses(folder) == pytest.approx(losses(whole), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.wide
