@@ -1,5 +1,6 @@
 """Frozen matrices in four bits (QLoRA): their numbers, their bytes, and runs beside them."""
 
+import doctest
 import functools
 from itertools import pairwise
 
@@ -13,7 +14,8 @@ import meshwright as mw
 from meshwright.config import Layout, check_layout, load_config, overridden
 from meshwright.errors import InputError
 from meshwright.models import dequantised_array, quantised_part
-from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, quantised
+from meshwright.models import quantised as module
+from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
 from meshwright.step import build_step
 
 WIDE = functools.partial(pytest.param, marks=pytest.mark.wide)
@@ -34,7 +36,7 @@ def test_the_sixteen_values_are_quantiles_of_a_normal_distribution():
 @pytest.mark.parametrize("size", [64, 48, 192])
 def test_a_matrix_comes_back_within_half_a_gap_of_its_scale(size):
     matrix = np.random.default_rng(0).normal(0, 0.02, (3, 5, size)).astype(np.float32)
-    codes, scales = quantised(matrix)
+    codes, scales = to_codes(matrix)
     assert codes.dtype == np.uint8
     assert codes.nbytes == matrix.size // 2
     back = dequantised_array(codes, scales)
@@ -43,23 +45,28 @@ def test_a_matrix_comes_back_within_half_a_gap_of_its_scale(size):
     np.testing.assert_array_equal(scales, largest)
     widest = max(high - low for low, high in pairwise(NF4))
     assert (abs(back - matrix).reshape(3, 5, -1, block) <= largest[..., None] * widest / 2 * 1.0001).all()
-    again = quantised(back)
+    again = to_codes(back)
     np.testing.assert_array_equal(dequantised_array(*again), back)
     np.testing.assert_array_equal(
         np.asarray(dequantised(jnp.asarray(codes), jnp.asarray(scales), jnp.float32)), back
     )
-    for mine, theirs in zip(quantised(jnp.asarray(matrix), jnp), (codes, scales), strict=True):
+    for mine, theirs in zip(to_codes(jnp.asarray(matrix), jnp), (codes, scales), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_examples_in_docstrings_hold():
+    found = doctest.testmod(module)
+    assert (found.attempted > 0, found.failed) == (True, 0)
+
+
 def test_a_block_of_zeros_stays_zero():
-    np.testing.assert_array_equal(dequantised_array(*quantised(np.zeros((2, 64), np.float32))), 0)
+    np.testing.assert_array_equal(dequantised_array(*to_codes(np.zeros((2, 64), np.float32))), 0)
 
 
 @pytest.mark.parametrize("size", [192, 96])
 def test_parts_are_those_of_the_whole(size):
     matrix = np.random.default_rng(1).normal(0, 1, (4, size)).astype(np.float32)
-    wholes = dict(zip((CODES, SCALES), quantised(matrix), strict=True))
+    wholes = dict(zip((CODES, SCALES), to_codes(matrix), strict=True))
     asked = []
 
     def read(wanted):
@@ -101,6 +108,7 @@ def whole(tree):
 def test_a_run_is_that_beside_the_same_numbers_in_fp32(remat, mesh):
     config = load_config("bytes-nano", (*NF4_RUN, f"remat={remat}", "precision=fp32"))
     first = jax.tree.map(np.asarray, build_step(config, mesh()).init(np.uint32(0)))
+    assert any(leaf.dtype == np.uint8 for leaf in jax.tree.leaves(first["frozen"])), "nothing is in four bits"
     ended, losses = states_after(config, mesh())
 
     def in_fp32(built):

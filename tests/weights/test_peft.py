@@ -14,7 +14,7 @@ from meshwright.cli import main
 from meshwright.config import load_config
 from meshwright.errors import InputError
 from meshwright.models import Context, dequantised_array, model_of
-from meshwright.models.quantised import quantised
+from meshwright.models.quantised import to_codes
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step, whole_parameters
 
@@ -165,7 +165,7 @@ def test_a_base_in_four_bits_is_read_trained_and_merged(unroll, layout, tokens, 
     # What was added to the base's four bits has the adapters' rank.
     after, before = (each.model.layers[1].self_attn.q_proj.weight.detach().numpy() for each in (read, model))
     blocks = before.T.reshape(128, 4, 32)  # [inputs, heads, head_dim]: a scale for each 32 numbers of a head
-    codes, scales = quantised(blocks)
+    codes, scales = to_codes(blocks)
     rest = dequantised_array(codes, scales).reshape(128, 128).T
     assert np.linalg.matrix_rank(after - rest, tol=1e-4) == 4
 

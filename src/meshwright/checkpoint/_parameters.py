@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..models import CODES, SCALES, dequantised_array
 from ._arrays import whole_array
 from ._folder import Found
 
@@ -19,6 +20,8 @@ HELD = 3  # arrays in host memory at once: queries, keys and values may lie side
 
 class Parameters(Mapping[tuple[str, ...], np.ndarray]):
     """One part of a checkpoint's state by path, layers stacked in front, each array read when asked for.
+
+    A matrix that is held in four bits is read as a whole one, in float32.
 
     Args:
         part: "parameters", or "frozen".
@@ -38,14 +41,22 @@ class Parameters(Mapping[tuple[str, ...], np.ndarray]):
         return self._read(path)
 
     def _whole(self, path: tuple[str, ...]) -> np.ndarray:
-        if not self._unrolled or path[0] not in ("layers", "dense_layers"):
-            return whole_array(self._found, self._arrays["/".join(path)])
-        number = 0
+        codes, scales = ((*path[:-1], f"{path[-1]}{part}") for part in (CODES, SCALES))
+        if self._name(codes, 0) in self._arrays:
+            return dequantised_array(self._whole(codes), self._whole(scales))
+        if not self._in_layers(path):
+            return whole_array(self._found, self._arrays[self._name(path)])
         layers: list[np.ndarray] = []
-        while (name := "/".join((path[0], str(number), *path[1:]))) in self._arrays:
+        while (name := self._name(path, len(layers))) in self._arrays:
             layers.append(whole_array(self._found, self._arrays[name]))
-            number += 1
         return np.stack(layers)
+
+    def _in_layers(self, path: tuple[str, ...]) -> bool:
+        return self._unrolled and path[0] in ("layers", "dense_layers")
+
+    def _name(self, path: tuple[str, ...], layer: int = 0) -> str:
+        """Return the name of an array in the checkpoint: that of one layer if each has arrays of its own."""
+        return "/".join((path[0], str(layer), *path[1:]) if self._in_layers(path) else path)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._arrays)

@@ -22,7 +22,6 @@ import numpy as np
 
 from ..config import LoraConfig, RunConfig, TransformerModel, huggingface_of_model
 from ..errors import InputError
-from ..models import CODES, SCALES, dequantised_array, matrix_of
 from ..weights import Weight, joined_weight, places_of, weights_of, write_file
 from ._arrays import StoredArray
 from ._folder import Found
@@ -77,13 +76,12 @@ class Merged(Mapping[Key, np.ndarray]):
     def __init__(self, found: Found, config: RunConfig) -> None:
         assert isinstance(config.model, TransformerModel), "only transformers have adapters"
         self._base = Parameters(found, "frozen", unrolled=config.model.unroll)
-        self._names = {_without_layer(name) if config.model.unroll else name for name in self._base}
         self._adapters = Parameters(found, "parameters", unrolled=config.model.unroll)
         self._scale = np.float32(config.lora.scale)
         self._adapted = {("layers", *place) for place in config.lora.products(config.model)}
 
     def __getitem__(self, path: Key) -> np.ndarray:
-        weight = self._frozen(path)
+        weight = np.asarray(self._base[path], np.float32)
         if path not in self._adapted:
             return weight
         name = (*path[:-1], f"{path[-1]}{SUFFIX}")
@@ -93,26 +91,11 @@ class Merged(Mapping[Key, np.ndarray]):
         product = first.reshape(layers, -1, first.shape[-1]) @ second.reshape(layers, second.shape[1], -1)
         return weight + self._scale * product.reshape(weight.shape)
 
-    def _frozen(self, path: Key) -> np.ndarray:
-        codes, scales = ((*path[:-1], f"{path[-1]}{part}") for part in (CODES, SCALES))
-        if "/".join(codes) not in self._names:
-            return np.asarray(self._base[path], np.float32)
-        return dequantised_array(self._base[codes], self._base[scales])
-
     def __iter__(self) -> Iterator[Any]:
-        return iter(dict.fromkeys("/".join(matrix_of(tuple(name.split("/")))[0]) for name in self._base))
+        return iter(self._base)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _without_layer(name: str) -> str:
-    """Return an unrolled array's name as the stack of its layers is called.
-
-    >>> _without_layer("layers/3/mlp/up")
-    'layers/mlp/up'
-    """
-    return "/".join(part for part in name.split("/") if not part.isdigit())
+        return len(self._base)
 
 
 def _modules(weights: tuple[Weight, ...], model: TransformerModel, lora: LoraConfig) -> Iterator[_Module]:

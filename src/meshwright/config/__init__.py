@@ -32,7 +32,6 @@ from ._load import preset_about as preset_about
 from ._load import preset_names as preset_names
 from ._load import trainable as trainable
 from ._lora import NF4_BLOCK as NF4_BLOCK
-from ._lora import QUANTISED as QUANTISED
 from ._lora import TARGETS as TARGETS
 from ._lora import LoraConfig as LoraConfig
 from ._model_kind import ModelKind as ModelKind

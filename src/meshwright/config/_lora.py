@@ -30,15 +30,10 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 }
 """Where our parameters have the products that PEFT names so: the group of a block, and the name in it."""
 ALL = "all-linear"
-QUANTISED: Mapping[str, tuple[str, ...]] = {
-    "attention": ("query", "key", "value", "output"),
-    "mlp": ("gate", "up", "down"),
-}
-"""The products that `base = "nf4"` holds in four bits, by their group in a block."""
 NF4_BLOCK = 64
-"""The most numbers that share a scale there (https://arxiv.org/abs/2305.14314, section 3)."""
+"""The most numbers that share a scale with `base = "nf4"` (https://arxiv.org/abs/2305.14314, section 3)."""
 LEAST_NF4_BLOCK = 16
-"""The fewest: with smaller blocks the scales would take more than a third of what is held."""
+"""The fewest: with smaller ones the scales would take more than a third of what is held."""
 
 
 class LoraConfig(Section):

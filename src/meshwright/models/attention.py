@@ -262,7 +262,7 @@ def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) ->
 
     Its gradient takes heads of up to 128 on every generation, up to 256 on Hopper (9.x), and 192 with values
     of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Source:
-    validation of the backward node in NVIDIA's cudnn-frontend 1.24 (scaled_dot_product_flash_attention.h).
+    validation of the backward node in NVIDIA's cudnn-frontend 1.23 (scaled_dot_product_flash_attention.h).
 
     Args:
         context: of the run.

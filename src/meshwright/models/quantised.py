@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
-from ..config import NF4_BLOCK, QUANTISED
-from ._base import Parameter, Tree, is_parameter
+from ..config import NF4_BLOCK, TARGETS
+from ._base import Parameter, Tree
 
 CODES, SCALES = "_codes", "_scales"
 """End the names of the two arrays that hold a matrix."""
@@ -36,6 +36,7 @@ NF4 = (
     0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
+_PRODUCTS = frozenset(TARGETS.values())  # by group and name
 _BORDERS = tuple((low + high) / 2 for low, high in itertools.pairwise(NF4))
 
 
@@ -56,7 +57,7 @@ def quantised_parameters(parameters: Tree) -> Tree:
     """Return the parameters as `quantised_declarations` declares them, from arrays of all of them."""
 
     def both(name: str, matrix: Array) -> dict[str, Array]:
-        codes, scales = quantised(matrix, jnp)
+        codes, scales = to_codes(matrix, jnp)
         return {f"{name}{CODES}": codes, f"{name}{SCALES}": scales}
 
     return _with_products(parameters, both)
@@ -96,18 +97,18 @@ def quantised_part(read: Callable[[slice], np.ndarray], size: int, suffix: str, 
     each = 2 if suffix == CODES else block  # numbers
     first, end, _ = wanted.indices(size // each)
     low, high = first * each // block * block, -(-end * each // block) * block
-    codes, scales = quantised(read(slice(low, high)), block=block)
+    codes, scales = to_codes(read(slice(low, high)), block=block)
     return (codes if suffix == CODES else scales)[..., first - low // each : end - low // each]
 
 
-def quantised(matrix: Any, xp: Any = np, block: int | None = None) -> tuple[Any, Any]:
+def to_codes(matrix: Any, xp: Any = np, block: int | None = None) -> tuple[Any, Any]:
     """Return the codes and the scales of a matrix [..., n], by numpy or another module like it.
 
     `block` is that of the whole matrix, where this is a part.
 
-    >>> codes, scales = quantised(np.array([[0.0, 2.0, -2.0, 1.0] * 4], np.float32))
+    >>> codes, scales = to_codes(np.array([[0.0, 2.0, -2.0, 1.0] * 4], np.float32))
     >>> codes[0, :2], float(scales[0, 0])
-    (array([127,  13], dtype=uint8), 2.0)
+    (array([127,  12], dtype=uint8), 2.0)
     """
     *rest, size = matrix.shape
     blocks = matrix.astype(np.float32).reshape(*rest, -1, block or block_of(size))
@@ -145,18 +146,13 @@ def dequantised(
         return numbers(codes, scales)
 
 
-def _with_products(tree: Tree, both: Callable[[str, Any], dict[str, Any]]) -> Tree:
+def _with_products(tree: Tree, both: Callable[[str, Any], dict[str, Any]], group: str = "") -> Tree:
     """Return a tree in which each matrix of a block's products is two leaves, made by `both`."""
     if isinstance(tree, list):
         return [_with_products(each, both) for each in tree]
-    if not isinstance(tree, dict) or is_parameter(tree):
+    if not isinstance(tree, dict):
         return tree
     made: dict[str, Any] = {}
     for name, below in tree.items():
-        if name in QUANTISED and isinstance(below, dict):
-            made[name] = {}
-            for inner, leaf in below.items():
-                made[name] |= both(inner, leaf) if inner in QUANTISED[name] else {inner: leaf}
-        else:
-            made[name] = _with_products(below, both)
+        made |= both(name, below) if (group, name) in _PRODUCTS else {name: _with_products(below, both, name)}
     return made

@@ -109,28 +109,26 @@ class FirstWeights:
 
     def _array(self, path: tuple[str, ...], leaf: Any, shapes: dict[Any, tuple[int, ...]]) -> jax.Array:
         matrix, held = matrix_of(path)
+        in_layer = self._unrolled and path[0] in BLOCKS
+        name = (path[0], *matrix[2:]) if in_layer else matrix
 
         def read(wanted: tuple[slice, ...]) -> np.ndarray:
-            if not self._unrolled or path[0] not in BLOCKS:
-                return part_of(self._weights, shapes, self._files.read, matrix, wanted)
+            if not in_layer:
+                return part_of(self._weights, shapes, self._files.read, name, wanted)
             layer = int(path[1])
-            stacked, in_layer = (path[0], *matrix[2:]), (slice(layer, layer + 1), *wanted)
-            return part_of(self._weights, shapes, self._files.read, stacked, in_layer)[0]
+            return part_of(self._weights, shapes, self._files.read, name, (slice(layer, layer + 1), *wanted))[
+                0
+            ]
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
             if not held:
                 return np.ascontiguousarray(read(wanted), leaf.dtype)
             *rest, last = wanted
-            size = leaf.shape[-1] * 2 if held == CODES else shapes[_in_stack(matrix, self._unrolled)][-1]
-            found = quantised_part(lambda numbers: read((*rest, numbers)), size, held, last)
+            found = quantised_part(lambda numbers: read((*rest, numbers)), shapes[name][-1], held, last)
             return np.ascontiguousarray(found, leaf.dtype)
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
-
-
-def _in_stack(path: tuple[str, ...], unrolled: bool) -> tuple[str, ...]:
-    return (path[0], *path[2:]) if unrolled and path[0] in BLOCKS else path
 
 
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:
