@@ -285,6 +285,12 @@ OPTIONS = {
         spellings=(("xla_gpu_experimental_use_collective_kernels", ""),),  # 0.11 and 0.12
         without="",
     ),
+    # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned ones
+    # with prologues and epilogues that a card would not run (docs/adr/0010).
+    "products by cuBLAS": CompilerOption(
+        spellings=(("xla_gpu_enable_triton_gemm", False),),
+        without="matrix products are Triton kernels that the compiler did not tune",
+    ),
     # Make repeated runs on one machine bitwise equal. The compiler replaces or refuses scatters, reductions
     # and library kernels that add in no fixed order, and it chooses no kernel by timing.
     "no operation of undefined order": CompilerOption(
@@ -296,6 +302,7 @@ OPTIONS = {
         without="the compiler may choose kernels whose results differ between runs",
     ),
 }
+PRODUCTS = ("products by cuBLAS",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
 DETERMINISM = ("no operation of undefined order", "deterministic operations")
 REFUSALS = ("No such compile option", "While setting option")
@@ -313,7 +320,7 @@ def requested_options(platform: str, num_devices: int, deterministic: bool = Fal
     """
     if platform != "cuda":
         return ()
-    return (*(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
+    return (*PRODUCTS, *(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
 
 
 def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOptions:

@@ -82,7 +82,7 @@ def _chunk_loss(
 ) -> tuple[Array, Array, Array, Array]:
     """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
     _, gaps, cap = how
-    logits = capped(jnp.einsum("bse,ve->bsv", x, head, preferred_element_type=jnp.float32), cap)
+    logits = capped(jnp.einsum("bse,ve->bsv", x, head).astype(jnp.float32), cap)
     first = jax.lax.axis_index(vocab) * logits.shape[-1] if vocab else 0
     is_target = (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
     chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)

@@ -34,6 +34,7 @@ from .experts import NAME as EXPERT_NAME
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
+from .norms import STATISTICS, normalised
 from .quantised import CODES, SCALES, dequantised
 from .rotary import frequencies, rotated, score_factor
 
@@ -95,6 +96,8 @@ def _backward(
 fp8_product.defvjp(_forward, _backward)
 
 
+MOST_UNROLLED = 16
+PRODUCT, AFTER_ATTENTION = "product", "after_attention"
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
 BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
 
@@ -131,11 +134,13 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
         )
         return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
     both, named = policies.save_from_both_policies, policies.save_only_these_names
-    dots = both(policies.dots_with_no_batch_dims_saveable, named(EXPERT_NAME))
+    dots = both(policies.dots_with_no_batch_dims_saveable, named(EXPERT_NAME, STATISTICS))
     policy = {
         "none": _saves_all_but_gathered,
         "dots": dots,
-        "dots-attention": both(dots, both(named(ATTENTION_NAME), _saves_attention)),
+        "dots-attention": both(
+            named(PRODUCT, AFTER_ATTENTION, ATTENTION_NAME, STATISTICS, EXPERT_NAME), _saves_attention
+        ),
         "full": policies.nothing_saveable,
     }[context.remat]
     return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
@@ -329,7 +334,8 @@ class Transformer(Model):
                 return _one_by_one(blocks(scanned=False), x, list(zip(layers, indices, strict=True)))
             size = len(self.config.windows)
             if size == 1:
-                return jax.lax.scan(blocks(scanned=True)[0], x, (layers, indices))
+                times = num_layers if context.platform == "cuda" and num_layers <= MOST_UNROLLED else 1
+                return jax.lax.scan(blocks(scanned=times == 1)[0], x, (layers, indices), unroll=times)
             whole = num_layers // size * size
 
             def group(x: Array, layers: Tree) -> tuple[Array, Balance | None]:
@@ -449,6 +455,7 @@ class Transformer(Model):
             out = self._project(out, layer, "attention", "output", context)
             out = self._normed(out, layer, "attention_out_norm", context)
             entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
+            x = checkpoint_name(x, AFTER_ATTENTION)
         with jax.named_scope("mlp_block"):
             h = self._normed(entered if c.parallel else x, layer, "mlp_norm", context)
             if "experts" not in layer:
@@ -488,7 +495,7 @@ class Transformer(Model):
         if self.config.mlp == "gated":
             up = activation(self._project(h, layer, "mlp", "gate", context)) * up
         else:
-            up = activation(up)
+            up = checkpoint_name(activation(up), PRODUCT)
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
@@ -514,22 +521,18 @@ class Transformer(Model):
             if f"{name}_bias" in layer[group]:
                 bias = context.gather(layer[group][f"{name}_bias"], *outputs)
                 y = y + bias.reshape(1, 1, *bias.shape)
-            return y
+            return y if outputs == ("embed",) else checkpoint_name(y, PRODUCT)
 
     def _norm(self, x: Array, group: Tree, context: Context, splits: bool = False) -> Array:
         """Apply RMSNorm or LayerNorm in float32, sharded by position.
 
         The result is gathered for the matmuls; with `splits` it stays sharded as a residual.
         """
-        wide = x.astype(jnp.float32)
-        if self.config.norm == "layer":
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        wide = wide * context.gather(group["scale"], "embed", wide=True)[None, None]
-        if "bias" in group:
-            wide = wide + context.gather(group["bias"], "embed", wide=True)[None, None]
-        normed = context.pin(wide.astype(context.dtype), *RESIDUAL)  # otherwise float32 would cross `tensor`
+        c = self.config
+        scale = context.gather(group["scale"], "embed", wide=True)
+        bias = context.gather(group["bias"], "embed", wide=True) if "bias" in group else None
+        y = normalised(x, scale, bias, c.norm == "layer", c.norm_epsilon, context.dtype)
+        normed = context.pin(y, *RESIDUAL)  # in the compute format: float32 would cross `tensor`
         return normed if splits else context.pin(normed, "batch", "sequence", "embed")
 
     def _normed(self, x: Array, layer: Tree, name: str, context: Context) -> Array:
