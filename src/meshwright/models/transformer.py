@@ -48,16 +48,19 @@ def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
     A non-finite number makes the scale non-finite, and with it the whole product.
     """
     most = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    scale = jnp.where(most == 0, 1.0, most / float(jnp.finfo(dtype).max))
-    return (x.astype(jnp.float32) / scale).astype(dtype), scale
+    least = jnp.where(most == 0, 1.0, most / float(jnp.finfo(dtype).max))
+    scale = jnp.exp2(jnp.ceil(jnp.log2(least)))
+    return (x * (1 / scale).astype(x.dtype)).astype(dtype), scale
 
 
 def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
     (x8, x_scale), (y8, y_scale) = x, y
     if on_cpu:  # CPUs lack fp8 products: multiply the same numbers in float32
         x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
-    exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
-    return (exact * (x_scale * y_scale)).astype(dtype)
+        exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
+        return (exact * (x_scale * y_scale)).astype(dtype)
+    wide = (x8.astype(dtype) * x_scale.astype(dtype), y8.astype(dtype) * y_scale.astype(dtype))
+    return jax.lax.dot_general(*wide, (contracted, ((), ())), preferred_element_type=dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
