@@ -286,7 +286,7 @@ OPTIONS = {
         without="",
     ),
     # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned ones
-    # with prologues and epilogues that a card would not run (docs/adr/0010).
+    # with prologues and epilogues that a card would not run (docs/adr/0011).
     "products by cuBLAS": CompilerOption(
         spellings=(("xla_gpu_enable_triton_gemm", False),),
         without="matrix products are Triton kernels that the compiler did not tune",

@@ -49,8 +49,8 @@ def _forward(
     mean = jnp.mean(wide, axis=-1, keepdims=True) if centred else jnp.zeros((), jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(wide - mean), axis=-1, keepdims=True) + epsilon)
     mean, inverse = (checkpoint_name(each, STATISTICS) for each in (mean, inverse))
-    y = (wide - mean) * inverse * scale
-    y = y if bias is None else y + bias
+    y = (wide - mean) * inverse * _row(scale, x.ndim)
+    y = y if bias is None else y + _row(bias, x.ndim)
     return y.astype(dtype), (x, scale, bias, mean, inverse)
 
 
@@ -61,11 +61,15 @@ def _backward(
     tokens = tuple(range(x.ndim - 1))
     wide = d_out.astype(jnp.float32)
     y = (x.astype(jnp.float32) - mean) * inverse
-    d_y = wide * scale
+    d_y = wide * _row(scale, x.ndim)
     d_x = d_y - y * jnp.mean(d_y * y, axis=-1, keepdims=True)
     d_x = d_x - jnp.mean(d_y, axis=-1, keepdims=True) if centred else d_x
     d_bias = None if bias is None else jnp.sum(wide, axis=tokens)
     return (d_x * inverse).astype(x.dtype), jnp.sum(wide * y, axis=tokens), d_bias
+
+
+def _row(vector: Array, rank: int) -> Array:
+    return vector.reshape((1,) * (rank - 1) + vector.shape)
 
 
 normalised.defvjp(_forward, _backward)
