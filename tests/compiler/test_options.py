@@ -14,16 +14,18 @@ def identity():
 
 
 def test_programs_that_communicate_ask_to_hide_it():
-    assert requested_options("cuda", 8) == ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
-    assert requested_options("cuda", 1) == ()
+    over_links = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
+    assert requested_options("cuda", 8) == ("products by cuBLAS", *over_links)
+    assert requested_options("cuda", 1) == ("products by cuBLAS",)
+    assert requested_options("cuda", 1, eight_bits=True) == ("products by cuBLAS", "products apart")
     assert requested_options("cpu", 8) == requested_options("tpu", 8) == ()
 
 
 def test_a_deterministic_program_asks_for_no_operation_that_adds_in_undefined_order(identity):
     asked = accepted_options(requested_options("cuda", 1, deterministic=True), identity).options
     assert asked["xla_gpu_exclude_nondeterministic_ops"] is True
-    assert set(requested_options("cuda", 8, True)) > set(requested_options("cuda", 8))
-    assert requested_options("cpu", 8, True) == ()
+    assert set(requested_options("cuda", 8, deterministic=True)) > set(requested_options("cuda", 8))
+    assert requested_options("cpu", 8, deterministic=True) == ()
 
 
 def test_the_installed_compiler_takes_every_option_that_it_is_said_to_accept(identity):

@@ -546,7 +546,12 @@ def request_of(
         topology=topology,
         num_devices=fleet.num_devices,
         mesh_axes=layout.axes,
-        options=requested_options(platform, fleet.num_devices, ours and config.deterministic),
+        options=requested_options(
+            platform,
+            fleet.num_devices,
+            deterministic=ours and config.deterministic,
+            eight_bits=ours and config.precision == "fp8",
+        ),
         config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),

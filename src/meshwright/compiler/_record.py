@@ -285,11 +285,16 @@ OPTIONS = {
         spellings=(("xla_gpu_experimental_use_collective_kernels", ""),),  # 0.11 and 0.12
         without="",
     ),
-    # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned ones
-    # with prologues and epilogues that a card would not run (docs/adr/0011).
+    # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned
+    # ones, with prologues and epilogues that a card would not run (docs/adr/0011).
     "products by cuBLAS": CompilerOption(
         spellings=(("xla_gpu_enable_triton_gemm", False),),
         without="matrix products are Triton kernels that the compiler did not tune",
+    ),
+    # XLA would join small products that share an operand, in 16 bits, and so undo their eight bits.
+    "products apart": CompilerOption(
+        spellings=(("xla_gpu_dot_merger_threshold_mb", "0"),),
+        without="small products that share an operand run in 16 bits",
     ),
     # Make repeated runs on one machine bitwise equal. The compiler replaces or refuses scatters, reductions
     # and library kernels that add in no fixed order, and it chooses no kernel by timing.
@@ -303,24 +308,28 @@ OPTIONS = {
     ),
 }
 PRODUCTS = ("products by cuBLAS",)
+EIGHT_BITS = ("products apart",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
 DETERMINISM = ("no operation of undefined order", "deterministic operations")
 REFUSALS = ("No such compile option", "While setting option")
 
 
-def requested_options(platform: str, num_devices: int, deterministic: bool = False) -> tuple[str, ...]:
+def requested_options(
+    platform: str, num_devices: int, *, deterministic: bool = False, eight_bits: bool = False
+) -> tuple[str, ...]:
     """Return the purposes to request from the compiler, as keys of `OPTIONS`, for weighing and for running.
 
     A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
 
     >>> requested_options("cuda", 8)
-    ('latency hiding', 'pipelined all-reduces', 'all-reduces by NCCL')
+    ('products by cuBLAS', 'latency hiding', 'pipelined all-reduces', 'all-reduces by NCCL')
     >>> requested_options("cpu", 8)
     ()
     """
     if platform != "cuda":
         return ()
-    return (*PRODUCTS, *(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
+    products = (*PRODUCTS, *(EIGHT_BITS if eight_bits else ()))
+    return (*products, *(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
 
 
 def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOptions:

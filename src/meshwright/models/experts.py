@@ -246,7 +246,7 @@ def _on_one_device(
     with jax.named_scope("router"):
         router = _whole(layer["router"], dims["router"], context)
         wide = tokens.astype(jnp.float32)
-        logits = jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST)
+        logits = checkpoint_name(jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST), NAME)
         chosen, weights = route(logits, config, layer.get("router_bias"))
         places = places_of(chosen, capacity)
         balance = _balance(_probabilities(logits, config), chosen, places, context)

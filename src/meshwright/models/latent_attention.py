@@ -16,13 +16,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..config import TransformerModel
 from ._base import Context, Parameter
 from .attention import HEADS, KV_HEADS
+from .norms import normalised
 from .rotary import frequencies, rotated
 
 NORM_EPSILON = 1e-6  # of the latents' norms: DeepSeek's code fixes it, whatever its configuration says
@@ -86,10 +86,8 @@ def latent_projections(
     kept = c.head_dim - turned
 
     def normed(x: Array, name: str) -> Array:
-        wide = x.astype(jnp.float32)
-        variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         scale = context.gather(layer[name], "rank", wide=True)
-        return (wide * jax.lax.rsqrt(variance + NORM_EPSILON) * scale[None, None]).astype(x.dtype)
+        return normalised(x, scale, None, False, NORM_EPSILON, x.dtype)
 
     from_residual = c.query_rank is None
     query = project(h if from_residual else normed(project(h, "query_down"), "query_down_norm"), "query")

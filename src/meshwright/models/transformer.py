@@ -1,15 +1,9 @@
 """Define the decoder-only Transformer: GPT-2 to Llama 3 by configuration.
 
-Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; `unroll` keeps them
-separate, which is faster on a CPU. Between blocks, `tensor` shards the residual by position; inside a block,
-it shards heads and hidden units. `rematerialised` applies the policy that says which values of a block are
-saved for the backward pass and which are recomputed.
-
-Products in eight bits (fp8): E4M3 forward, E5M2 for gradients (Micikevicius et al. 2022,
-https://arxiv.org/abs/2209.05433). A tensor is divided by its scale, (its largest magnitude / the format's
-largest number), and rounded to the format. The product is summed in float32 and multiplied by both scales.
-This is "current scaling" (https://docs.nvidia.com/deeplearning/transformer-engine): no history is kept. The
-eight-bit tensors are saved for the backward pass.
+Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; on GPUs few blocks
+are unrolled, and `unroll` keeps their parameters separate too, which is faster on a CPU. Between blocks,
+`tensor` shards the residual by position; inside a block, it shards heads and hidden units. What a block saves
+for the backward pass is named here and chosen in `rematerialisation`.
 """
 
 from __future__ import annotations
@@ -28,126 +22,19 @@ from ..config import LoraConfig, TransformerModel
 from ..sharding import axis_size, gather, look_up, num_shards, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
-from .attention import NAME as ATTENTION_NAME
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
-from .experts import NAME as EXPERT_NAME
+from .eight_bits import fp8_product
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
-from .norms import STATISTICS, normalised
+from .norms import normalised
 from .quantised import CODES, SCALES, dequantised
+from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerialised
 from .rotary import frequencies, rotated, score_factor
 
-FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
-Quantised = tuple[Array, Array]  # values in eight bits, and their scale, a float32 scalar
-
-
-def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
-    """Quantise `x` to eight bits; return it with its scale, which is 1 for a tensor of zeros.
-
-    A non-finite number makes the scale non-finite, and with it the whole product.
-    """
-    most = jnp.max(jnp.abs(x)).astype(jnp.float32)
-    least = jnp.where(most == 0, 1.0, most / float(jnp.finfo(dtype).max))
-    scale = jnp.exp2(jnp.ceil(jnp.log2(least)))
-    return (x * (1 / scale).astype(x.dtype)).astype(dtype), scale
-
-
-def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
-    (x8, x_scale), (y8, y_scale) = x, y
-    if on_cpu:  # CPUs lack fp8 products: multiply the same numbers in float32
-        x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
-        exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
-        return (exact * (x_scale * y_scale)).astype(dtype)
-    wide = (x8.astype(dtype) * x_scale.astype(dtype), y8.astype(dtype) * y_scale.astype(dtype))
-    return jax.lax.dot_general(*wide, (contracted, ((), ())), preferred_element_type=dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def fp8_product(x: Array, weight: Array, num_contracted: int, on_cpu: bool = False) -> Array:
-    """Contract the last `num_contracted` dims of `x` with the first of `weight`, in eight bits.
-
-    Args:
-        x: its format is also that of the result and of the gradients.
-        on_cpu: multiply the rounded numbers in float32.
-    """
-    return _forward(x, weight, num_contracted, on_cpu)[0]
-
-
-def _forward(
-    x: Array, weight: Array, num_contracted: int, on_cpu: bool
-) -> tuple[Array, tuple[Quantised, Quantised]]:
-    saved = quantised(x, FORWARD), quantised(weight, FORWARD)
-    contracted = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(num_contracted)))
-    return _product(*saved, contracted, x.dtype, on_cpu), saved
-
-
-def _backward(
-    num_contracted: int, on_cpu: bool, saved: tuple[Quantised, Quantised], gradient: Array
-) -> tuple[Array, Array]:
-    x, weight = saved
-    narrow = quantised(gradient, BACKWARD)
-    num_rows = x[0].ndim - num_contracted
-    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(num_contracted, weight[0].ndim))
-    rows = (tuple(range(num_rows)),) * 2
-    return (
-        _product(narrow, weight, outputs, gradient.dtype, on_cpu),
-        _product(x, narrow, rows, gradient.dtype, on_cpu),
-    )
-
-
-fp8_product.defvjp(_forward, _backward)
-
-
 MOST_UNROLLED = 16
-PRODUCT, AFTER_ATTENTION = "product", "after_attention"
-SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
-BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
-
-
-def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
-    # cuDNN's forward call. If its output and log-sum-exp were not saved, all of attention would run again.
-    return primitive.name == "dot_product_attention_fwd_wrapper"
-
-
-def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
-    # A saved gathered weight would stay in memory until the backward pass uses it. Repeating casts and
-    # gathers costs no arithmetic; every matmul is saved.
-    if any(getattr(operand, "dtype", None) == jnp.uint8 for operand in operands):
-        return False  # a matrix that is held in four bits
-    if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
-        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
-    if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
-        return False  # attention's blocks have their own checkpoint, and jax applies this policy to it too
-    return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
-
-
-def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
-    """Wrap `block` in the run's rematerialisation policy."""
-    if context.remat == "none" and num_shards(context.mesh) == 1:
-        return block
-    policies = jax.checkpoint_policies
-    if context.offloads:
-        assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
-        offloaded = policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[],
-            names_which_can_be_offloaded=[BLOCK_INPUT],
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
-        return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
-    both, named = policies.save_from_both_policies, policies.save_only_these_names
-    dots = both(policies.dots_with_no_batch_dims_saveable, named(EXPERT_NAME, STATISTICS))
-    policy = {
-        "none": _saves_all_but_gathered,
-        "dots": dots,
-        "dots-attention": both(
-            named(PRODUCT, AFTER_ATTENTION, ATTENTION_NAME, STATISTICS, EXPERT_NAME), _saves_attention
-        ),
-        "full": policies.nothing_saveable,
-    }[context.remat]
-    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
-
+"""Stacks of at most as many layers are unrolled on GPUs. What a loop keeps for its backward pass is copied to
+a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -524,7 +411,9 @@ class Transformer(Model):
             if f"{name}_bias" in layer[group]:
                 bias = context.gather(layer[group][f"{name}_bias"], *outputs)
                 y = y + bias.reshape(1, 1, *bias.shape)
-            return y if outputs == ("embed",) else checkpoint_name(y, PRODUCT)
+            # The residual after a product of this width is saved in its place, unless a norm lies between.
+            is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
+            return checkpoint_name(y, PRODUCT) if is_read else y
 
     def _norm(self, x: Array, group: Tree, context: Context, splits: bool = False) -> Array:
         """Apply RMSNorm or LayerNorm in float32, sharded by position.
@@ -550,11 +439,9 @@ class Transformer(Model):
         Over the numbers of each head, or of all heads together.
         """
         dims = self.block["attention"][f"{name}_norm"].dims
-        wide = x.astype(jnp.float32)
-        variance = jnp.mean(jnp.square(wide), axis=tuple(range(-len(dims), 0)), keepdims=True)
-        wide = wide * jax.lax.rsqrt(variance + self.config.norm_epsilon)
-        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True)
-        return (wide * scale.reshape(1, 1, -1, scale.shape[-1])).astype(x.dtype)
+        scale = context.gather(layer["attention"][f"{name}_norm"], *dims, wide=True).reshape(-1)
+        rows = x.reshape(*x.shape[:2], -1, scale.size)
+        return normalised(rows, scale, None, False, self.config.norm_epsilon, x.dtype).reshape(x.shape)
 
     def _dropout(self, x: Array, context: Context, place: Array | int) -> Array:
         """Zero a share of `x` and scale up the rest; each use and layer has its own random key (`place`)."""

@@ -60,7 +60,9 @@ class Programs:
 def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
     """Compile a run's programs, the step as the worker compiles it: same builder, platform and options."""
     built = build_step(config, mesh)
-    requested = requested_options(platform, mesh.size, config.deterministic)
+    requested = requested_options(
+        platform, mesh.size, deterministic=config.deterministic, eight_bits=config.precision == "fp8"
+    )
     options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
     started = time.monotonic()
     lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]

@@ -1,0 +1,80 @@
+"""Choose what a block saves for its backward pass; the rest is computed again (rematerialisation).
+
+The blocks of a transformer name what is worth saving: the results of matrix products (`PRODUCT`), the
+residual after attention, attention's output, the statistics of norms, and experts' buffers. What lies between
+(norms, biases, gates, rotations) is cheap, and the backward pass computes it again inside the kernels that
+read it. Nothing in float32 is saved by accident. An activation without a gate is saved beside its input, for
+the next product's gradient reads it.
+
+| policy | saves | known elsewhere as |
+|---|---|---|
+| `none` | everything but gathered weights | no recomputation |
+| `dots-attention` | every product and attention | |
+| `dots` | every product; attention runs again | JAX's `dots_with_no_batch_dims_saveable` |
+| `full` | the block's input | "full" in Megatron-LM and torchtitan |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..sharding import num_shards
+from ._base import Context
+from .attention import NAME as ATTENTION
+from .experts import NAME as EXPERTS
+from .norms import STATISTICS
+
+BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
+PRODUCT, AFTER_ATTENTION = "product", "after_attention"
+SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
+
+
+def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
+    """Wrap `block` in the run's rematerialisation policy.
+
+    Args:
+        scanned: the block runs in a loop. Otherwise a barrier keeps the compiler from merging what is
+            computed again with what was computed before, which would keep it in memory.
+    """
+    if context.remat == "none" and num_shards(context.mesh) == 1:
+        return block
+    policies = jax.checkpoint_policies
+    if context.offloads:
+        assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
+        offloaded = policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[],
+            names_which_can_be_offloaded=[BLOCK_INPUT],
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
+        return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
+    both, named = policies.save_from_both_policies, policies.save_only_these_names
+    policy = {
+        "none": _saves_all_but_gathered,
+        "dots": both(policies.dots_with_no_batch_dims_saveable, named(EXPERTS, STATISTICS)),
+        "dots-attention": both(
+            named(PRODUCT, AFTER_ATTENTION, ATTENTION, EXPERTS, STATISTICS), _saves_attention
+        ),
+        "full": policies.nothing_saveable,
+    }[context.remat]
+    return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
+
+
+def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    # cuDNN's forward call. If its output and log-sum-exp were not saved, all of attention would run again.
+    return primitive.name == "dot_product_attention_fwd_wrapper"
+
+
+def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
+    # A saved gathered weight would stay in memory until the backward pass uses it. Repeating casts and
+    # gathers costs no arithmetic; every matmul is saved.
+    if any(getattr(operand, "dtype", None) == jnp.uint8 for operand in operands):
+        return False  # a matrix that is held in four bits
+    if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
+        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
+    if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
+        return False  # attention's blocks have their own checkpoint, and jax applies this policy to it too
+    return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
