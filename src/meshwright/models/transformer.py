@@ -32,7 +32,7 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerialised
 from .rotary import frequencies, rotated, score_factor
 
-MOST_UNROLLED = 16
+MOST_UNROLLED = 32
 """Stacks of at most as many layers are unrolled on GPUs. What a loop keeps for its backward pass is copied to
 a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
 

@@ -105,12 +105,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
             parameters = with_adapters(frozen, parameters)
         return model.loss(parameters, model_state, microbatch, context_of(key))
 
-    def gathered(parameters: Tree) -> Tree:
-        dtype = grads.FORMATS[config.precision]
-        return whole_over_replicas(parameters, declared, mesh, dtype) if config.zero1 else parameters
-
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
-        parameters = gathered(parameters)
+        parameters = _as_computed(config, declared, mesh, parameters, batch)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
         return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
@@ -118,7 +114,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
         # A model with state computes statistics over the whole batch, so it must see all replicas at once.
         sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
-        used = {**state, "parameters": gathered(state["parameters"])}
+        used = {**state, "parameters": _as_computed(config, declared, mesh, state["parameters"], batch)}
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
         if pipeline is not None:
             return pipeline.scaled_gradients(used, batch, key)
@@ -136,6 +132,27 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         state=state,
         batch=batch,
     )
+
+
+def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree, batch: Tree) -> Tree:
+    """Return the parameters as all microbatches of a batch use them.
+
+    With ZeRO-1 they are gathered over `data`. Otherwise the matrices of stacked layers are cast to the compute
+    format, unless there is one microbatch, which casts them itself. Tables stay in float32, in which the loss
+    adds up their gradients.
+    """
+    dtype = grads.FORMATS[config.precision]
+    if config.zero1:
+        return whole_over_replicas(parameters, declared, mesh, dtype)
+    if config.lora.rank is not None or jax.tree.leaves(batch)[0].shape[0] == 1:
+        return parameters
+
+    def one(declared: Parameter, x: Array) -> Array:
+        return (
+            x.astype(dtype) if "layers" in declared.dims and is_matrix(declared) and not declared.wide else x
+        )
+
+    return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
 def whole_parameters(state: Tree) -> Tree:
