@@ -32,7 +32,7 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerialised
 from .rotary import frequencies, rotated, score_factor
 
-MOST_UNROLLED = 32
+MOST_UNROLLED = 16
 """Stacks of at most as many layers are unrolled on GPUs. What a loop keeps for its backward pass is copied to
 a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
 
@@ -224,7 +224,7 @@ class Transformer(Model):
                 return _one_by_one(blocks(scanned=False), x, list(zip(layers, indices, strict=True)))
             size = len(self.config.windows)
             if size == 1:
-                times = num_layers if context.platform == "cuda" and num_layers <= MOST_UNROLLED else 1
+                times = num_layers if self._is_unrolled(num_layers, context) else 1
                 return jax.lax.scan(blocks(scanned=times == 1)[0], x, (layers, indices), unroll=times)
             whole = num_layers // size * size
 
@@ -242,6 +242,15 @@ class Transformer(Model):
                 x, more = _one_by_one(blocks(scanned=False), x, rest)
                 balance = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), balance, more)
             return x, balance
+
+    def _is_unrolled(self, num_layers: int, context: Context) -> bool:
+        """Return whether a loop over stacked layers is written out, as few of them are on a GPU.
+
+        It is not where a block saves its input alone, which is little to copy, nor with experts, whose many
+        operations compile slowly.
+        """
+        few = context.platform == "cuda" and num_layers <= MOST_UNROLLED
+        return few and context.remat != "full" and self.config.num_experts is None
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """Return the output matrix, gathered for use; the embedding if they are tied."""

@@ -137,9 +137,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data`. Otherwise the matrices of stacked layers are cast to the compute
-    format, unless there is one microbatch, which casts them itself. Tables stay in float32, in which the loss
-    adds up their gradients.
+    With ZeRO-1 they are gathered over `data`. Otherwise the matrices of stacked layers are cast to the
+    compute format, unless there is one microbatch, which casts them itself. Tables stay in float32, in which
+    the loss adds up their gradients.
     """
     dtype = grads.FORMATS[config.precision]
     if config.zero1:
@@ -148,9 +148,8 @@ def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree
         return parameters
 
     def one(declared: Parameter, x: Array) -> Array:
-        return (
-            x.astype(dtype) if "layers" in declared.dims and is_matrix(declared) and not declared.wide else x
-        )
+        is_cast = "layers" in declared.dims and is_matrix(declared) and not declared.wide
+        return x.astype(dtype) if is_cast else x
 
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
