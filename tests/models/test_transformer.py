@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import meshwright as mw
+from meshwright.compiler import read_text
 from meshwright.config import TransformerModel
 from meshwright.models import Parameter, initial_parameters
-from meshwright.models.transformer import BLOCK_INPUT, Transformer, rematerialised
+from meshwright.models.rematerialisation import BLOCK_INPUT, rematerialised
+from meshwright.models.transformer import Transformer
 
 # The Transformer against a plain one, written out here: no scan, no blocks, no chunks, no mesh.
 
@@ -283,3 +286,28 @@ def test_a_blocks_input_waits_in_host_memory_and_comes_back(context):
     offloaded = gradient_of(context, remat="full", offloads=True)
     assert offloaded.count("dot_general") == 3
     assert offloaded.count("device_put") == 2
+
+
+@pytest.mark.parametrize(
+    "kind", ["model.norm_place=both", pytest.param("model.norm_place=after", marks=pytest.mark.wide)]
+)
+def test_the_default_policy_computes_no_product_again_wherever_norms_stand(kind):
+    plain, other = (
+        mw.weigh("bytes-nano", on="1xH100", overrides=over).ledger.flops for over in ((), (kind,))
+    )
+    assert other.recomputed == plain.recomputed  # attention's scores, which blocks compute again
+    assert other.executed == plain.executed
+
+
+def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
+    """By the program: a loop's layers appear once in it, so its products do not grow with their number."""
+
+    def products(num_layers: int) -> int:
+        small = (f"model.num_layers={num_layers}", "batch.sequences=1", "batch.microbatch_sequences=1")
+        found = mw.weigh("bytes-nano", on="1xH100", overrides=(*small, "data.source=synthetic"))
+        return read_text(found.folder, "program.hlo.txt").count('custom_call_target="__cublas')
+
+    two, three, many = products(2), products(3), products(17)
+    each = three - two
+    assert each >= 7 * 3 - 4  # seven matrices, forward and two backward; joined where they share an operand
+    assert many < two + each
