@@ -184,7 +184,7 @@ def test_the_ledger_shows_what_is_frozen_and_moments_of_adapters_alone():
 
 
 def test_a_plan_ranks_layouts_of_a_run_with_adapters():
-    plan = mw.plan("llama3-8b", on="2xH100", budget_seconds=20, overrides=["lora.rank=16"])
+    plan = mw.plan("llama3-8b", on="2xH100", budget_seconds=4, overrides=["lora.rank=16"])
     assert plan.winner is not None
     full = mw.weigh("llama3-8b", on="2xH100", overrides=plan.winner.overrides)
     held, moments = 8_030_261_248 / 2, 2 * 4  # parameters of one device; bytes of their moments
