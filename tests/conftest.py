@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
@@ -94,6 +94,18 @@ def forked_workers() -> Iterator[None]:
 
     with warm_workers():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Take back the variables that training and imports set: with others, no compile worker is a fork."""
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @pytest.fixture
