@@ -7,12 +7,16 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
 # a process of its own that is given another platform.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# LLVM then takes half the time or less, here and in the processes that tests start. What is weighed (the
+# program, its buffers, its fingerprint) is decided before LLVM and stays the same for every target. Loops on
+# the CPU are slower, and their rounding is no different in kind.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # A cold cache each session: else a test could pass on what an older source left behind. The processes that
 # pytest-xdist starts share the one of the process that started them.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
@@ -33,6 +37,10 @@ settings.register_profile("any machine", deadline=None)  # a busy machine is no 
 settings.load_profile("any machine")
 jax.config.update("jax_num_cpu_devices", 8)  # layouts are tested without accelerators
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# A step that several tests compile is compiled once in a session, by whichever worker comes first. Small
+# programs are left out: jax's key omits the names inside a program, and tests compare those.
+jax.config.update("jax_compilation_cache_dir", os.environ["MESHWRIGHT_CACHE_DIR"] + "/executables/tests")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 # Checks every annotation of the modules that hold arrays. Not pytest's `--jaxtyping-packages`: that option
 # cannot take several packages and a type checker with arguments.
@@ -44,19 +52,16 @@ install_import_hook(
 )
 
 
-# Folders and files whose programs run a few times.
-RUN_ONCE = ("models", "sharding", "step", "test_optimizers", "test_layouts")
+# Files that train for so many steps that slow loops would cost more than LLVM does.
+RUN_LONG = ("test_digits", "test_images")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """There the compiler takes half the time, and rounding is no different in kind."""
-    jax.config.update(
-        "jax_disable_most_optimizations",
-        not {request.path.parent.name, request.path.stem}.isdisjoint(RUN_ONCE),
-    )
+def optimised_where_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let LLVM optimise what the files of `RUN_LONG` compile."""
+    jax.config.update("jax_disable_most_optimizations", request.path.stem not in RUN_LONG)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 # The files that take longest, first: else one worker would end with one of them while the others are idle.
@@ -64,15 +69,26 @@ LONGEST = (
     "test_oracle_traffic",
     "test_pipeline",
     "test_processes",
+    "test_digits",
+    "test_plan",
+    "test_huggingface",
+    "test_peft",
     "test_optimizers",
     "test_layouts",
+    "test_lora",
+    "test_train",
     "test_sweep",
+    "test_survival",
     "test_small_models",
+    "test_quantised",
+    "test_images",
     "test_oracle_memory",
     "test_oracle_flops",
     "test_experts",
     "test_build",
     "test_packed",
+    "test_live",
+    "test_api",
     "test_ring",
 )
 
@@ -89,6 +105,18 @@ def forked_workers() -> Iterator[None]:
 
     with warm_workers():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Take back the variables that training and imports set: with others, no compile worker is a fork."""
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ MATRIX = {"matrix": DECLARED["matrix"]}
 NUM_STEPS, RATE = 10, 0.01
 
 
-@pytest.fixture(scope="module", autouse=True)
-def little_optimisation():
-    """The compiler takes less time, and rounding is no different in kind."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def problem(declared):
     """Rows, what a linear layer should make of them, and where the layer starts."""
     random = np.random.default_rng(3)
