@@ -191,16 +191,14 @@ def test_a_pmap_over_more_than_the_process_has_is_refused_in_words():
     assert "needs a device for each slice, and this process has 8" in str(refused.value)
 
 
-def test_a_product_for_which_xla_finds_no_tiles_is_left_to_cublas(forked_workers):
-    """XLA of jax 0.10 refuses the transposed products of a resized image, unless it may measure tiles."""
+def test_the_transposed_products_of_a_resized_image_compile(forked_workers):
+    """XLA of jax 0.10 finds no tiles for them without a device; cuBLAS needs none."""
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     weighing = mw.weigh(
         lambda x: jax.image.resize(x, (2, 64, 64, 3), "bilinear"), args=(images,), on="1xH100"
     )
     rows, columns = 2 * 32 * 3 * 64 * 32, 2 * 64 * 3 * 64 * 32
     assert weighing.ledger.flops.model == weighing.ledger.flops.executed == 2 * (rows + columns)
-    said = [text for text in weighing.ledger.assumptions if text.startswith("XLA found no tiles")]
-    assert len(said) == (1 if jax.__version__.startswith("0.10.") else 0)
 
 
 def test_without_a_mesh_one_device_works_and_that_is_said(forked_workers):

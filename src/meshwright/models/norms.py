@@ -9,6 +9,7 @@ compute the statistics again. Sources: Ba et al. 2016 (https://arxiv.org/abs/160
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,6 @@ Vector = Float[Array, " embed"]
 Saved = tuple[Array, Vector, Vector | None, Array, Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def normalised(
     x: Float[Array, "*tokens embed"],
     scale: Vector,
@@ -39,6 +39,13 @@ def normalised(
         epsilon: added to the variance.
         dtype: the format of the result.
     """
+    return _normalised(x, scale, bias, centred, epsilon, dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def _normalised(
+    x: Array, scale: Array, bias: Array | None, centred: bool, epsilon: float, dtype: jax.typing.DTypeLike
+) -> Any:
     return _forward(x, scale, bias, centred, epsilon, dtype)[0]
 
 
@@ -72,4 +79,4 @@ def _row(vector: Array, rank: int) -> Array:
     return vector.reshape((1,) * (rank - 1) + vector.shape)
 
 
-normalised.defvjp(_forward, _backward)
+_normalised.defvjp(_forward, _backward)

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from ..compiler import (
     STATUS_FILE,
     STDERR_FILE,
     TEXTS,
-    AcceptedOptions,
     Argument,
     Compiled,
     OptionValue,
@@ -54,7 +53,6 @@ NO_ASSEMBLER = """#!/bin/sh
 [ "$1" = --version ] && echo 'Cuda compilation tools, release 13.0, V13.0.0' && exit
 while [ $# -gt 1 ]; do [ "$1" = -o ] && echo 'no machine code' > "$2"; shift; done
 """
-NO_TILES = "Couldn't find output tile sizes"
 ROLES = {
     "parameters": "parameters",
     "frozen": "frozen_parameters",
@@ -93,10 +91,8 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     devices = _devices(request)
     (work / "phase").write_text("compiling")
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
-    executable, accepted = _with_tiles(
-        lambda options: compiled_text(lowered, chosen, {**options, **outputs}, request.name),
-        accepted_options(request.options, _identity()),
-    )
+    accepted = accepted_options(request.options, _identity())
+    executable = compiled_text(lowered, chosen, {**accepted.options, **outputs}, request.name)
     seconds = time.monotonic() - started
     (work / "phase").write_text("saving")
     record = Compiled(
@@ -160,10 +156,8 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
     say("compiling")
     outputs = _outputs(request, work)
-    executable, accepted = _with_tiles(
-        lambda options: _compile_lowered(lowered, request, {**options, **outputs}),
-        accepted_options(request.options, _identity()),
-    )
+    accepted = accepted_options(request.options, _identity())
+    executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
     seconds = time.monotonic() - started
     say("saving")
     texts = _texts(work / "dump")
@@ -258,24 +252,6 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     return *foreign_program(request, mesh), unknown
-
-
-def _with_tiles(
-    compile_with: Callable[[dict[str, OptionValue]], Any], accepted: AcceptedOptions
-) -> tuple[Any, AcceptedOptions]:
-    """Return an executable and its options. Where XLA finds no tiles for a product, cuBLAS computes them all.
-
-    Without a device XLA takes its first choice of tiles, and XLA of jax 0.10 then refuses some products whose
-    result is transposed, such as those of `jax.image.resize`.
-    """
-    try:
-        return compile_with(accepted.options), accepted
-    except CompileError as failed:
-        if NO_TILES not in failed.message:
-            raise
-    words = "XLA found no tiles for a product without a device: all products are cuBLAS's, none is fused"
-    options = {**accepted.options, "xla_gpu_enable_triton_gemm": False}
-    return compile_with(options), AcceptedOptions(options=options, without=(*accepted.without, words))
 
 
 def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue]) -> Any:
