@@ -1,6 +1,6 @@
-"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.models.transformer`.
+"""The blocks' products in eight bits in PyTorch, by the recipe of `meshwright.models.eight_bits`.
 
-E4M3 forward, E5M2 for gradients, each tensor scaled by what it holds now. The product itself is
+E4M3 forward, E5M2 for gradients, each tensor scaled by a power of two after what it holds now. The product is
 `torch._scaled_mm`, on which torchao's `Float8Linear` is built too: it wants rows of the first operand and
 columns of the second to be contiguous, and sizes that are multiples of 16. Sums are fast (in fewer bits)
 forward and exact backward, torchao's default (https://github.com/pytorch/ao/tree/main/torchao/float8).
@@ -22,7 +22,8 @@ def has_scaled_products() -> bool:
 
 def _quantised(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     most = x.abs().amax().float()
-    scale = torch.where(most == 0, 1.0, most / torch.finfo(dtype).max)
+    mantissa, exponent = torch.frexp(torch.where(most == 0, 1.0, most / torch.finfo(dtype).max))
+    scale = torch.ldexp(torch.ones_like(mantissa), exponent - (mantissa == 0.5).int())  # 0.5 <= mantissa < 1
     return (x.float() / scale).to(dtype), scale
 
 

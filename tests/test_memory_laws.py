@@ -6,7 +6,8 @@ import meshwright as mw
 from meshwright.ledger import MemoryLedger
 
 # Every gradient at the peak has its parameters' shape, and nothing is recomputed but attention's scores.
-COMMON = ("batch.sequences=64", "remat=none")
+# So many layers are a loop, and the peak lies where its backward pass begins.
+COMMON = ("batch.sequences=64", "remat=none", "model.num_layers=20")
 # Fragmentation and what XLA keeps of a scalar now and then: part of no law.
 UNRULED = {"fragmentation", "outputs", "constants", "optimizer_temporaries", "step", "keys", "other"}
 
@@ -40,7 +41,7 @@ def test_twice_the_batch_doubles_what_hangs_on_rows_and_nothing_else(base):
     # Attention's scores, computed again, and the loss of each row hang on rows too; which of them live at
     # the peak differs between versions of jaxlib.
     rows = {"saved_activations", "activation_gradients", "batch"}
-    assert changed(base, twice) - {"recomputed_activations", "logits_and_loss"} == rows
+    assert changed(base, twice, least=0.02) - {"recomputed_activations", "logits_and_loss"} == rows
 
 
 def test_sgd_in_the_place_of_adam_removes_exactly_the_moments(base):
@@ -62,6 +63,6 @@ def test_twice_the_vocabulary_adds_its_rows_to_parameters_moments_and_gradients_
 
 
 def test_hardly_a_byte_is_without_an_owner(base):
-    assert base.by_category["other"] < 0.03 * base.reserved_bytes
+    assert base.by_category.get("other", 0) < 0.03 * base.reserved_bytes
     unsure = sum(base.by_certainty.get(kind, 0) for kind in ("inherited", "fallback"))
     assert unsure < 0.15 * base.reserved_bytes

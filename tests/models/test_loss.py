@@ -74,7 +74,7 @@ def test_large_logits_do_not_overflow(arrays, context):
     assert np.isfinite(gradient).all()
 
 
-def test_in_half_precision_the_logits_are_summed_in_float32(arrays, expected, context):
+def test_in_half_precision_the_logits_are_rounded_once_and_the_loss_is_float32(arrays, expected, context):
     hidden, head, targets = arrays
     run = context(dtype=jnp.bfloat16)
     half = (hidden.astype(jnp.bfloat16), head.astype(jnp.bfloat16))
@@ -82,7 +82,7 @@ def test_in_half_precision_the_logits_are_summed_in_float32(arrays, expected, co
     value, gradients = jax.jit(loss)(*half)
     wanted = jax.jit(reference)(*(x.astype(jnp.float32) for x in half), targets)
     assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(value, wanted, rtol=5e-4)  # bf16 rounds a logit by 2^-9 of it at most
     for found, exact in zip(gradients, expected[1], strict=True):
         assert found.dtype == jnp.bfloat16
         assert np.linalg.norm(found.astype(np.float32) - exact) < 0.02 * np.linalg.norm(exact)
