@@ -132,8 +132,8 @@ def test_no_gathered_matrix_is_kept_for_the_backward_pass():
     overrides = ("batch.sequences=64", "remat=none", "precision=bf16", "layout=fsdp=8")
     buffers = memory("bytes-nano", "8xH100", *overrides).buffers
     saved = {b.shape.split("[")[1] for b in buffers if b.category == "saved_activations"}
-    assert f"8,{LENGTH},{M}]" in saved  # of the MLP
-    assert not saved & {f"{E},{M}]", f"{M},{E}]", f"{E},4,16]", f"4,16,{E}]"}
+    assert f"2,8,{LENGTH},{M}]" in saved  # of the MLP, two layers
+    assert not saved & {f"2,{E},{M}]", f"2,{M},{E}]", f"2,{E},4,16]", f"2,4,16,{E}]"}
 
 
 def test_attentions_blocks_are_computed_again_on_many_devices_as_on_one():

@@ -1,6 +1,6 @@
 """Define the decoder-only Transformer: GPT-2 to Llama 3 by configuration.
 
-Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; on GPUs few blocks
+Blocks are stacked along `layers` and scanned, so compile time does not grow with depth; on one GPU few blocks
 are unrolled, and `unroll` keeps their parameters separate too, which is faster on a CPU. Between blocks,
 `tensor` shards the residual by position; inside a block, it shards heads and hidden units. What a block saves
 for the backward pass is named here and chosen in `rematerialisation`.
@@ -33,8 +33,8 @@ from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerial
 from .rotary import frequencies, rotated, score_factor
 
 MOST_UNROLLED = 16
-"""Stacks of at most as many layers are unrolled on GPUs. What a loop keeps for its backward pass is copied to
-a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
+"""Stacks of at most as many layers are unrolled on one GPU. What a loop keeps for its backward pass is copied
+to a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -244,12 +244,13 @@ class Transformer(Model):
             return x, balance
 
     def _is_unrolled(self, num_layers: int, context: Context) -> bool:
-        """Return whether a loop over stacked layers is written out, as few of them are on a GPU.
+        """Return whether a loop over stacked layers is written out, as few of them are on one GPU.
 
-        It is not where a block saves its input alone, which is little to copy, nor with experts, whose many
-        operations compile slowly.
+        It is not on several, where XLA would join the messages of all layers into one that nothing hides; nor
+        where a block saves its input alone, which is little to copy; nor with experts, whose many operations
+        compile slowly.
         """
-        few = context.platform == "cuda" and num_layers <= MOST_UNROLLED
+        few = context.platform == "cuda" and num_layers <= MOST_UNROLLED and num_shards(context.mesh) == 1
         return few and context.remat != "full" and self.config.num_experts is None
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
