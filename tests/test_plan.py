@@ -283,6 +283,24 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
         mw.plan("bytes-nano", on="8xH100", fix={"rest": True, "remat": "full"}, vary={"remat": "dots"})
 
 
+@pytest.mark.parametrize(
+    ("how", "budget", "tried"),
+    [("auto", 60, True), ("unroll", 60, True), ("keep", 60, False), ("auto", 5, False)],
+)
+def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, forked_workers):
+    deep = {"model.num_layers": 18, "layer_loop": how}
+    made = mw.plan("bytes-nano", on="1xH100", fix="rest", overrides=deep, budget_seconds=budget)
+    looped, *unrolled = made.candidates
+    assert "layer_loop" not in looped.overrides
+    assert bool(unrolled) == tried
+    for candidate in unrolled:
+        assert candidate.overrides == {**looped.overrides, "layer_loop": "unroll"}
+        assert candidate.settings == f"{looped.settings}, layers unrolled"
+        assert made.winner is candidate
+        assert made.best.step_seconds == candidate.step_seconds.expected < looped.step_seconds.expected
+        assert made.best.config.layer_loop == "unroll"
+
+
 @pytest.fixture(scope="module")
 def compared(forked_workers):
     knobs = [*FIXED, "context=1", "stage=1", "remat=full", "tensor=1"]

@@ -178,6 +178,14 @@ def test_unrolled_layers_are_the_scanned_ones(expected, context):
     assert_equal((value, gradients), expected["llama"])
 
 
+@pytest.mark.parametrize("windows", [{}, {"window": 4, "global_every": 2}], ids=["one kind", "two kinds"])
+def test_layers_without_a_loop_are_those_of_the_loop(windows, context):
+    config = LLAMA.model_copy(update={**windows, "num_layers": 3})
+    parameters = parameters_of(config)
+    unrolled, looped = (ours(config, context(layer_loop=how), parameters) for how in ("unroll", "keep"))
+    assert_equal(unrolled, looped)
+
+
 def test_unrolled_layers_start_apart_from_each_other():
     config = LLAMA.model_copy(update={"unroll": True})
     start = jax.jit(lambda: initial_parameters(Transformer(config).parameters(), jax.random.key(0)))()
@@ -302,8 +310,8 @@ def test_the_default_policy_computes_no_product_again_wherever_norms_stand(kind)
 def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     """By the program: a loop's layers appear once in it, so its products do not grow with their number."""
 
-    def products(num_layers: int) -> int:
-        small = (f"model.num_layers={num_layers}", "batch.sequences=1", "batch.microbatch_sequences=1")
+    def products(num_layers: int, *how: str) -> int:
+        small = (*how, f"model.num_layers={num_layers}", "batch.sequences=1", "batch.microbatch_sequences=1")
         found = mw.weigh("bytes-nano", on="1xH100", overrides=(*small, "data.source=synthetic"))
         return read_text(found.folder, "program.hlo.txt").count('custom_call_target="__cublas')
 
@@ -311,3 +319,5 @@ def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     each = three - two
     assert each >= 7 * 3 - 4  # seven matrices, forward and two backward; joined where they share an operand
     assert many < two + each
+    assert products(2, "layer_loop=keep") < two
+    assert products(17, "layer_loop=unroll") >= 17 * each

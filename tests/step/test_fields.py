@@ -197,6 +197,7 @@ PROGRAM = {
     "schedule.inverse-square-root.scale": ((*CRUNCHER_SCALED, *ROOT[1:]), "schedule.scale=sqrt"),
     "precision": (NANO, "precision=bf16"),
     "remat": (NANO, "remat=full"),
+    "layer_loop": (NANO, "layer_loop=unroll"),
     "zero1": (NANO, "zero1=true"),
     "offload": ((*NANO, "remat=full"), "offload=activations"),
     "lora.rank": (NANO, "lora.rank=4"),

@@ -17,15 +17,17 @@ from typing import Any, Protocol
 import psutil
 
 from ..compiler import is_compiled
-from ..config import Layout, RunConfig, overridden
+from ..config import Layout, RunConfig, TransformerModel, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
-from ..planning import Candidates, FunctionSpace, Outcome, Search
+from ..planning import Candidates, FunctionSpace, Outcome, Search, settings_words
 from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, ignore
 from ._weigh import request_of, resolved, weigh_resolved
 
 BYTES_PER_WORKER = 3 * 2**30  # of this machine's memory, for a compile worker and its program's text
 PROGRESS_SECONDS = 0.5
+SECONDS_OF_A_LAYER = 0.6  # to compile it in a program without a loop; two cores, llama3-8b and 70b
+MOST_RESERVED = 0.5  # of the budget, for such a program
 MOST_LOOKED_UP = 200  # candidates that are looked for in the cache before any is compiled
 
 
@@ -62,10 +64,27 @@ class Programs(Protocol):
         """Compile a candidate and account for it."""
         ...
 
+    def unrolled(self, row: int) -> dict[str, Any] | None:
+        """Return the overrides of a candidate without a loop over its layers; None if it has no such loop."""
+        ...
+
+    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
+        """Compile the program with other overrides than a candidate's, and account for it."""
+        ...
+
+    @property
+    def unrolling_seconds(self) -> float:
+        """About how long one program without its loop over layers compiles; 0 if there is none to try."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPrograms:
-    """The candidates of a run on a fleet."""
+    """The candidates of a run on a fleet.
+
+    They are compiled with loops over layers, which takes seconds, also where the run has `layer_loop =
+    "unroll"`. The plan's last compilation tries the best without.
+    """
 
     config: RunConfig
     fleet: Fleet
@@ -92,8 +111,42 @@ class RunPrograms:
         """Compile a candidate and account for it."""
         return weigh_resolved(*self._resolved(row), num_steps=self.num_steps)
 
+    def unrolled(self, row: int) -> dict[str, Any] | None:
+        """Return the overrides of a candidate without a loop over its layers; None if it has no such loop."""
+        config, fleet, layout = self._resolved(row)
+        model = config.model
+        if not self.unrolling_seconds or layout.size("stage") > 1:
+            return None
+        assert isinstance(model, TransformerModel), "only these have seconds of unrolling"
+        if model.unrolls(
+            config.layer_loop,
+            remat=config.remat,
+            platform=fleet.chip.platform,
+            num_devices=fleet.num_devices,
+            num_layers=model.num_layers,
+        ):
+            return None
+        return {**self.overrides(row), "layer_loop": "unroll"}
+
+    @property
+    def unrolling_seconds(self) -> float:
+        """About how long one program without its loop over layers compiles; 0 if there is none to try."""
+        model, platform = self.config.model, self.fleet.chip.platform
+        tries = platform == "cuda" and self.config.layer_loop != "keep"
+        if not (tries and isinstance(model, TransformerModel)) or model.unroll:
+            return 0.0
+        return SECONDS_OF_A_LAYER * model.num_layers
+
+    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
+        """Compile the run with other overrides than a candidate's, and account for it."""
+        config, layout = resolved(overridden(self.config, overrides), self.fleet)
+        return weigh_resolved(config, self.fleet, layout, num_steps=self.num_steps)
+
     def _resolved(self, row: int) -> tuple[RunConfig, Fleet, Layout]:
-        config, layout = resolved(overridden(self.config, self.overrides(row)), self.fleet)
+        overrides = self.overrides(row)
+        if self.config.layer_loop == "unroll":
+            overrides = {**overrides, "layer_loop": "auto"}
+        config, layout = resolved(overridden(self.config, overrides), self.fleet)
         return config, self.fleet, layout
 
 
@@ -126,13 +179,26 @@ class FunctionPrograms:
         knobs = self.space.chosen(row)
         return weigh_resolved(self.config, self.fleet, self.layout(row), num_steps=None, knobs=knobs)
 
+    def unrolled(self, row: int) -> None:
+        """Return None: a function's loops are its own."""
+
+    @property
+    def unrolling_seconds(self) -> float:
+        """Return 0: a function's loops are its own."""
+        return 0.0
+
+    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
+        """Raise: nothing has other overrides than those of a candidate."""
+        raise AssertionError(f"{self.config} has no program with {overrides}")
+
 
 @dataclass(kw_only=True)
 class Runner:
     """One search: the programs, the order in which they are compiled, and what was found.
 
     `illegal`: by rule, what was left out before. `stops_at_first_fit`: nothing is begun after a candidate
-    fits. `planned`: the candidates that were compiled or failed, by row. `best`: the fastest that fits.
+    fits. `planned`: the candidates that were compiled or failed, by row; `unrolled`: those of them that were
+    compiled once more, without their loop over layers. `best`: the fastest that fits.
     """
 
     programs: Programs
@@ -146,6 +212,7 @@ class Runner:
     on_event: Callable[[PlanProgress], None] = ignore
     stops_at_first_fit: bool = False
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
+    unrolled: list[Planned] = field(default_factory=list[Planned])
     best: Weighing | None = None
     running: dict[Future[Weighing], int] = field(default_factory=dict[Future[Weighing], int])
 
@@ -171,7 +238,7 @@ class Runner:
         while len(self.running) < num_workers:
             if self.stops_at_first_fit and self.search.best is not None:
                 return "a candidate fits"
-            spent = time.monotonic() - self.started >= self.budget_seconds
+            spent = time.monotonic() - self.started >= self.budget_seconds - self._reserved_seconds
             if spent and self.search.num_begun >= num_workers and not self.search.has_preferred:
                 return f"the budget of {self.budget_seconds:g} s is spent"
             row = self.search.next()
@@ -179,6 +246,35 @@ class Runner:
                 return "no other candidate promises a saving"
             self.running[pool.submit(self.programs.weigh, row)] = row
         return ""
+
+    @property
+    def _reserved_seconds(self) -> float:
+        """The part of the budget that is kept for one program without its loop over layers."""
+        needed = self.programs.unrolling_seconds
+        return needed if needed <= self.budget_seconds * MOST_RESERVED else 0.0
+
+    def unroll_best(self, own: int | None) -> None:
+        """Compile the best candidate once more without its loop over layers; if that fails, the run itself.
+
+        Args:
+            own: the candidate that the run is as it stands.
+        """
+        rows = dict.fromkeys(row for row in (self.search.best, own) if row is not None)
+        for row in rows if self._reserved_seconds else ():
+            overrides = self.programs.unrolled(row)
+            if overrides is None:
+                continue
+            weighing, failed = None, ""
+            try:
+                weighing = self.programs.weigh_with(overrides)
+            except MeshwrightError as error:
+                failed = error.message
+            made = self._planned(row, weighing, failed, overrides)
+            self.unrolled.append(made)
+            if weighing is not None and made.fits is not False:
+                if self.best is None or weighing.step_seconds < self.best.step_seconds:
+                    self.best = weighing
+                return
 
     def begin_with(self, own: int | None) -> None:
         """Let the search begin with the run as it stands, then what an earlier call compiled, the best first.
@@ -216,7 +312,10 @@ class Runner:
         if self.search.best == row:
             self.best = weighing  # of the others, no more than `Planned` is kept
 
-    def _planned(self, row: int, weighing: Weighing | None, failed: str) -> Planned:
+    def _planned(
+        self, row: int, weighing: Weighing | None, failed: str, overrides: Mapping[str, Any] | None = None
+    ) -> Planned:
+        """Return what is kept of a candidate. `overrides`: where its program has others than the search's."""
         estimates = self.search.estimates
         memory = None if weighing is None else weighing.ledger.memory
         room = None
@@ -224,8 +323,8 @@ class Runner:
             room = memory.usable_bytes - memory.allowance_bytes
         return Planned(
             layout=str(self.programs.layout(row)),
-            settings=self.programs.words(row),
-            overrides=self.programs.overrides(row),
+            settings=self.programs.words(row) if overrides is None else settings_words(overrides),
+            overrides=dict(self.programs.overrides(row) if overrides is None else overrides),
             estimated_seconds=float(estimates.seconds[row]) if self._is_run else None,
             estimated_bytes=float(estimates.memory[row]) if self._is_run else None,
             model_flops=None if weighing is None else weighing.ledger.flops.model,
@@ -269,7 +368,7 @@ class Runner:
             num_considered=self.num_considered,
             removed=removed,
             num_open=self.num_considered - self.search.num_too_large - len(self.planned),
-            candidates=tuple(self.planned.values()),
+            candidates=(*self.planned.values(), *self.unrolled),
             best=self.best,
             ended=ended,
             seconds=time.monotonic() - self.started,

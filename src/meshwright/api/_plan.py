@@ -38,7 +38,7 @@ from ..planning import (
     values_by_knob,
 )
 from ..predict import checked_price, machine_of, steps_for
-from ..results import Change, FleetPlans, Plan, PlanProgress, calibration_for, ignore
+from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, calibration_for, ignore
 from ._candidates import FunctionPrograms, Runner, RunPrograms, usual_workers
 from ._known_plans import remember
 from ._weigh import config_of_run, fleet_of, request_of
@@ -209,8 +209,14 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
     runner = _runner_of(run, fleet, space, num_steps, asked)
     if least_hope and runner.search.probability_of_fitting().max() < least_hope:
         return runner.plan("no candidate is likely to fit")
-    runner.begin_with(_own_row(run, fleet, space))
+    own = _own_row(run, fleet, space)
+    runner.begin_with(own)
     ended = runner.search_until_done(asked.num_workers)
+    if ended != STOPPED:
+        try:
+            runner.unroll_best(own)
+        except KeyboardInterrupt:
+            ended = STOPPED
     made = dataclasses.replace(runner.plan(ended), price=price)
     if made.winner is not None:
         remember(made)

@@ -321,6 +321,7 @@ class FaultConfig(Section):
 
 
 Remat = Literal["none", "dots", "dots-attention", "full"]
+LayerLoop = Literal["auto", "keep", "unroll"]
 
 
 MOST_ELEMENTS = 2**56
@@ -352,6 +353,12 @@ class RunConfig(Section):
     `dots-attention` those and attention's, `full` only the block's input.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
     Default: `dots-attention` for a transformer, else `none`"""
+    layer_loop: LayerLoop = "auto"
+    """Whether the program has a loop over stacked layers (`keep`), or each layer by itself (`unroll`).
+    `auto` unrolls at most 16 layers on one GPU, without experts, and not under `remat = "full"`.
+    Effect: a loop copies to a stack what its layers keep, so `unroll` is faster, and compiles longer the
+    more layers there are. Arrays, checkpoints and results stay as they are: [loops over
+    layers](how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
     Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
@@ -446,6 +453,10 @@ class RunConfig(Section):
         if self.remat != "none" and not model.has_blocks:
             what = f"= {self.remat!r} has no effect on a {model.kind} model"
             yield "remat", what, 'use remat = "none"'
+        if self.layer_loop != "auto" and not (isinstance(model, TransformerModel) and not model.unroll):
+            unrolled = " whose layers are separate parameters (model.unroll)" if model.has_blocks else ""
+            what = f"= {self.layer_loop!r} has no effect on a {model.kind} model{unrolled}"
+            yield "layer_loop", what, 'use layer_loop = "auto"'
         if self.precision == "fp8" and not model.has_fp8_products:
             who = "experts have" if isinstance(model, TransformerModel) else f"a {model.kind} model has"
             yield "precision", f'= "fp8", but {who} no products in eight bits', 'use precision = "bf16"'

@@ -27,6 +27,7 @@ from ._base import (
 )
 from ._model_kind import MOST_UNROLLED, ModelKind, ModelSizes
 
+MOST_BY_ITSELF = 16  # stacked layers that `layer_loop = "auto"` unrolls
 _OF_EXPERTS = (
     *("experts_per_token", "num_shared_experts", "capacity_factor", "balancing_loss", "num_dense_layers"),
     *("dense_mlp_dim", "router", "router_scale", "router_bias", "router_groups", "router_groups_chosen"),
@@ -362,6 +363,25 @@ class TransformerModel(ModelKind):
         seen = [min(window or length, length) for window in self.windows]
         each = [seen[layer % len(seen)] for layer in range(self.num_layers)]
         return sum(window - window**2 / (2 * length) for window in each) / self.num_layers
+
+    def unrolls(
+        self, layer_loop: str, *, remat: str, platform: str, num_devices: int, num_layers: int
+    ) -> bool:
+        """Return whether a program has `num_layers` stacked layers without a loop.
+
+        Args:
+            layer_loop, remat: of the run.
+            platform: the target's: "cuda", "tpu" or "cpu".
+            num_devices: those of the mesh.
+            num_layers: those of one stage.
+        """
+        if layer_loop != "auto":
+            return layer_loop == "unroll"
+        # On several GPUs XLA would join the messages of all layers into one that nothing hides. A block that
+        # saves its input alone has little to copy; experts compile slowly, each by itself.
+        one_gpu = platform == "cuda" and num_devices == 1
+        worth = one_gpu and remat != "full" and self.num_experts is None
+        return worth and num_layers <= MOST_BY_ITSELF and len(self.windows) == 1
 
     @property
     def has_fp8_products(self) -> bool:

@@ -49,6 +49,7 @@ class Context:
     platform: str  # cuda | tpu | cpu
     compute_capability: tuple[int, int] = (0, 0)  # of an NVIDIA target, such as (9, 0)
     remat: str
+    layer_loop: str = "auto"
     zero1: bool = False  # gradients stay sharded over `data`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits

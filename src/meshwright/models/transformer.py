@@ -32,10 +32,6 @@ from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerialised
 from .rotary import frequencies, rotated, score_factor
 
-MOST_UNROLLED = 16
-"""Stacks of at most as many layers are unrolled on one GPU. What a loop keeps for its backward pass is copied
-to a stack and back; what unrolled layers keep is not. Deeper stacks would take too long to compile."""
-
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=True),
@@ -223,35 +219,32 @@ class Transformer(Model):
             if unrolled:
                 return _one_by_one(blocks(scanned=False), x, list(zip(layers, indices, strict=True)))
             size = len(self.config.windows)
+            is_unrolled = self.config.unrolls(
+                context.layer_loop,
+                remat=context.remat,
+                platform=context.platform,
+                num_devices=num_shards(context.mesh),
+                num_layers=num_layers,
+            )
             if size == 1:
-                times = num_layers if self._is_unrolled(num_layers, context) else 1
-                return jax.lax.scan(blocks(scanned=times == 1)[0], x, (layers, indices), unroll=times)
+                one = blocks(scanned=not is_unrolled)[0]
+                return jax.lax.scan(one, x, (layers, indices), unroll=num_layers if is_unrolled else 1)
             whole = num_layers // size * size
 
             def group(x: Array, layers: Tree) -> tuple[Array, Balance | None]:
                 return _one_by_one(inner, x, [_at(layers, place) for place in range(size)])
 
-            inner = blocks(scanned=True)
+            inner = blocks(scanned=not is_unrolled)
             grouped = jax.tree.map(
                 lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), (layers, indices)
             )
-            x, balance = jax.lax.scan(group, x, grouped)
+            x, balance = jax.lax.scan(group, x, grouped, unroll=whole // size if is_unrolled else 1)
             balance = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), balance)
             if whole < num_layers:  # the last group is not whole
                 rest = [_at((layers, indices), place) for place in range(whole, num_layers)]
                 x, more = _one_by_one(blocks(scanned=False), x, rest)
                 balance = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), balance, more)
             return x, balance
-
-    def _is_unrolled(self, num_layers: int, context: Context) -> bool:
-        """Return whether a loop over stacked layers is written out, as few of them are on one GPU.
-
-        It is not on several, where XLA would join the messages of all layers into one that nothing hides; nor
-        where a block saves its input alone, which is little to copy; nor with experts, whose many operations
-        compile slowly.
-        """
-        few = context.platform == "cuda" and num_layers <= MOST_UNROLLED and num_shards(context.mesh) == 1
-        return few and context.remat != "full" and self.config.num_experts is None
 
     def head(self, parameters: Tree, context: Context) -> Float[Array, "vocab embed"]:
         """Return the output matrix, gathered for use; the embedding if they are tied."""

@@ -188,6 +188,7 @@ def settings_words(overrides: Mapping[str, Any]) -> str:
     words += ["zero1"] if overrides["zero1"] else []
     words += [f"offload {overrides['offload']}"] if overrides["offload"] != "none" else []
     words += [overrides["pipeline"]] if "stage=" in overrides["layout"] else []
+    words += ["layers unrolled"] if overrides.get("layer_loop") == "unroll" else []
     return ", ".join(words)
 
 

@@ -228,6 +228,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             platform="cuda" if platform == "gpu" else platform,
             compute_capability=(int(major), int(minor)),
             remat=config.remat,
+            layer_loop=config.layer_loop,
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
