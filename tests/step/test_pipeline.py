@@ -14,7 +14,8 @@ from meshwright.models import Context, initial_parameters, is_parameter, model_o
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._gradients import gradients_of
-from meshwright.step._pipeline import AXIS, Pipeline, gather_positions, own_positions, scatter_positions
+from meshwright.step._pipeline import Pipeline
+from meshwright.step._stage import AXIS, gather_positions, own_positions, scatter_positions
 
 # Loss and gradients through stages against one device; what the compiled pipeline sends and keeps.
 
@@ -71,6 +72,7 @@ class Run:
         return Pipeline(
             model=self.model,
             schedule=self.config.pipeline,
+            num_chunks=self.config.pipeline_chunks,
             context_of=functools.partial(self.context_of, mesh),
             shardings=self.laid(mesh),
         )

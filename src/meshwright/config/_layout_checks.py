@@ -53,6 +53,7 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
         schedule=config.pipeline,
         num_stages=layout.size("stage"),
         num_microbatches=config.batch.sequences // rows,
+        num_chunks=config.pipeline_chunks,
     )
 
 

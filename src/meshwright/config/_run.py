@@ -365,6 +365,10 @@ class RunConfig(Section):
     pipeline: PipelineSchedule = "1f1b"
     """Order in which microbatches pass the stages of a layout.
     Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do."""
+    pipeline_chunks: Positive = 1
+    """Chunks of layers that each stage holds, apart in the model: Megatron's virtual pipeline stages.
+    Effect: a smaller bubble and, from `1f1b`, fewer saved activations, for more messages between stages:
+    [pipelines](layouts.md#pipelines). Unit: chunks"""
     batch: BatchConfig
     """The batch that one step reads; rows or images are meant where a model takes those."""
     steps: OptionalPositive = None

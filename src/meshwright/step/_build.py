@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -84,9 +84,10 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     {'inputs': (1, 64, 16), 'targets': (1, 64)}
     """
     model = model_of(config.model)
-    frozen, declared = _declared(config, model)
+    num_chunks = config.pipeline_chunks if mesh.shape.get("stage", 1) > 1 else 1
+    frozen, declared = _declared(config, model, num_chunks)
     optimizer = optimizer_of(config, declared)
-    context_of, init = _contexts(config, mesh), _init_of(config, model, optimizer)
+    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
     state = abstract_state(
         init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
     )
@@ -96,7 +97,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     pipeline = None
     if mesh.shape.get("stage", 1) > 1:
         assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-        pipeline = Pipeline(model, config.pipeline, context_of, shardings)
+        pipeline = Pipeline(model, config.pipeline, num_chunks, context_of, shardings)
 
     def loss(
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
@@ -106,8 +107,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return model.loss(parameters, model_state, microbatch, context_of(key))
 
     def gathered(parameters: Tree) -> Tree:
-        dtype = grads.FORMATS[config.precision]
-        return whole_over_replicas(parameters, declared, mesh, dtype) if config.zero1 else parameters
+        if not config.zero1 and pipeline is None:
+            return parameters
+        return whole_over_replicas(parameters, declared, mesh, grads.FORMATS[config.precision], config.zero1)
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
         parameters = gathered(parameters)
@@ -143,22 +145,33 @@ def whole_parameters(state: Tree) -> Tree:
     return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
 
 
-def _declared(config: RunConfig, model: Model) -> tuple[Tree, Tree]:
-    """Return the declarations of frozen and of trained parameters; the first are None without adapters."""
+def _declared(config: RunConfig, model: Model, num_chunks: int) -> tuple[Tree, Tree]:
+    """Return the declarations of frozen and of trained parameters; the first are None without adapters.
+
+    Layers [layers, ...] in several chunks are [chunks, layers / chunks, ...]: the same numbers in order.
+    """
     if config.lora.rank is None:
-        return None, model.parameters()
+        declared = model.parameters()
+        if num_chunks == 1:
+            return None, declared
+
+        def chunked(p: Parameter) -> Parameter:
+            shape = (num_chunks, p.shape[0] // num_chunks, *p.shape[1:])
+            return replace(p, shape=shape, dims=("chunks", *p.dims))
+
+        layers = jax.tree.map(chunked, declared["layers"], is_leaf=is_parameter)
+        return None, {**declared, "layers": layers}
     frozen = model.parameters()
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
     return frozen, model.adapters(config.lora)
 
 
-def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
+def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
-        declared = _declared(config, model)[1]
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         return {
             "parameters": parameters,
@@ -274,18 +287,22 @@ def moved(optimizer: Tree, space: Any) -> Tree:
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
 
 
-def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike) -> Tree:
-    """Gather the parameters over `data`: the copy that a ZeRO-1 step computes with, sharded by other axes.
+def whole_over_replicas(
+    parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike, zero1: bool = True
+) -> Tree:
+    """Return the copy of the parameters with which a step computes, made once: cast, and under ZeRO-1 gathered.
 
-    Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in float32, and so do
-    matrices with `Parameter.wide`.
+    Under ZeRO-1 it is whole over `data`; it stays sharded by the other axes. Matrices and tables are cast to
+    `dtype` before they cross the network. Vectors stay in float32, and so do matrices with `Parameter.wide`.
     """
 
     def one(declared: Parameter, x: Array) -> Array:
+        cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
+        if not zero1:
+            return cast
         split, whole = (
             NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
         )
-        cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
 

@@ -21,7 +21,7 @@ from ..models import Parameter, is_parameter
 from ..sharding import parameter_spec
 
 Tree = Any
-STACKED = ("layers", "experts")  # dims that stack several parameters of one kind
+STACKED = ("chunks", "layers", "experts")  # dims that stack several parameters of one kind
 OUTER = ("vocab", "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
@@ -215,13 +215,13 @@ def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.Gra
     """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
 
     Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
-    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts.
+    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts. A
+    pipeline's chunks are one dim more, which no name counts: the state's parts are those of any layout.
     """
     dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
-    stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    twice = optax.GradientTransformation(jax.vmap(stacked.init), jax.vmap(stacked.update))
-    parts = {"stacked": stacked, "single": update, "experts": twice}
-    num_stacked = {"stacked": 1, "single": 0, "experts": 2}
+    num_chunk_dims = max((int("chunks" in p.dims) for p in _declarations(declared)), default=0)
+    num_stacked = {"stacked": 1 + num_chunk_dims, "single": 0, "experts": 2 + num_chunk_dims}
+    parts = {name: _stacked(update, count) for name, count in num_stacked.items()}
 
     def flat(tree: Tree) -> dict[str, Tree]:
         def part(name: str) -> Tree:
@@ -247,6 +247,17 @@ def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.Gra
         return changed, {name: moments for name, (_, moments) in new.items()}
 
     return optax.GradientTransformation(init, apply)
+
+
+def _declarations(declared: Tree) -> list[Parameter]:
+    return jax.tree.leaves(declared, is_leaf=is_parameter)
+
+
+def _stacked(update: optax.GradientTransformation, num_dims: int) -> optax.GradientTransformation:
+    """Wrap `update` to see each part of arrays with `num_dims` leading dims more."""
+    for _ in range(num_dims):
+        update = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
+    return update
 
 
 def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
