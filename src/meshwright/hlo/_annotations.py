@@ -144,12 +144,13 @@ _EINSUM = re.compile(r"[A-Za-z. ]+(,[A-Za-z. ]+)*->[A-Za-z. ]*$")
 def shares_of(scopes: str) -> dict[str, Fraction]:
     """Return the shares that the scopes of a path declare, by `needed`, `busy` and `taken`.
 
-    A scope may appear twice in the path, once from each side of a transformation. It counts once.
+    A scope may appear twice in the path, once from each side of a transformation. The outer one counts, which
+    is that of the work as it runs.
 
     >>> shares_of("jit(step)/needed_5_of_8/dot_general")
     {'needed': Fraction(5, 8)}
     """
-    return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
+    return {kind: Fraction(int(a), int(b)) for kind, a, b in reversed(_SHARE.findall(scopes))}
 
 
 def twice_seen(length: int, window: int) -> int:

@@ -8,7 +8,9 @@ slot that is free then.
 
 What the first and the last stage do besides, embedding and loss, falls into ticks that are the same for all
 groups of microbatches: the first S of each V S. `segments` lists the ticks by what they do, so that each kind
-of tick has a loop of its own and no tick has a branch.
+of tick has a loop of its own and no tick has a branch. With several chunks there is one forward tick too many,
+dropped on every stage, so that no tick stands alone: XLA would write it outside of any loop, and keep there
+copies of weights in other formats beside those of the loops.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Segment:
 class Schedule:
     """The passes, slots and loops of a pipeline.
 
-    `num_slots`: slots of a chunk's values on each stage. `forward` and `backward`: the passes.
+    `num_slots`: slots of a chunk's values on each stage. `forward` and `backward`: the passes. `num_forward`:
+    ticks with a forward pass.
 
     Args:
         reads_first: in a tick with both passes, the backward pass has read its whole slot before the forward
@@ -83,9 +86,10 @@ class Schedule:
 
     def __init__(self, ticks: Ticks, reads_first: bool) -> None:
         self.ticks = ticks
+        self.num_forward = ticks.num_passes + int(ticks.num_chunks > 1 and ticks.schedule == "1f1b")
         stages = np.arange(ticks.num_stages)[None, :]
-        passes = np.arange(ticks.num_passes)[:, None]
-        forward, backward = passes - stages, passes - (ticks.num_stages - 1 - stages)
+        forward = np.arange(self.num_forward)[:, None] - stages
+        backward = np.arange(ticks.num_passes)[:, None] - (ticks.num_stages - 1 - stages)
         forward_slots, backward_slots, self.num_slots = self._slots(reads_first)
         self.forward = self._table(forward, forward_slots, is_backward=False)
         self.backward = self._table(backward, backward_slots, is_backward=True)
@@ -114,7 +118,7 @@ class Schedule:
         """Give each pass of one stage the first slot that is free, in the order of the ticks."""
         ticks = self.ticks
         chunks, stages, behind = ticks.num_chunks, ticks.num_stages, ticks.num_stages - 1
-        forward, backward = [0] * ticks.num_passes, [0] * ticks.num_passes
+        forward, backward = [0] * self.num_forward, [0] * ticks.num_passes
         held: dict[int, int] = {}  # by the number of a forward pass
         free: list[int] = []
         num_slots = 0
@@ -133,7 +137,7 @@ class Schedule:
         for tick in range(ticks.num_passes + ticks.num_alone):
             if reads_first:
                 done(tick)
-            if tick < ticks.num_passes:
+            if tick < self.num_forward:
                 if not free:
                     free.append(num_slots)
                     num_slots += 1
@@ -167,13 +171,11 @@ class Schedule:
             both = Work(forward=True, backward=True)
             all_three = Work(forward=True, backward=True, embeds=True, judges=True, embeds_back=True)
             most = Work(forward=True, backward=True, judges=True, embeds_back=True)
-            begun = [(first, stages), (ahead, rest)]
-            middle = [(all_three, group), (both, rest)] if chunks > 1 else [(all_three, 1)]
             segments = [
-                *(_segment(1, part) for part in begun),
-                _segment(groups - 1, *middle),
-                _segment(1, (most, group - 1)),
-                _segment(1, (last, 1)),
+                _segment(1, (first, stages)),
+                _segment(1, (ahead, rest)),
+                _segment(groups - 1, (all_three, group), (both, rest)),
+                _segment(1, (most, stages)) if chunks > 1 else _segment(1, (last, 1)),
                 _segment(1, (back, rest)),
                 _segment(1, (end, stages - 1)),
             ]

@@ -204,8 +204,9 @@ class Stage:
 
     def pass_of(self, table: Table, tick: Array, stage: Array | int) -> _Pass:
         """Return the pass of a stage in a tick; one that does not exist if the tick is not in the table."""
-        inside = (tick >= 0) & (tick < self.ticks.num_passes)
-        place = jnp.clip(tick, 0, self.ticks.num_passes - 1)
+        num_ticks = len(table.exists)
+        inside = (tick >= 0) & (tick < num_ticks)
+        place = jnp.clip(tick, 0, num_ticks - 1)
 
         def read(column: np.ndarray) -> Array:
             narrow = jnp.asarray(column, bool if column.dtype == bool else jnp.int32)
@@ -220,17 +221,18 @@ class Stage:
         key = None if self.key is None else jax.random.fold_in(self.key, number)
         return part, self.context_of(key)
 
-    def busy(self) -> Any:
-        """Return the scope of work that some runs do without a microbatch."""
-        return jax.named_scope(f"busy_{self.ticks.num_needed}_of_{self.ticks.num_passes}")
+    def busy(self, table: Table) -> Any:
+        """Return the scope of passes, of which some have no microbatch."""
+        return jax.named_scope(f"busy_{self.ticks.num_needed}_of_{len(table.exists)}")
 
     # Layers, one group at a time
 
     def parts_of(self, tree: Tree, chunk: Array, group: Array) -> Tree:
         """Return one group's part of a tree of stacked layers, its layers as the first dim."""
-        size, start = self.model.group_size, group * self.model.group_size
+        size = self.model.group_size
 
         def part(x: Array) -> Array:
+            start = group * size
             if self.num_chunks == 1:
                 return lax.dynamic_slice_in_dim(x, start, size)
             rest = x.shape[2:]
@@ -267,15 +269,22 @@ class Stage:
 
     def layers_of(self, its: _Pass, group: Array) -> list[Tree]:
         """Return the parameters of each layer of a group."""
-        parts = self.parts_of(self.layers, its.chunk, group)
-        return [jax.tree.map(lambda x: x[place], parts) for place in range(self.model.group_size)]
+        leaves, structure = jax.tree.flatten(self.layers)
+        parts: list[Array] = []
+        for number, leaf in enumerate(leaves):
+            # A place of its own for each, or XLA would copy all matrices of a layer at once.
+            chunk, at, _ = lax.optimization_barrier((its.chunk, group, jnp.int32(number)))
+            parts.append(self.parts_of(leaf, chunk, at))
+        each = (jax.tree.unflatten(structure, [part[place] for part in parts])
+                for place in range(self.model.group_size))  # fmt: skip
+        return list(each)
 
     def forward(
         self, x: Array, its: _Pass, group: Array, totals: Totals
     ) -> tuple[Array, list[Array], Totals]:
         """Run a group's forward pass; return the output, the values to save, and the totals."""
         layers, used = self.layers_of(its, group), self.used_by(its, group)
-        with self.busy():
+        with self.busy(self.schedule.forward):
             (y, more), pullback, figures = jax.vjp(
                 lambda layers, x: self.apply_group(layers, x, used), layers, x, has_aux=True
             )
@@ -317,15 +326,17 @@ class Stage:
         sources = {"layers": jax.tree.leaves(layers), "used": jax.tree.leaves(used), "saved": saved}
         structure, places, _ = self.saved
         leaves = [what if name == "value" else sources[name][what] for name, what in places]
-        with self.busy():
+        with self.busy(self.schedule.backward):
             d_layers, d_x = jax.tree.unflatten(structure, leaves)((d_y, scale))
-        so_far = self.parts_of(gradient, its.chunk, group)
-        total = jax.tree.map(
-            lambda total, *each: total + jnp.where(its.exists, jnp.stack(each), 0).astype(total.dtype),
-            so_far,
-            *d_layers,
-        )
-        gradient = self.with_part(gradient, total, its.chunk, group)
+        d_layers = jax.tree.map(lambda *each: jnp.where(its.exists, jnp.stack(each), 0), *d_layers)
+
+        def added(total: Array, more: Array) -> Array:
+            # Where the sum is read depends on the product, or XLA would read it together with the weights.
+            more, chunk, at = lax.optimization_barrier((more, its.chunk, group))
+            part = self.parts_of(total, chunk, at) + more.astype(total.dtype)
+            return self.with_part(total, part, chunk, at)
+
+        gradient = jax.tree.map(added, gradient, d_layers)
         return d_x, self.pinned(gradient, self.shardings["layers"])
 
     def through_layers(self, work: Work, carry: _Carry, up: _Pass, down: _Pass, scale: Array) -> _Carry:
