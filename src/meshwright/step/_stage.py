@@ -240,17 +240,6 @@ class Stage:
 
         return jax.tree.map(part, tree)
 
-    def with_part(self, tree: Tree, parts: Tree, chunk: Array, group: Array) -> Tree:
-        """Return a tree of stacked layers with one group's part replaced."""
-        start = group * self.model.group_size
-
-        def whole(x: Array, part: Array) -> Array:
-            if self.num_chunks == 1:
-                return lax.dynamic_update_slice_in_dim(x, part, start, 0)
-            return lax.dynamic_update_slice(x, part[None], (chunk, start, *(0,) * (x.ndim - 2)))
-
-        return jax.tree.map(whole, tree, parts)
-
     def used_by(self, its: _Pass, group: Array) -> Tree:
         """Return what a group of layers uses besides its parameters and its input."""
         part, context = self.microbatch(its.microbatch)
@@ -326,17 +315,17 @@ class Stage:
         sources = {"layers": jax.tree.leaves(layers), "used": jax.tree.leaves(used), "saved": saved}
         structure, places, _ = self.saved
         leaves = [what if name == "value" else sources[name][what] for name, what in places]
+        d_y, scale = jnp.where(its.exists, d_y, 0), jnp.where(its.exists, scale, 0)
         with self.busy(self.schedule.backward):
             d_layers, d_x = jax.tree.unflatten(structure, leaves)((d_y, scale))
-        d_layers = jax.tree.map(lambda *each: jnp.where(its.exists, jnp.stack(each), 0), *d_layers)
+        def added(total: Array, *each: Array) -> Array:
+            for place, more in enumerate(each):
+                layer = group * len(each) + place
+                at = (its.chunk, layer) if self.num_chunks > 1 else layer
+                total = total.at[at].add(more.astype(total.dtype), mode="promise_in_bounds")
+            return total
 
-        def added(total: Array, more: Array) -> Array:
-            # Where the sum is read depends on the product, or XLA would read it together with the weights.
-            more, chunk, at = lax.optimization_barrier((more, its.chunk, group))
-            part = self.parts_of(total, chunk, at) + more.astype(total.dtype)
-            return self.with_part(total, part, chunk, at)
-
-        gradient = jax.tree.map(added, gradient, d_layers)
+        gradient = jax.tree.map(added, gradient, *d_layers)
         return d_x, self.pinned(gradient, self.shardings["layers"])
 
     def through_layers(self, work: Work, carry: _Carry, up: _Pass, down: _Pass, scale: Array) -> _Carry:
