@@ -85,7 +85,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     """
     model = model_of(config.model)
     num_chunks = config.pipeline_chunks if mesh.shape.get("stage", 1) > 1 else 1
-    frozen, declared = _declared(config, model, num_chunks)
+    frozen, declared = declarations(config, model, num_chunks)
     optimizer = optimizer_of(config, declared)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
     state = abstract_state(
@@ -145,7 +145,7 @@ def whole_parameters(state: Tree) -> Tree:
     return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
 
 
-def _declared(config: RunConfig, model: Model, num_chunks: int) -> tuple[Tree, Tree]:
+def declarations(config: RunConfig, model: Model, num_chunks: int) -> tuple[Tree, Tree]:
     """Return the declarations of frozen and of trained parameters; the first are None without adapters.
 
     Layers [layers, ...] in several chunks are [chunks, layers / chunks, ...]: the same numbers in order.
