@@ -3,7 +3,8 @@
 `copy_off` copies the state off the devices, the only part of a save that a step waits for. `write_shards`
 writes the copies with TensorStore, in the format of Orbax: one OCDBT database of Zarr arrays, without
 compression, and a JSON file that describes the tree. `restore` places the arrays of a checkpoint on a mesh,
-whatever mesh they came from. `export_parameters` writes the parameters to a safetensors file.
+whatever mesh they came from. The layers of a pipeline in several chunks, [chunks, layers / chunks, ...], are
+stored as those of any other run, [layers, ...]. `export_parameters` writes the parameters to a safetensors file.
 
 Sources: https://orbax.readthedocs.io, "Checkpoint Format"; https://huggingface.co/docs/safetensors, "Format".
 """
@@ -29,6 +30,7 @@ import tensorstore as ts
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import InputError, MeshwrightError
+from ..sharding import num_chunks_of, shape_of_layers
 from ._folder import Found
 from ._manifest import Piece, StoredArray
 
@@ -121,18 +123,34 @@ def copy_off(state: Tree) -> list[HostArray]:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         copies = iter(list(pool.map(_copied, every)))
     return [
-        HostArray(
-            keys=_keys(path),
-            shape=array.shape,
-            dtype=array.dtype.name,
-            chunk_shape=chunk_shape_of(
-                array.shape, array.sharding.shard_shape(array.shape), array.dtype.itemsize
-            ),
-            starts=tuple(box_of(shard.index, array.shape)[0] for shard in own),
-            pieces=tuple(next(copies) for _ in own),
-        )
+        _host_array(path, array, [(shard.index, next(copies)) for shard in own])
         for (path, array), own in zip(arrays, shards, strict=True)
     ]
+
+
+def _host_array(
+    path: tuple[Any, ...], array: jax.Array, shards: Sequence[tuple[tuple[slice, ...], np.ndarray]]
+) -> HostArray:
+    """Return an array's shards as its pieces, those of a pipeline's chunks apart."""
+    shape, num_chunks = shape_of_layers(array), num_chunks_of(array)
+    shard_shape = array.sharding.shard_shape(array.shape)
+    starts: list[tuple[int, ...]] = []
+    pieces: list[np.ndarray] = []
+    for index, values in shards:
+        start = box_of(index, array.shape)[0]
+        for chunk, piece in enumerate(values if num_chunks > 1 else [values]):
+            starts.append((chunk * array.shape[1] + start[1], *start[2:]) if num_chunks > 1 else start)
+            pieces.append(piece)
+    return HostArray(
+        keys=_keys(path),
+        shape=shape,
+        dtype=array.dtype.name,
+        chunk_shape=chunk_shape_of(
+            shape, shard_shape[1:] if num_chunks > 1 else shard_shape, array.dtype.itemsize
+        ),
+        starts=tuple(starts),
+        pieces=tuple(pieces),
+    )
 
 
 def _copied(data: jax.Array) -> np.ndarray:
@@ -316,7 +334,7 @@ def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str,
             f"{where} has {described(unknown)}, which this config's state does not have", hint=hint
         )
     for path, leaf in wanted.items():
-        ours, theirs = (leaf.dtype.name, leaf.shape), (stored[path].dtype, stored[path].shape)
+        ours, theirs = (leaf.dtype.name, shape_of_layers(leaf)), (stored[path].dtype, stored[path].shape)
         if ours != theirs:
             words = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in (theirs, ours)]
             raise InputError(f"{where} has {path} as {words[0]}, and this config as {words[1]}", hint=hint)
@@ -326,15 +344,25 @@ def _restored(read: _Reader, array: StoredArray, wanted: jax.ShapeDtypeStruct) -
     sharding = wanted.sharding
     assert sharding is not None, f"{array.path} has no sharding"
     devices: dict[Box, list[Any]] = {}
-    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
-        devices.setdefault(box_of(index or (), array.shape), []).append(device)
+    for device, index in sharding.addressable_devices_indices_map(wanted.shape).items():
+        devices.setdefault(box_of(index or (), wanted.shape), []).append(device)
     shards: list[jax.Array] = []
     for box, holders in devices.items():
-        values = read.box(array, box)
+        values = _read_chunks(read, array, wanted.shape, box) if num_chunks_of(wanted) > 1 else read.box(array, box)
         for device in holders:
             place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
             shards.append(jax.device_put(values, place).block_until_ready())
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+    return jax.make_array_from_single_device_arrays(wanted.shape, sharding, shards)
+
+
+def _read_chunks(read: _Reader, array: StoredArray, shape: tuple[int, ...], box: Box) -> np.ndarray:
+    """Read a box of a pipeline's layers [chunks, layers / chunks, ...], which are stored as [layers, ...]."""
+    (first, *start), (num_chunks, *extent) = box
+    values = empty_unaligned(tuple(box[1]), jnp.dtype(array.dtype))
+    for chunk in range(num_chunks):
+        at = ((first + chunk) * shape[1] + start[0], *start[1:])
+        values[chunk] = read.box(array, (at, tuple(extent)))
+    return values
 
 
 class _Reader:

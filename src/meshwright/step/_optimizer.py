@@ -265,18 +265,23 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
 
     An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
     shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
-    belong to no parameter (step counts) or keep none of its dims are replicated.
+    belong to no parameter (step counts) or keep none of its dims are replicated. Of a pipeline's chunks of
+    layers every array that has one number or more for each layer is sharded, by which it is stored.
     """
     parameters = {
         jax.tree_util.keystr(path): parameter
         for path, parameter in jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
     }
 
+    chunked = {
+        p.shape[:2]: parameter_spec(p.dims[:2], mesh) for p in parameters.values() if "chunks" in p.dims
+    }
+
     def sharding(path: tuple[Any, ...], moment: jax.ShapeDtypeStruct) -> NamedSharding:
         tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
         owner = next((tail for tail in tails if tail in parameters), None)
         if owner is None:
-            return NamedSharding(mesh, PartitionSpec())
+            return NamedSharding(mesh, chunked.get(moment.shape[:2], PartitionSpec()))
         name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
         parameter = parameters[owner]
         spec = parameter_spec(parameter.dims, mesh, zero1)
@@ -304,7 +309,7 @@ def _spec_of_sides(
         longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
         kept = (*kept[: len(dims.stack)], shorter if name == "v_row" else longer)
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
-        return PartitionSpec()
+        return PartitionSpec(*spec[:2]) if "chunks" in parameter.dims else PartitionSpec()
     return PartitionSpec(*(_of_merged(side, spec) for side in kept))
 
 

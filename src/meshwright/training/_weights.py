@@ -17,6 +17,7 @@ import numpy as np
 from ..config import RunConfig, TransformerModel
 from ..errors import InputError
 from ..models import CODES, SCALES, matrix_of, quantised_part
+from ..sharding import num_chunks_of, shape_of_layers
 from ..weights import Weight, WeightFiles, part_of, weights_of
 
 Tree = Any
@@ -100,8 +101,9 @@ class FirstWeights:
         shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
         for path, (_, leaf) in zip(paths, flat, strict=True):
             matrix, part = matrix_of(path)
+            shape = shape_of_layers(leaf)
             if part != SCALES:  # the codes lie two in a byte
-                shapes[matrix] = (*leaf.shape[:-1], 2 * leaf.shape[-1]) if part == CODES else leaf.shape
+                shapes[matrix] = (*shape[:-1], 2 * shape[-1]) if part == CODES else shape
         if self._unrolled:
             shapes = _stacked(shapes)
         leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
@@ -122,6 +124,12 @@ class FirstWeights:
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
+            if num_chunks_of(leaf) > 1:  # of a pipeline: [chunks, layers / chunks, ...]
+                _, layers, *rest = wanted
+                start, stop, _ = layers.indices(leaf.shape[1])
+                firsts = range(0, leaf.shape[0] * leaf.shape[1], leaf.shape[1])
+                each = [read((slice(first + start, first + stop), *rest)) for first in firsts]
+                return np.ascontiguousarray(np.stack(each), leaf.dtype)
             if not held:
                 return np.ascontiguousarray(read(wanted), leaf.dtype)
             *rest, last = wanted
