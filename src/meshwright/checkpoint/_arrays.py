@@ -110,10 +110,13 @@ def chunk_shape_of(shape: tuple[int, ...], shard: tuple[int, ...], element_bytes
     return tuple(chunk)
 
 
-def copy_off(state: Tree) -> list[HostArray]:
+def copy_off(state: Tree, num_layers: int | None = None) -> list[HostArray]:
     """Return a copy of the state in host memory, which stays valid when the state is donated or deleted.
 
     If several devices hold the same shard, one process copies it once.
+
+    Args:
+        num_layers: of the model, beyond which stacked layers are a pipeline's padding and are left out.
     """
     arrays = jax.tree_util.tree_flatten_with_path(state)[0]
     shards = [[shard for shard in array.addressable_shards if shard.replica_id == 0] for _, array in arrays]
@@ -123,24 +126,29 @@ def copy_off(state: Tree) -> list[HostArray]:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         copies = iter(list(pool.map(_copied, every)))
     return [
-        _host_array(path, array, [(shard.index, next(copies)) for shard in own])
+        _host_array(path, array, [(shard.index, next(copies)) for shard in own], num_layers)
         for (path, array), own in zip(arrays, shards, strict=True)
     ]
 
 
 def _host_array(
-    path: tuple[Any, ...], array: jax.Array, shards: Sequence[tuple[tuple[slice, ...], np.ndarray]]
+    path: tuple[Any, ...],
+    array: jax.Array,
+    shards: Sequence[tuple[tuple[slice, ...], np.ndarray]],
+    num_layers: int | None,
 ) -> HostArray:
-    """Return an array's shards as its pieces, those of a pipeline's chunks apart."""
-    shape, num_chunks = shape_of_layers(array), num_chunks_of(array)
+    """Return an array's shards as its pieces, those of a pipeline's chunks apart and without its padding."""
+    shape, num_chunks = shape_of_layers(array, num_layers), num_chunks_of(array)
     shard_shape = array.sharding.shard_shape(array.shape)
     starts: list[tuple[int, ...]] = []
     pieces: list[np.ndarray] = []
     for index, values in shards:
         start = box_of(index, array.shape)[0]
         for chunk, piece in enumerate(values if num_chunks > 1 else [values]):
-            starts.append((chunk * array.shape[1] + start[1], *start[2:]) if num_chunks > 1 else start)
-            pieces.append(piece)
+            at = (chunk * array.shape[1] + start[1], *start[2:]) if num_chunks > 1 else start
+            if not shape or at[0] < shape[0] or not piece.size:
+                starts.append(at)
+                pieces.append(piece[: shape[0] - at[0]] if shape else piece)
     return HostArray(
         keys=_keys(path),
         shape=shape,
@@ -274,7 +282,9 @@ def _disk_errors() -> Iterator[None]:
 VECTOR_BYTES = 64  # jax's CPU devices use host memory without a copy if it begins at a multiple of this
 
 
-def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
+def restore(
+    found: Found, state: Tree, *, only: Iterable[str] = (), num_layers: int | None = None
+) -> Tree:
     """Restore the arrays of a checkpoint, laid out as `state` specifies.
 
     Shapes and formats must be the checkpoint's. Each device receives only its own shards, and nothing else is
@@ -284,6 +294,7 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
     Args:
         state: a tree of `jax.ShapeDtypeStruct` with shardings.
         only: the parts of the checkpoint that `state` holds ("parameters"); by default all of them.
+        num_layers: of the model, beyond which stacked layers are a pipeline's padding and become zeros.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
@@ -296,19 +307,22 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
         for array in found.manifest.arrays
         if not parts or array.path.partition("/")[0] in parts
     }
-    _check_match(found, stored, wanted)
+    _check_match(found, stored, wanted, num_layers)
     read = _Reader(found)
     arrays = [_restored(read, stored[path], leaf) for path, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(state), arrays)
 
 
-def check_match(found: Found, state: Tree) -> None:
+def check_match(found: Found, state: Tree, num_layers: int | None = None) -> None:
     """Raise if a checkpoint's arrays are not those of `state`, a tree of `jax.ShapeDtypeStruct`.
+
+    `num_layers` as for `restore`.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
     """
-    _check_match(found, {array.path: array for array in found.manifest.arrays}, leaves_by_path(state))
+    stored = {array.path: array for array in found.manifest.arrays}
+    _check_match(found, stored, leaves_by_path(state), num_layers)
 
 
 def whole_array(found: Found, array: StoredArray) -> np.ndarray:
@@ -320,7 +334,9 @@ def whole_array(found: Found, array: StoredArray) -> np.ndarray:
     return _Reader(found).box(array, ((0,) * len(array.shape), array.shape))
 
 
-def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str, Any]) -> None:
+def _check_match(
+    found: Found, stored: dict[str, StoredArray], wanted: dict[str, Any], num_layers: int | None
+) -> None:
     def described(paths: set[str]) -> str:
         first = sorted(paths)[:3]
         return ", ".join(first) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
@@ -334,7 +350,7 @@ def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str,
             f"{where} has {described(unknown)}, which this config's state does not have", hint=hint
         )
     for path, leaf in wanted.items():
-        ours, theirs = (leaf.dtype.name, shape_of_layers(leaf)), (stored[path].dtype, stored[path].shape)
+        ours, theirs = (leaf.dtype.name, shape_of_layers(leaf, num_layers)), (stored[path].dtype, stored[path].shape)
         if ours != theirs:
             words = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in (theirs, ours)]
             raise InputError(f"{where} has {path} as {words[0]}, and this config as {words[1]}", hint=hint)
@@ -348,20 +364,27 @@ def _restored(read: _Reader, array: StoredArray, wanted: jax.ShapeDtypeStruct) -
         devices.setdefault(box_of(index or (), wanted.shape), []).append(device)
     shards: list[jax.Array] = []
     for box, holders in devices.items():
-        values = _read_chunks(read, array, wanted.shape, box) if num_chunks_of(wanted) > 1 else read.box(array, box)
+        values = _read_layers(read, array, wanted, box)
         for device in holders:
             place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
             shards.append(jax.device_put(values, place).block_until_ready())
     return jax.make_array_from_single_device_arrays(wanted.shape, sharding, shards)
 
 
-def _read_chunks(read: _Reader, array: StoredArray, shape: tuple[int, ...], box: Box) -> np.ndarray:
-    """Read a box of a pipeline's layers [chunks, layers / chunks, ...], which are stored as [layers, ...]."""
-    (first, *start), (num_chunks, *extent) = box
-    values = empty_unaligned(tuple(box[1]), jnp.dtype(array.dtype))
+def _read_layers(read: _Reader, array: StoredArray, wanted: jax.ShapeDtypeStruct, box: Box) -> np.ndarray:
+    """Read a box of an array, which may be one of a pipeline's layers: in chunks, with padding."""
+    if num_chunks_of(wanted) == 1 and wanted.shape == array.shape:
+        return read.box(array, box)
+    (starts, extents), num_chunks = box, num_chunks_of(wanted)
+    values = empty_unaligned(extents, jnp.dtype(array.dtype))
+    values[...] = 0
     for chunk in range(num_chunks):
-        at = ((first + chunk) * shape[1] + start[0], *start[1:])
-        values[chunk] = read.box(array, (at, tuple(extent)))
+        (first, *start), (count, *extent) = (starts[1:], extents[1:]) if num_chunks > 1 else box
+        first += chunk * wanted.shape[1] if num_chunks > 1 else 0
+        held = min(count, array.shape[0] - first)
+        if held > 0:
+            part = read.box(array, ((first, *start), (held, *extent)))
+            (values[chunk] if num_chunks > 1 else values)[:held] = part
     return values
 
 

@@ -227,6 +227,9 @@ class Ticks:
     forward pass is that of chunk k mod V S / S. If a stage has no k-th pass, it computes on the data it holds
     and the result is dropped: this is the bubble.
 
+    Layers that do not divide over the stages are padded: the last `layers_per_stage` S - `num_layers` layers
+    hand on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
+
     `gpipe`: all forward ticks, then all backward ticks (Huang et al. 2019, https://arxiv.org/abs/1811.06965).
 
     `1f1b`: V S forward ticks, then ticks with a forward and a backward pass, until V S backward ticks are
@@ -238,6 +241,8 @@ class Ticks:
     num_stages: int
     num_microbatches: int
     num_chunks: int = 1
+    num_layers: int = 1
+    layers_per_stage: int = 1
 
     @property
     def num_needed(self) -> int:
@@ -259,8 +264,16 @@ class Ticks:
 
     @property
     def bubble(self) -> Fraction:
-        """Share of a stage's passes that are dropped, (S - 1) / (V M + S - 1), under either schedule."""
-        return Fraction(self.num_stages - 1, self.num_passes)
+        """Share of a stage's passes that are dropped, (S - 1) / (V M + S - 1), under either schedule.
+
+        With padded layers, the share of the passes through single layers.
+        """
+        return 1 - Fraction(self.num_needed * self.num_layers, self.num_passes * self.num_padded_layers)
+
+    @property
+    def num_padded_layers(self) -> int:
+        """Number of layers of all stages, with those that only hand on their input."""
+        return self.layers_per_stage * self.num_stages
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the ticks in the form of `weigh --json`."""

@@ -54,7 +54,30 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
         num_stages=layout.size("stage"),
         num_microbatches=config.batch.sequences // rows,
         num_chunks=config.pipeline_chunks,
+        num_layers=_num_layers(config),
+        layers_per_stage=padded_layers(config, layout.size("stage")) // layout.size("stage"),
     )
+
+
+def padded_layers(config: RunConfig, num_stages: int) -> int:
+    """Return the number of a run's layers, raised so that whole groups of them divide over the stages.
+
+    >>> from meshwright.config import load_config
+    >>> padded_layers(load_config("llama3-405b"), 16)  # of 126
+    128
+    """
+    group = len(config.model.windows) if isinstance(config.model, TransformerModel) else 1
+    unit = num_stages * group
+    return -(-_num_layers(config) // unit) * unit
+
+
+def num_stacked_layers(config: RunConfig) -> int | None:
+    """Return the number of a transformer's layers; None for a model without stacked layers."""
+    return config.model.num_layers if isinstance(config.model, TransformerModel) else None
+
+
+def _num_layers(config: RunConfig) -> int:
+    return num_stacked_layers(config) or 1
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:
@@ -77,6 +100,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         )
     if config.model.takes == "sequences":
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
+    dims = {**dims, "layers": {}}  # `_stage_problems` has their rule
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
     problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
     for axis in ("stage", "expert", "tensor", "fsdp"):
@@ -106,6 +130,31 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif config.offload in ("activations", "both"):
         what = f"= {config.offload!r}, but stage = {stages} keeps saved activations in slots on the devices"
         yield "offload", what, 'use offload = "optimizer"'
+    else:
+        yield from _chunk_problems(config, layout)
+
+
+def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield the reasons why stages cannot share the layers, or cannot hold them in several chunks."""
+    stages, chunks, model = layout.size("stage"), config.pipeline_chunks, config.model
+    assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
+    for path, size in model.sizes.split_dims["layers"].items():
+        if "." in path and size < stages:
+            yield path, f"= {size} is less than stage = {stages}", f"use stage={or_list(near_divisors(size, stages))}"
+        elif "." not in path and size % stages:
+            yield path, f"= {size} does not divide over stage = {stages}", f"use stage={or_list(near_divisors(size, stages))}"
+    groups = padded_layers(config, stages) // stages // len(model.windows)
+    if groups % chunks:
+        per_group = f" groups of {len(model.windows)}" if len(model.windows) > 1 else ""
+        what = f"= {chunks} does not divide the {groups}{per_group} layers of each of stage = {stages}"
+        yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
+    rows = (config.batch.microbatch_sequences or config.batch.sequences // layout.num_replicas) * layout.num_replicas
+    microbatches = config.batch.sequences // rows if rows else 0
+    if chunks > 1 and microbatches % stages and config.batch.sequences % rows == 0:
+        what = f"= {config.batch.sequences} makes {microbatches} microbatches, and with pipeline_chunks = {chunks} "
+        what += f"groups of stage = {stages} pass together"
+        hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, config.batch.sequences))}"
+        yield "batch.sequences", what, f"{hint}, or pipeline_chunks = 1"
 
 
 def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> Iterator[Problem]:

@@ -106,10 +106,21 @@ def num_chunks_of(array: Any) -> int:
     return array.shape[0] if len(spec) > 1 and spec[1] == "stage" else 1
 
 
-def shape_of_layers(array: Any) -> tuple[int, ...]:
-    """Return the shape of an array with its chunks of layers, if it has any, in one dim of all layers."""
+def shape_of_layers(array: Any, num_layers: int | None) -> tuple[int, ...]:
+    """Return the shape of an array outside of a step.
+
+    Chunks of layers are in one dim of all layers, and layers that pad a pipeline's stages are left out.
+
+    Args:
+        array: an array, or a `jax.ShapeDtypeStruct` with a sharding.
+        num_layers: of the model; None if it has no stacked layers.
+    """
     shape = tuple(array.shape)
-    return shape if num_chunks_of(array) == 1 else (shape[0] * shape[1], *shape[2:])
+    if num_chunks_of(array) > 1:
+        shape = (shape[0] * shape[1], *shape[2:])
+    elif not (isinstance(array.sharding, NamedSharding) and array.sharding.spec[:1] == ("stage",)):
+        return shape
+    return shape if num_layers is None else (min(shape[0], num_layers), *shape[1:])
 
 
 def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,15 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import IdxData, InstructionData, MixtureData, RunConfig, TokenFileData
+from ..config import (
+    IdxData,
+    InstructionData,
+    MixtureData,
+    RunConfig,
+    TokenFileData,
+    TransformerModel,
+    padded_layers,
+)
 from ..models import (
     Context,
     Model,
@@ -84,8 +93,8 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     {'inputs': (1, 64, 16), 'targets': (1, 64)}
     """
     model = model_of(config.model)
-    num_chunks = config.pipeline_chunks if mesh.shape.get("stage", 1) > 1 else 1
-    frozen, declared = declarations(config, model, num_chunks)
+    num_stages = mesh.shape.get("stage", 1)
+    frozen, declared = declarations(config, model, num_stages)
     optimizer = optimizer_of(config, declared)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
     state = abstract_state(
@@ -95,9 +104,11 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     shardings = state_shardings["parameters"]
     pipeline = None
-    if mesh.shape.get("stage", 1) > 1:
+    if num_stages > 1:
         assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-        pipeline = Pipeline(model, config.pipeline, num_chunks, context_of, shardings)
+        pipeline = Pipeline(
+            model, config.pipeline, config.pipeline_chunks, config.model.num_layers, context_of, shardings
+        )
 
     def loss(
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
@@ -145,21 +156,25 @@ def whole_parameters(state: Tree) -> Tree:
     return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
 
 
-def declarations(config: RunConfig, model: Model, num_chunks: int) -> tuple[Tree, Tree]:
+def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree, Tree]:
     """Return the declarations of frozen and of trained parameters; the first are None without adapters.
 
-    Layers [layers, ...] in several chunks are [chunks, layers / chunks, ...]: the same numbers in order.
+    Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
+    are [chunks, layers / chunks, ...]: the same numbers in order.
     """
     if config.lora.rank is None:
         declared = model.parameters()
-        if num_chunks == 1:
+        if num_stages == 1:
             return None, declared
+        num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
 
-        def chunked(p: Parameter) -> Parameter:
-            shape = (num_chunks, p.shape[0] // num_chunks, *p.shape[1:])
+        def staged(p: Parameter) -> Parameter:
+            if num_chunks == 1:
+                return replace(p, shape=(num_layers, *p.shape[1:]))
+            shape = (num_chunks, num_layers // num_chunks, *p.shape[1:])
             return replace(p, shape=shape, dims=("chunks", *p.dims))
 
-        layers = jax.tree.map(chunked, declared["layers"], is_leaf=is_parameter)
+        layers = jax.tree.map(staged, declared["layers"], is_leaf=is_parameter)
         return None, {**declared, "layers": layers}
     frozen = model.parameters()
     if config.lora.base == "nf4":
@@ -173,6 +188,9 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
+        if isinstance(config.model, TransformerModel) and not config.model.unroll:
+            layers = partial(_without_padding, config.model.num_layers)
+            parameters |= {"layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)}
         return {
             "parameters": parameters,
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
@@ -184,6 +202,16 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
         }
 
     return init
+
+
+def _without_padding(num_layers: int, declared: Parameter, x: Array) -> Array:
+    """Return stacked layers with zeros in those beyond the model's, which pad a pipeline's stages."""
+    num_stacked = 1 + ("chunks" in declared.dims)
+    held = math.prod(x.shape[:num_stacked])
+    if held == num_layers or "layers" not in declared.dims:
+        return x
+    is_layer = jnp.arange(held).reshape(x.shape[:num_stacked]) < num_layers
+    return jnp.where(is_layer.reshape(*is_layer.shape, *(1,) * (x.ndim - num_stacked)), x, 0)
 
 
 def _frozen_parameters(config: RunConfig, model: Model, root: Key[Array, ""]) -> Tree:

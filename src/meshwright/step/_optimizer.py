@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import config as sections
 from ..models import Parameter, is_parameter
-from ..sharding import parameter_spec
+from ..sharding import axis_size, parameter_spec
 
 Tree = Any
 STACKED = ("chunks", "layers", "experts")  # dims that stack several parameters of one kind
@@ -265,23 +265,27 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
 
     An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
     shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
-    belong to no parameter (step counts) or keep none of its dims are replicated. Of a pipeline's chunks of
-    layers every array that has one number or more for each layer is sharded, by which it is stored.
+    belong to no parameter (step counts) or keep none of its dims are replicated. Of layers that stages share,
+    every array with a number for each layer is sharded over `stage`, as a checkpoint expects.
     """
     parameters = {
         jax.tree_util.keystr(path): parameter
         for path, parameter in jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
     }
 
-    chunked = {
-        p.shape[:2]: parameter_spec(p.dims[:2], mesh) for p in parameters.values() if "chunks" in p.dims
-    }
+    stacks = (
+        (p.shape[: p.dims.index("layers") + 1], p.dims[: p.dims.index("layers") + 1])
+        for p in parameters.values()
+        if "layers" in p.dims
+    )
+    layers = {shape: parameter_spec(dims, mesh) for shape, dims in stacks if axis_size(mesh, "stage") > 1}
 
     def sharding(path: tuple[Any, ...], moment: jax.ShapeDtypeStruct) -> NamedSharding:
         tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
         owner = next((tail for tail in tails if tail in parameters), None)
         if owner is None:
-            return NamedSharding(mesh, chunked.get(moment.shape[:2], PartitionSpec()))
+            spec = next((spec for shape, spec in layers.items() if moment.shape[: len(shape)] == shape), ())
+            return NamedSharding(mesh, PartitionSpec(*spec))
         name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
         parameter = parameters[owner]
         spec = parameter_spec(parameter.dims, mesh, zero1)
@@ -309,7 +313,7 @@ def _spec_of_sides(
         longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
         kept = (*kept[: len(dims.stack)], shorter if name == "v_row" else longer)
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
-        return PartitionSpec(*spec[:2]) if "chunks" in parameter.dims else PartitionSpec()
+        return PartitionSpec(*spec[: spec.index("stage") + 1]) if "stage" in spec else PartitionSpec()
     return PartitionSpec(*(_of_merged(side, spec) for side in kept))
 
 

@@ -31,6 +31,7 @@ _TOTALS = Totals(_WHOLE, PartitionSpec(None, None, AXIS))  # of each chunk the s
 class Pipeline:
     """A model whose layers are sharded over stages.
 
+    `num_layers`: of the model; the parameters may have more, which are padding.
     `num_chunks`: of layers on each stage. With several, the layers' parameters are [chunks, layers / chunks,
     ...] and their second dim is sharded over the stages.
     `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
@@ -40,6 +41,7 @@ class Pipeline:
     model: Staged
     schedule: PipelineSchedule
     num_chunks: int
+    num_layers: int
     context_of: ContextOf
     shardings: Tree
 
@@ -79,16 +81,19 @@ class Pipeline:
 
     def _stage(self, parameters: Tree, batch: Tree, key: Key[Array, ""] | None) -> Stage:
         """Return the work of the stage that this code runs on."""
+        layers = jax.tree.leaves(parameters["layers"])[0]
         ticks = Ticks(
             schedule=self.schedule,
             num_stages=self.mesh.shape[AXIS],
             num_microbatches=jax.tree.leaves(batch)[0].shape[0],
             num_chunks=self.num_chunks,
+            num_layers=self.num_layers,
+            layers_per_stage=self.num_chunks * layers.shape[int(self.num_chunks > 1)],
         )
         return Stage(self.model, ticks, self.context_of, self.shardings, parameters, batch, key)
 
     def _summary(self, totals: Totals) -> dict[str, Array]:
-        figures = jax.tree.map(lambda x: x.reshape(x.shape[0], -1), totals.figures)
+        figures = jax.tree.map(lambda x: x.reshape(x.shape[0], -1)[:, : self.num_layers], totals.figures)
         return self.model.summarize(figures)
 
     @property

@@ -14,7 +14,8 @@ the last stage's output, and sends their gradients back. This takes two messages
 If the last stage did it alone, all others would wait: the head of Llama 3 8B has as many parameters as 2.5 of
 its 32 layers. No tick has a branch: a table's gradient that is carried through one is copied in every tick.
 
-The scope `busy_A_of_B` tells the ledger that A of B runs have a microbatch; the others are the bubble.
+The scope `busy_A_of_B` tells the ledger that A of B runs have a microbatch and layers that are no padding; the
+others are the bubble.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ class Stage:
         self.is_first, self.is_last = self.number == 0, self.number == self.behind
         self.chunk_size = jax.tree.leaves(self.layers)[0].shape[int(self.num_chunks > 1)]
         self.num_groups = self.chunk_size // self.model.group_size
+        self.is_padded = ticks.num_padded_layers > ticks.num_layers
         # With one group of layers, a tick's backward pass has read its slot before the forward pass writes.
         self.schedule = Schedule(self.ticks, reads_first=self.num_groups == 1)
         self.saved: _Saved
@@ -222,8 +224,11 @@ class Stage:
         return part, self.context_of(key)
 
     def busy(self, table: Table) -> Any:
-        """Return the scope of passes, of which some have no microbatch."""
-        return jax.named_scope(f"busy_{self.ticks.num_needed}_of_{len(table.exists)}")
+        """Return the scope of passes, of which some have no microbatch or go through padding."""
+        needed, runs = self.ticks.num_needed, len(table.exists)
+        if self.is_padded:
+            needed, runs = needed * self.ticks.num_layers, runs * self.ticks.num_padded_layers
+        return jax.named_scope(f"busy_{needed}_of_{runs}")
 
     # Layers, one group at a time
 
@@ -244,17 +249,20 @@ class Stage:
         """Return what a group of layers uses besides its parameters and its input."""
         part, context = self.microbatch(its.microbatch)
         first = (its.chunk * self.ticks.num_stages + self.number) * self.chunk_size
-        return (
-            self.model.for_layers(part, context),
-            context.dropout_key,
-            first + group * self.model.group_size,
-        )
+        first = first + group * self.model.group_size
+        is_layer = first < self.ticks.num_layers if self.is_padded else None
+        return self.model.for_layers(part, context), context.dropout_key, first, is_layer
 
     def apply_group(self, layers: list[Tree], x: Array, used: Tree) -> Any:
-        """Apply a group of layers; return output and contribution to the loss, and the layers' figures."""
-        of_batch, key, first = used
-        context = self.context_of(key)
-        return self.model.apply_group(layers, x, of_batch, context, first)
+        """Apply a group of layers; return output and contribution to the loss, and the layers' figures.
+
+        Layers that are padding hand on their input.
+        """
+        of_batch, key, first, is_layer = used
+        (y, more), figures = self.model.apply_group(layers, x, of_batch, self.context_of(key), first)
+        if is_layer is not None:  # no branch: its gradient would keep the weights beside the activations
+            y, more = jnp.where(is_layer, y, x), jnp.where(is_layer, more, 0)
+        return (y, more), figures
 
     def layers_of(self, its: _Pass, group: Array) -> list[Tree]:
         """Return the parameters of each layer of a group."""
