@@ -227,8 +227,8 @@ class Ticks:
     forward pass is that of chunk k mod V S / S. If a stage has no k-th pass, it computes on the data it holds
     and the result is dropped: this is the bubble.
 
-    Layers that do not divide over the stages are padded: the last `layers_per_stage` S - `num_layers` layers
-    hand on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
+    Layers that do not divide over the stages are padded: of `num_padded_layers` those beyond `num_layers` hand
+    on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
 
     `gpipe`: all forward ticks, then all backward ticks (Huang et al. 2019, https://arxiv.org/abs/1811.06965).
 
@@ -242,7 +242,7 @@ class Ticks:
     num_microbatches: int
     num_chunks: int = 1
     num_layers: int = 1
-    layers_per_stage: int = 1
+    num_padded_layers: int = 1
 
     @property
     def num_needed(self) -> int:
@@ -270,11 +270,6 @@ class Ticks:
         """
         return 1 - Fraction(self.num_needed * self.num_layers, self.num_passes * self.num_padded_layers)
 
-    @property
-    def num_padded_layers(self) -> int:
-        """Number of layers of all stages, with those that only hand on their input."""
-        return self.layers_per_stage * self.num_stages
-
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the ticks in the form of `weigh --json`."""
         return {
@@ -282,5 +277,6 @@ class Ticks:
             "num_stages": self.num_stages,
             "num_chunks": self.num_chunks,
             "num_microbatches": self.num_microbatches,
+            "num_padded_layers": self.num_padded_layers,
             "bubble": float(self.bubble),
         }

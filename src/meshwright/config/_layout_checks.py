@@ -55,7 +55,7 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
         num_microbatches=config.batch.sequences // rows,
         num_chunks=config.pipeline_chunks,
         num_layers=_num_layers(config),
-        layers_per_stage=padded_layers(config, layout.size("stage")) // layout.size("stage"),
+        num_padded_layers=padded_layers(config, layout.size("stage")),
     )
 
 
@@ -83,7 +83,8 @@ def _num_layers(config: RunConfig) -> int:
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; each dimension of `ModelSizes.split_dims` over
+    Checked: the batch over data * fsdp * expert * microbatch; the layers over stage and chunks, which pad them;
+    each other dimension of `ModelSizes.split_dims` over
     the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
     over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
 
@@ -139,21 +140,20 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     stages, chunks, model = layout.size("stage"), config.pipeline_chunks, config.model
     assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
     for path, size in model.sizes.split_dims["layers"].items():
-        if "." in path and size < stages:
-            yield path, f"= {size} is less than stage = {stages}", f"use stage={or_list(near_divisors(size, stages))}"
-        elif "." not in path and size % stages:
-            yield path, f"= {size} does not divide over stage = {stages}", f"use stage={or_list(near_divisors(size, stages))}"
-    groups = padded_layers(config, stages) // stages // len(model.windows)
+        if size < stages:
+            yield path, f"= {size} is less than stage = {stages}", f"use stage={size}" + " or less" * (size > 1)
+    group = len(model.windows)
+    groups = padded_layers(config, stages) // stages // group
     if groups % chunks:
-        per_group = f" groups of {len(model.windows)}" if len(model.windows) > 1 else ""
-        what = f"= {chunks} does not divide the {groups}{per_group} layers of each of stage = {stages}"
+        held = f"{groups} groups of {group} layers" if group > 1 else f"{groups} layers"
+        what = f"= {chunks} does not divide the {held} of each of stage = {stages}"
         yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
-    rows = (config.batch.microbatch_sequences or config.batch.sequences // layout.num_replicas) * layout.num_replicas
-    microbatches = config.batch.sequences // rows if rows else 0
-    if chunks > 1 and microbatches % stages and config.batch.sequences % rows == 0:
-        what = f"= {config.batch.sequences} makes {microbatches} microbatches, and with pipeline_chunks = {chunks} "
-        what += f"groups of stage = {stages} pass together"
-        hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, config.batch.sequences))}"
+    sequences, replicas = config.batch.sequences, layout.num_replicas
+    rows = (config.batch.microbatch_sequences or sequences // replicas) * replicas
+    if chunks > 1 and rows and sequences % rows == 0 and sequences // rows % stages:
+        what = f"= {sequences} makes {sequences // rows} microbatches, and with pipeline_chunks = {chunks} they "
+        what += f"pass in groups of stage = {stages}"
+        hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, sequences))}"
         yield "batch.sequences", what, f"{hint}, or pipeline_chunks = 1"
 
 

@@ -2,8 +2,8 @@
 
 A forward pass saves values in a slot until the backward pass of the same chunk and microbatch has read them.
 `Table.slot` says which: going through the ticks in order, each pass takes the first slot that is free on its
-stage. Under `1f1b` with V chunks and S stages this takes (V + 1) S slots of one chunk, (1 + 1 / V) S slots of
-a stage, or one chunk more (`Schedule`). A ring of slots would take 2 V S. A pass that is dropped writes to a
+stage. Under `1f1b` with V chunks and S stages this takes (V + 1) S slots of one chunk, that is (1 + 1 / V) S of
+a stage, or one less (`reads_first`). A ring of slots would take 2 V S. A pass that is dropped writes to a
 slot that is free then.
 
 What the first and the last stage do besides, embedding and loss, falls into ticks that are the same for all
@@ -81,16 +81,16 @@ class Schedule:
 
     >>> ticks = Ticks(schedule="1f1b", num_stages=16, num_microbatches=32, num_chunks=8)
     >>> Schedule(ticks, reads_first=True).num_slots
-    144
+    143
     """
 
     def __init__(self, ticks: Ticks, reads_first: bool) -> None:
-        self.ticks = ticks
+        self.ticks, self.reads_first = ticks, reads_first
         self.num_forward = ticks.num_passes + int(ticks.num_chunks > 1 and ticks.schedule == "1f1b")
         stages = np.arange(ticks.num_stages)[None, :]
         forward = np.arange(self.num_forward)[:, None] - stages
         backward = np.arange(ticks.num_passes)[:, None] - (ticks.num_stages - 1 - stages)
-        forward_slots, backward_slots, self.num_slots = self._slots(reads_first)
+        forward_slots, backward_slots, self.num_slots = self._slots()
         self.forward = self._table(forward, forward_slots, is_backward=False)
         self.backward = self._table(backward, backward_slots, is_backward=True)
 
@@ -108,13 +108,13 @@ class Schedule:
             slot=slots,
         )
 
-    def _slots(self, reads_first: bool) -> tuple[Numbers, Numbers, int]:
+    def _slots(self) -> tuple[Numbers, Numbers, int]:
         """Return the slots of forward and backward passes [ticks, stages], and how many there are."""
-        columns = [self._slots_of_stage(stage, reads_first) for stage in range(self.ticks.num_stages)]
+        columns = [self._slots_of_stage(stage) for stage in range(self.ticks.num_stages)]
         forward, backward = (np.stack([column[place] for column in columns], axis=1) for place in (0, 1))
         return forward, backward, 1 + int(forward.max())
 
-    def _slots_of_stage(self, stage: int, reads_first: bool) -> tuple[list[int], list[int]]:
+    def _slots_of_stage(self, stage: int) -> tuple[list[int], list[int]]:
         """Give each pass of one stage the first slot that is free, in the order of the ticks."""
         ticks = self.ticks
         chunks, stages, behind = ticks.num_chunks, ticks.num_stages, ticks.num_stages - 1
@@ -135,7 +135,7 @@ class Schedule:
                 free.append(slot)
 
         for tick in range(ticks.num_passes + ticks.num_alone):
-            if reads_first:
+            if self.reads_first:
                 done(tick)
             if tick < self.num_forward:
                 if not free:
@@ -145,7 +145,7 @@ class Schedule:
                 if 0 <= tick - stage < ticks.num_needed:
                     free.remove(forward[tick])
                     held[tick - stage] = forward[tick]
-            if not reads_first:
+            if not self.reads_first:
                 done(tick)
         assert not held, f"slots that no backward pass reads: {held}"
         return forward, backward
