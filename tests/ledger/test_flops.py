@@ -157,57 +157,30 @@ def test_a_conditional_costs_its_most_expensive_branch(module):
     assert executed.assumptions == {"conditional at %c: counted by its most expensive branch, 2 of 3": 1}
 
 
-COUNTED = """%head (x: f32[4,4]) -> f32[4,4] {
-  %x = f32[4,4]{1,0} parameter(0)
-  ROOT %d = f32[4,4]{1,0} DOT
-}
-
-%none (x: f32[4,4]) -> f32[4,4] {
-  ROOT %x = f32[4,4]{1,0} parameter(0)
-}
-
-%round (s: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %s = (s32[], f32[4,4]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%s), index=0
-  %a = f32[4,4]{1,0} get-tuple-element(%s), index=1
-  %three = s32[] constant(3)
-  %rest = s32[] remainder(%i, %three)
-  %zero = s32[] constant(0)
-  %taken = pred[] compare(%rest, %zero), direction=EQ
-  CONDITIONAL
-  %one = s32[] constant(1)
-  %next = s32[] add(%i, %one)
-  ROOT %t = (s32[], f32[4,4]{1,0}) tuple(%next, %c)
-}
-
-%goes_on (s: (s32[], f32[4,4])) -> pred[] {
-  %s = (s32[], f32[4,4]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%s), index=0
-  %ten = s32[] constant(10)
-  ROOT %less = pred[] compare(%i, %ten), direction=LT
-}
-
-"""
-BY_PREDICATE = (
-    "%c = f32[4,4]{1,0} conditional(%taken, %a, %a), true_computation=%head, false_computation=%none"
-)
-BY_INDEX = """%index = s32[] convert(%taken)
-  %c = f32[4,4]{1,0} conditional(%index, %a, %a), branch_computations={%none, %head}"""
-
-
-@pytest.mark.parametrize("conditional", [BY_PREDICATE, BY_INDEX])
-def test_a_branch_that_a_loops_counter_chooses_counts_as_often_as_it_is_taken(module, conditional):
+def test_of_a_branch_that_says_how_often_it_is_taken_that_share_counts(module):
+    """On one of two stages, in four of five ticks; a plain loop's body is busy in four of five."""
+    named = 'metadata={op_name="jit(f)/PLACE/dot_general" source_file="model.py" source_line=12}'
+    taken, busy = (named.replace("PLACE", place) for place in ("taken_4_of_10/cond", "busy_4_of_5/jvp(up)"))
+    product = "{{\n  %x = f32[4,4]{{1,0}} parameter(0)\n  ROOT %d = f32[4,4]{{1,0}} {}, {}\n}}\n"
     program = module(
-        "%a = f32[4,4]{1,0} parameter(0)",
-        "%zero = s32[] constant(0)",
-        "%state = (s32[], f32[4,4]{1,0}) tuple(%zero, %a)",
-        "%w = (s32[], f32[4,4]{1,0}) while(%state), condition=%goes_on, body=%round",
-        "ROOT %r = f32[4,4]{1,0} get-tuple-element(%w), index=1",
-        before=COUNTED.replace("DOT", DOT.replace("%a", "%x")).replace("CONDITIONAL", conditional),
-    )
+        "%i = pred[] parameter(0)",
+        "%a = f32[4,4]{1,0} parameter(1)",
+        f"%p = f32[4,4]{{1,0}} fusion(%a), kind=kCustom, calls=%layers, {busy}",
+        f"ROOT %c = f32[4,4]{{1,0}} conditional(%i, %p, %p), true_computation=%head, "
+        f"false_computation=%none, {taken}",
+        before="%layers (x: f32[4,4]) -> f32[4,4] " + product.format(DOT, busy)
+        + "%head (x: f32[4,4]) -> f32[4,4] " + product.format(DOT, taken)
+        + "%none (x: f32[4,4]) -> f32[4,4] {\n  ROOT %x = f32[4,4]{1,0} parameter(0)\n}\n",
+    )  # fmt: skip
     executed = executed_flops(executions_of(program))
-    assert executed.total == 4 * 2 * 4**3  # in rounds 0, 3, 6 and 9 of ten
-    assert not executed.assumptions
+    assert executed.total == 128 + 128 * 4 // 10
+    assert executed.bubble == Fraction(128, 5)
+    assert executed.first_by_module == {"up": Fraction(4 * 128, 5), "": 51}
+    (assumed,) = executed.assumptions
+    assert assumed == (
+        "conditional at model.py:12: counted by its most expensive branch, 1 of 2, "
+        "FLOPs by the 2/5 of all runs that take it"
+    )
 
 
 TWO_WAYS = """%cheap (x: f32[8]) -> f32[8] {

@@ -4,9 +4,8 @@
 and messages over this list. `predict` uses its trip counts and branches, so that both describe the same
 execution. A loop's body runs as often as `trips_of` finds, or once where that is unknown. XLA's GPU and CPU
 backends annotate most loops with `known_trip_count`, and its TPU backend none. Loop pipelining on GPUs drops
-the annotation from a loop whose first round it peels off. Of a conditional in a loop each branch is listed as
-often as the loop's counter chooses it, where integers of the loop's state decide (`shares_of_branches`). Of
-any other only the branch with the most work is listed; the caller defines what work is. Instructions inside a fusion, a call or an asynchronous
+the annotation from a loop whose first round it peels off. Only the branch with the most work is listed of a
+conditional; the caller defines what work is. Instructions inside a fusion, a call or an asynchronous
 computation are listed too, after their caller. The scalar computation of a reduction, a sort or a scatter is
 not entered.
 
@@ -22,11 +21,9 @@ walk, and differ in the instructions that they look through:
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 from ._text import MOVING, RUNNING, Computation, Instruction, Operand, Program
 
@@ -75,7 +72,6 @@ class Executions:
         self._weigh = weigh
         self._trips: dict[str, int | None] = {}
         self._branches: dict[str, int] = {}
-        self._shares: dict[str, tuple[Fraction, ...] | None] = {}
         self._work: dict[str, Weight] = {}
         self._all: tuple[Execution, ...] | None = None
 
@@ -99,22 +95,6 @@ class Executions:
     def branches(self, conditional: Instruction) -> tuple[Computation, ...]:
         """Return the branches of a conditional, in the order in which the conditional names them."""
         return self.program.called_by(conditional)
-
-    def shares(self, home: Computation, conditional: Instruction) -> tuple[Fraction, ...]:
-        """Return the share of a conditional's runs in which each of its branches is taken.
-
-        Where nothing decides it before the program runs, that is 1 for the branch with the most work.
-        """
-        if conditional.name not in self._shares:
-            self._shares[conditional.name] = shares_of_branches(self.program, home, conditional)
-        known, count = self._shares[conditional.name], len(self.branches(conditional))
-        chosen = self.branch(conditional)
-        return known or tuple(Fraction(place == chosen) for place in range(count))
-
-    def is_decided(self, home: Computation, conditional: Instruction) -> bool:
-        """Return whether it is known before the program runs how often each branch is taken."""
-        self.shares(home, conditional)
-        return self._shares[conditional.name] is not None
 
     def branch(self, conditional: Instruction) -> int:
         """Return the index in `branches` of the branch with the most work; of equals, the first."""
@@ -146,10 +126,8 @@ class Executions:
                     inner = self.program.computations[instruction.called[role][0]]
                     yield from self._run(inner, times * (1 if runs is None else runs), True, None)
             elif instruction.opcode == "conditional":
-                shares = self.shares(computation, instruction)
-                for branch, share in zip(self.branches(instruction), shares, strict=True):
-                    if share:  # a loop's runs are a multiple of its rounds, and any others are rounded up
-                        yield from self._run(branch, math.ceil(times * share), in_loop, None)
+                chosen = self.branches(instruction)[self.branch(instruction)]
+                yield from self._run(chosen, times, in_loop, None)
             elif instruction.opcode in RUNNING:
                 for inner in self.program.called_by(instruction):
                     yield from self._run(inner, times, in_loop, execution)
@@ -161,8 +139,7 @@ MOST_ROUNDS = 100_000
 _INTEGER_RULES: dict[str, Callable[[int, int], int]] = {  # by opcode, or by the direction of a comparison
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "and": lambda a, b: a & b,
     "or": lambda a, b: a | b, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
-    "EQ": operator.eq, "NE": operator.ne, "xor": operator.xor, "minimum": min, "maximum": max,
-    "remainder": lambda a, b: int(math.fmod(a, b)) if b else a, "divide": lambda a, b: int(a / b) if b else -1,
+    "EQ": operator.eq, "NE": operator.ne,
 }  # fmt: skip
 # (parameter number, index in its tuple) -> the integer at that place; None where it is unknown.
 _Reader = Callable[[int, tuple[int, ...]], int | None]
@@ -177,86 +154,34 @@ def trips_of(program: Program, home: Computation, loop: Instruction) -> int | No
     """
     if loop.trip_count is not None:
         return loop.trip_count
-    condition = program.computations[loop.called["condition"][0]]
-    state = _LoopState(program, home, loop)
+    condition, body = (program.computations[loop.called[key][0]] for key in ("condition", "body"))
+    state: dict[int, int | None] = {}
+
+    def start(place: int) -> int | None:
+        entering = Operand(name=loop.operands[0].name, index=(*loop.operands[0].index, place))
+        return _value(program, home, entering, lambda number, index: None)
+
+    def read(number: int, index: tuple[int, ...]) -> int | None:
+        if not index:
+            return None
+        if index[0] not in state:
+            state[index[0]] = start(index[0])
+        return state[index[0]]
+
     for rounds in range(MOST_ROUNDS):
-        goes_on = _value(program, condition, Operand(name=condition.root.name), state.read)
+        goes_on = _value(program, condition, Operand(name=condition.root.name), read)
         if goes_on is None:
             return None
         if not goes_on:
             return rounds
-        if not state.go_on():
+        following = {
+            p: _value(program, body, Operand(name=body.root.name, index=(p,)), read) for p in [*state]
+        }
+        # A state element that was first read just now is missing from `following`: give up.
+        if len(state) != len(following):
             return None
+        state.update(following)
     return None
-
-
-def shares_of_branches(
-    program: Program, home: Computation, conditional: Instruction
-) -> tuple[Fraction, ...] | None:
-    """Return the share of a loop's rounds in which each branch of a conditional is taken; None if unknown.
-
-    Counted: a conditional in the body of a loop of known length, with an index or a predicate that depends
-    only on integers of the loop's state, as for `trips_of`.
-    """
-    caller = next(
-        (
-            (outside, loop)
-            for outside, loop in program.instructions()
-            if loop.opcode == "while" and loop.called["body"][0] == home.name
-        ),
-        None,
-    )
-    trips = None if caller is None else trips_of(program, *caller)
-    if caller is None or not trips or trips > MOST_ROUNDS:
-        return None
-    state, num_branches = _LoopState(program, *caller), len(conditional.all_called)
-    taken = [0] * num_branches
-    for _ in range(trips):
-        index = _value(program, home, conditional.operands[0], state.read)
-        if index is None:
-            return None
-        if "true_computation" in conditional.called:
-            index = 1 - index  # the branch for true is named first
-        taken[index if 0 <= index < num_branches else -1] += 1  # any other index takes the last branch
-        if not state.go_on():
-            return None
-    return tuple(Fraction(count, trips) for count in taken)
-
-
-class _LoopState:
-    """The integers of a loop's state, from round to round; those that are read, from the first round on."""
-
-    def __init__(self, program: Program, home: Computation, loop: Instruction) -> None:
-        self._program, self._home, self._entering = program, home, loop.operands[0]
-        self._body = program.computations[loop.called["body"][0]]
-        self._values: dict[int, int | None] = {}
-        self._is_first = True
-
-    def read(self, number: int, index: tuple[int, ...]) -> int | None:
-        """Return an integer of the state in this round; None if it is unknown."""
-        if not index:
-            return None
-        if index[0] not in self._values:
-            entering = Operand(name=self._entering.name, index=(*self._entering.index, index[0]))
-            start = _value(self._program, self._home, entering, lambda number, index: None)
-            self._values[index[0]] = start if self._is_first else None
-        return self._values[index[0]]
-
-    def go_on(self) -> bool:
-        """Go on to the next round; False if an element that is read in it was not read before."""
-        while True:
-            known = [*self._values]
-            following = {place: self._following(place) for place in known}
-            if len(self._values) == len(known):
-                break
-            if not self._is_first:
-                return False
-        self._values, self._is_first = following, False
-        return True
-
-    def _following(self, place: int) -> int | None:
-        operand = Operand(name=self._body.root.name, index=(place,))
-        return _value(self._program, self._body, operand, self.read)
 
 
 def _value(program: Program, computation: Computation, operand: Operand, read: _Reader) -> int | None:
@@ -276,11 +201,8 @@ def _value(program: Program, computation: Computation, operand: Operand, read: _
         return argument(0, (int(instruction.attributes["index"]), *index))
     if opcode == "tuple" and index:
         return argument(index[0], index[1:])
-    if opcode in ("copy", "bitcast", "reshape", "convert"):
+    if opcode in ("copy", "bitcast", "reshape"):
         return argument(0, index)
-    if opcode == "select":
-        chosen = argument(0)
-        return None if chosen is None else argument(1 if chosen else 2)
     if opcode in ("fusion", "call"):
         called = program.computations[instruction.all_called[0]]
         return _value(program, called, Operand(name=called.root.name, index=index), argument)

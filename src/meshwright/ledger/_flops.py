@@ -2,9 +2,9 @@
 
 Each instruction's FLOPs (see `_rules`) are multiplied by how often it runs. Counted: products, convolutions
 and attention; elementwise work in separate sums by class. A `while` whose trip count is unknown is counted
-once and listed as unpriced. Of a `conditional` in a loop whose counter chooses the branch, each branch counts
-as often as it is taken. Any other costs as much as its most expensive branch, and is listed among the
-assumptions. Not counted: see `_rules`.
+once and listed as unpriced. A `conditional` costs as much as its most expensive branch, and is listed among
+the assumptions. A conditional of Meshwright's own may declare how often that branch is taken (`taken_A_of_B`,
+see `hlo._scopes`). Then that share counts, rounded down to whole FLOPs. Not counted: see `_rules`.
 
 XLA's dot merger joins products that share an operand, such as those of queries, keys and values. The merged
 product takes the other operands concatenated, and keeps the name of one of them. The traced program has each
@@ -124,7 +124,7 @@ class _Count:
         elif unpriced := self._unpriced(execution):
             self.total.unpriced[unpriced] += times
         if instruction.opcode == "conditional":
-            self._conditional(home, instruction, times)
+            self._conditional(instruction, times)
 
     def calls_to_the_host(self) -> None:
         """Record each place of the program, taken branch or not, that calls a function on the host."""
@@ -143,7 +143,8 @@ class _Count:
         total, (home, named) = self.total, self._named(execution)
         phase, module = self._phases.of(home, named), module_of(named.op_name)
         shares = shares_of(named.op_name)
-        flops, again = (execution.times * n for n in (work.flops, work.recompute_flops))
+        taken = shares.get("taken", 1)
+        flops, again = (int(execution.times * n * taken) for n in (work.flops, work.recompute_flops))
         for its, amount in ((phase, flops - again), ("recompute", again)):
             if amount:
                 total.by_phase[its] += amount
@@ -185,10 +186,8 @@ class _Count:
                 return place == module or (place == _scope(module) and not is_models)
         return False
 
-    def _conditional(self, home: Computation, instruction: Instruction, times: int) -> None:
+    def _conditional(self, instruction: Instruction, times: int) -> None:
         """Record which branch is counted, and list the unpriced work of the other branches."""
-        if self._executions.is_decided(home, instruction):
-            return
         chosen, branches = self._executions.branch(instruction), self._executions.branches(instruction)
         lacking = [self._unpriced_in(branch, times) for branch in branches]
         most: Counter[str] = Counter()
@@ -199,6 +198,8 @@ class _Count:
         text = (
             f"conditional at {place}: counted by its most expensive branch, {chosen + 1} of {len(branches)}"
         )
+        if taken := shares_of(instruction.op_name).get("taken"):
+            text += f", FLOPs by the {taken} of all runs that take it"
         self.total.assumptions[text] += times
 
     def _unpriced_in(self, branch: Computation, times: int) -> Counter[str]:

@@ -3,7 +3,7 @@
 The streams are compute, the links inside domains and the links between domains. An asynchronous collective
 occupies its link from its start, or from when the link is free. The instruction that awaits it holds
 the compute clock until it ends; a synchronous collective holds both clocks. A loop's body is walked once and
-multiplied by the trip count, and a branch by the share of the rounds that take it. A fusion that computes while collectives run, as XLA's TPU backend writes them,
+multiplied by the trip count. A fusion that computes while collectives run, as XLA's TPU backend writes them,
 overlaps them here too.
 Not modelled: compute slows down while collectives run. This was measured, but made no visible difference over
 the published runs.
@@ -198,7 +198,8 @@ class _Stream:
         elif opcode == "while":
             self._loop(instruction)
         elif opcode == "conditional":
-            self._branches(instruction)
+            chosen = walker.executions.branches(instruction)[walker.executions.branch(instruction)]
+            self._add(walker.computation(chosen))
         elif walker.is_collective(instruction):
             if transfer := walker.transfer(self._computation, instruction):
                 self._transfer(instruction, transfer)
@@ -311,22 +312,11 @@ class _Stream:
             called = self._walker.program.computations[instruction.called[role][0]]
             self._add(self._walker.computation(called), times)
 
-    def _branches(self, conditional: Instruction) -> None:
-        """Add each branch of a conditional for the share of its runs that takes it."""
-        executions = self._walker.executions
-        shares = executions.shares(self._computation, conditional)
-        for branch, share in zip(executions.branches(conditional), shares, strict=True):
-            if share:
-                self._add(self._walker.computation(branch), int(share) if share == 1 else float(share))
-
-    def _add(self, inner: Walked, times: float = 1) -> None:
-        """Add `times` runs of another computation. The links that it uses are free only after it ends.
-
-        A share of a run is that of a branch which not all runs take.
-        """
+    def _add(self, inner: Walked, times: int = 1) -> None:
+        """Add `times` runs of another computation. The links that it uses are free only after it ends."""
         walked = self._walked
         walked.events += [replace(e, begin_seconds=self._now + e.begin_seconds) for e in inner.events]
-        if isinstance(times, int) and times > 1 and inner.events:
+        if times > 1 and inner.events:
             further = Event(
                 name=f"{times - 1} further rounds like this one",
                 stream="compute",
@@ -339,15 +329,15 @@ class _Stream:
         self._now += times * inner.seconds
         _add_to(walked.total, inner.total, times)
         _add_to(walked.exposed, inner.exposed, times)
-        walked.flops.update({name: round(times * flops) for name, flops in inner.flops.items()})
-        walked.unpriced.update({name: math.ceil(times * count) for name, count in inner.unpriced.items()})
+        walked.flops.update({name: times * flops for name, flops in inner.flops.items()})
+        walked.unpriced.update({name: times * count for name, count in inner.unpriced.items()})
         walked.links |= inner.links
         walked.transfers |= inner.transfers
         for link in inner.links:
             self._free[link] = max(self._free[link], self._now)
 
 
-def _add_to(sums: dict[str, float], more: Mapping[str, float], times: float = 1) -> None:
+def _add_to(sums: dict[str, float], more: Mapping[str, float], times: int = 1) -> None:
     for name, seconds in more.items():
         sums[name] = sums.get(name, 0.0) + times * seconds
 
