@@ -482,7 +482,11 @@ class Stage:
         none = _Pass(jnp.bool_(False), *(jnp.int32(0),) * 3)
         jax.eval_shape(lambda x: self.forward(x, none, jnp.int32(0), totals)[0], x)
         in_slots = self.schedule.num_slots, self.num_groups
-        slots = [jnp.zeros((*in_slots, *leaf.shape), leaf.dtype) for leaf in self.saved.shapes]
+        slots: list[Array] = []
+        for number, leaf in enumerate(self.saved.shapes):
+            # A zero of its own for each, or XLA would copy those of one shape from one another.
+            zero, _ = lax.optimization_barrier((jnp.zeros((), leaf.dtype), jnp.int32(number)))
+            slots.append(jnp.broadcast_to(zero, (*in_slots, *leaf.shape)))
         waiting = self.ticks.num_microbatches + 1 if self.is_gpipe else 1
         outputs = jnp.zeros((waiting, *x.shape), x.dtype)
         gradient = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), self.parameters)
