@@ -82,7 +82,9 @@ class Run:
             if x.size == np.prod(declared.shape):
                 return x.reshape(declared.shape)
             padding = np.prod(declared.shape) // np.prod(x.shape[1:]) - x.shape[0]
-            return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), constant_values=0.1).reshape(declared.shape)
+            return jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1), constant_values=0.1).reshape(
+                declared.shape
+            )
 
         return jax.tree.map(one, self.staged(mesh), self.parameters, is_leaf=is_parameter)
 
@@ -175,12 +177,18 @@ CASES = [
     pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2"),
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
-    pytest.param({"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=WIDE),
+    pytest.param(
+        {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=WIDE
+    ),
     pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows"),
-    pytest.param({"stage": 4}, 4, ("model.num_layers=5",), TWO, id="two chunks, five layers over four stages"),
+    pytest.param(
+        {"stage": 4}, 4, ("model.num_layers=5",), TWO, id="two chunks, five layers over four stages"
+    ),
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=WIDE),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=WIDE),
-    pytest.param({"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=WIDE),
+    pytest.param(
+        {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=WIDE
+    ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
     pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=WIDE),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=WIDE),
@@ -241,7 +249,9 @@ def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keep
     # The copy of the batch's tokens, which the CPU makes for each loop, does.
     tokens = 3 * (32 - 8) * ROWS * 17 * 4
     assert temporary["1f1b", 32] - temporary["1f1b", 8] <= tokens
-    assert temporary["gpipe", 32] - temporary["gpipe", 8] > 24 * 4 * ROWS * 16 * 32  # at least the MLP's product
+    assert (
+        temporary["gpipe", 32] - temporary["gpipe", 8] > 24 * 4 * ROWS * 16 * 32
+    )  # at least the MLP's product
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tables of a pipeline: what each stage needs is there in time, and no slot is written before it is read."""
+"""The tables of a pipeline: what a stage needs is there in time, and no slot is written before it is read."""
 
 import itertools
 
@@ -51,9 +51,7 @@ def played(schedule):
 
 @pytest.mark.parametrize(("schedule", "stages", "chunks", "groups", "reads_first"), CASES)
 def test_every_pass_finds_its_input_and_its_slot(schedule, stages, chunks, groups, reads_first):
-    ticks = Ticks(
-        schedule=schedule, num_stages=stages, num_microbatches=stages * groups, num_chunks=chunks
-    )
+    ticks = Ticks(schedule=schedule, num_stages=stages, num_microbatches=stages * groups, num_chunks=chunks)
     made = Schedule(ticks, reads_first=reads_first)
     assert played(made) == (stages * chunks * stages * groups,) * 2
     # By hand: a pass that waits longest waits for V S ticks, and S more wait for the next group.

@@ -20,7 +20,15 @@ from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..results import Plan
 
-SEARCHED = ("layout", "remat", "zero1", "offload", "pipeline", "pipeline_chunks", "batch.microbatch_sequences")
+SEARCHED = (
+    "layout",
+    "remat",
+    "zero1",
+    "offload",
+    "pipeline",
+    "pipeline_chunks",
+    "batch.microbatch_sequences",
+)
 """The keys of a run that every plan searches. Precision is searched if asked, and stays part of the run."""
 
 

@@ -4,7 +4,8 @@
 writes the copies with TensorStore, in the format of Orbax: one OCDBT database of Zarr arrays, without
 compression, and a JSON file that describes the tree. `restore` places the arrays of a checkpoint on a mesh,
 whatever mesh they came from. The layers of a pipeline in several chunks, [chunks, layers / chunks, ...], are
-stored as those of any other run, [layers, ...]. `export_parameters` writes the parameters to a safetensors file.
+stored as those of any other run, [layers, ...], and without those that pad its stages. `export_parameters`
+writes the parameters to a safetensors file.
 
 Sources: https://orbax.readthedocs.io, "Checkpoint Format"; https://huggingface.co/docs/safetensors, "Format".
 """
@@ -282,9 +283,7 @@ def _disk_errors() -> Iterator[None]:
 VECTOR_BYTES = 64  # jax's CPU devices use host memory without a copy if it begins at a multiple of this
 
 
-def restore(
-    found: Found, state: Tree, *, only: Iterable[str] = (), num_layers: int | None = None
-) -> Tree:
+def restore(found: Found, state: Tree, *, only: Iterable[str] = (), num_layers: int | None = None) -> Tree:
     """Restore the arrays of a checkpoint, laid out as `state` specifies.
 
     Shapes and formats must be the checkpoint's. Each device receives only its own shards, and nothing else is
@@ -350,7 +349,10 @@ def _check_match(
             f"{where} has {described(unknown)}, which this config's state does not have", hint=hint
         )
     for path, leaf in wanted.items():
-        ours, theirs = (leaf.dtype.name, shape_of_layers(leaf, num_layers)), (stored[path].dtype, stored[path].shape)
+        ours, theirs = (
+            (leaf.dtype.name, shape_of_layers(leaf, num_layers)),
+            (stored[path].dtype, stored[path].shape),
+        )
         if ours != theirs:
             words = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in (theirs, ours)]
             raise InputError(f"{where} has {path} as {words[0]}, and this config as {words[1]}", hint=hint)

@@ -227,8 +227,8 @@ class Ticks:
     forward pass is that of chunk k mod V S / S. If a stage has no k-th pass, it computes on the data it holds
     and the result is dropped: this is the bubble.
 
-    Layers that do not divide over the stages are padded: of `num_padded_layers` those beyond `num_layers` hand
-    on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
+    Layers that do not divide over the stages are padded: of `num_padded_layers` those beyond `num_layers`
+    hand on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
 
     `gpipe`: all forward ticks, then all backward ticks (Huang et al. 2019, https://arxiv.org/abs/1811.06965).
 

@@ -83,10 +83,9 @@ def _num_layers(config: RunConfig) -> int:
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; the layers over stage and chunks, which pad them;
-    each other dimension of `ModelSizes.split_dims` over
-    the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
-    over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
+    Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
+    each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
+    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
@@ -141,7 +140,11 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
     for path, size in model.sizes.split_dims["layers"].items():
         if size < stages:
-            yield path, f"= {size} is less than stage = {stages}", f"use stage={size}" + " or less" * (size > 1)
+            yield (
+                path,
+                f"= {size} is less than stage = {stages}",
+                f"use stage={size}" + " or less" * (size > 1),
+            )
     group = len(model.windows)
     groups = padded_layers(config, stages) // stages // group
     if groups % chunks:
@@ -151,7 +154,9 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     sequences, replicas = config.batch.sequences, layout.num_replicas
     rows = (config.batch.microbatch_sequences or sequences // replicas) * replicas
     if chunks > 1 and rows and sequences % rows == 0 and sequences // rows % stages:
-        what = f"= {sequences} makes {sequences // rows} microbatches, and with pipeline_chunks = {chunks} they "
+        what = (
+            f"= {sequences} makes {sequences // rows} microbatches, and with pipeline_chunks = {chunks} they "
+        )
         what += f"pass in groups of stage = {stages}"
         hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, sequences))}"
         yield "batch.sequences", what, f"{hint}, or pipeline_chunks = 1"

@@ -9,9 +9,9 @@ The form, for one device. A transformer's block has, for T tokens of a microbatc
 (each once forward and twice backward), fused attention, and passes over memory. `tensor` adds two gathers and
 two scatters of the block's input forward, and more of them backward. `fsdp` gathers each layer's weights
 forward and backward and scatters their gradients; a share of that is hidden behind computation. `context`
-sends keys and values around a ring beside attention. A pipeline of S stages, M microbatches and V chunks takes
-M + (S - 1) / V times a stage's pass. Then come the head, the reduction over `data`, and the update. Rates are those
-with which `predict` prices a compiled schedule.
+sends keys and values around a ring beside attention. A pipeline of S stages, M microbatches and V chunks
+takes M + (S - 1) / V times a stage's pass. Then come the head, the reduction over `data`, and the update.
+Rates are those with which `predict` prices a compiled schedule.
 
 With adapters the model's matrices have no gradients, and their products one backward form in place of two.
 Not counted: what the compiler fuses or repeats, which is why only compiling decides; adapters' products.
@@ -259,9 +259,7 @@ class _Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
-        copies = copies + np.where(
-            self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0
-        )
+        copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,
             np.where(

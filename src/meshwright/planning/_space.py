@@ -483,7 +483,7 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
 
 
 def _with_chunks(config: RunConfig, candidates: Candidates, values: Sequence[int]) -> Candidates:
-    """Return each candidate with each legal number of chunks; if nobody chose any, with one and with the most.
+    """Return each candidate with each legal number of chunks; if nobody chose any, with one and the most.
 
     More chunks make the bubble and the saved activations smaller, and more messages.
     """

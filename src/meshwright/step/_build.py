@@ -190,7 +190,9 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
         if isinstance(config.model, TransformerModel) and not config.model.unroll:
             layers = partial(_without_padding, config.model.num_layers)
-            parameters |= {"layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)}
+            parameters |= {
+                "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
+            }
         return {
             "parameters": parameters,
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
@@ -318,7 +320,7 @@ def moved(optimizer: Tree, space: Any) -> Tree:
 def whole_over_replicas(
     parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike, zero1: bool = True
 ) -> Tree:
-    """Return the copy of the parameters with which a step computes, made once: cast, and under ZeRO-1 gathered.
+    """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
     Under ZeRO-1 it is whole over `data`; it stays sharded by the other axes. Matrices and tables are cast to
     `dtype` before they cross the network. Vectors stay in float32, and so do matrices with `Parameter.wide`.

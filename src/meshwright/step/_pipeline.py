@@ -88,7 +88,9 @@ class Pipeline:
             num_microbatches=jax.tree.leaves(batch)[0].shape[0],
             num_chunks=self.num_chunks,
             num_layers=self.num_layers,
-            num_padded_layers=self.mesh.shape[AXIS] * self.num_chunks * layers.shape[int(self.num_chunks > 1)],
+            num_padded_layers=self.mesh.shape[AXIS]
+            * self.num_chunks
+            * layers.shape[int(self.num_chunks > 1)],
         )
         return Stage(self.model, ticks, self.context_of, self.shardings, parameters, batch, key)
 
@@ -125,5 +127,3 @@ class Pipeline:
             axis_names={AXIS, *self.replicas},
             check_vma=False,
         )
-
-

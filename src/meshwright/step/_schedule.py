@@ -2,15 +2,15 @@
 
 A forward pass saves values in a slot until the backward pass of the same chunk and microbatch has read them.
 `Table.slot` says which: going through the ticks in order, each pass takes the first slot that is free on its
-stage. Under `1f1b` with V chunks and S stages this takes (V + 1) S slots of one chunk, that is (1 + 1 / V) S of
-a stage, or one less (`reads_first`). A ring of slots would take 2 V S. A pass that is dropped writes to a
+stage. Under `1f1b` with V chunks and S stages this takes (V + 1) S slots of one chunk, that is (1 + 1 / V) S
+of a stage, or one less (`reads_first`). A ring of slots would take 2 V S. A pass that is dropped writes to a
 slot that is free then.
 
 What the first and the last stage do besides, embedding and loss, falls into ticks that are the same for all
 groups of microbatches: the first S of each V S. `segments` lists the ticks by what they do, so that each kind
-of tick has a loop of its own and no tick has a branch. With several chunks there is one forward tick too many,
-dropped on every stage, so that no tick stands alone: XLA would write it outside of any loop, and keep there
-copies of weights in other formats beside those of the loops.
+of tick has a loop of its own and no tick has a branch. With several chunks there is one forward tick more,
+dropped on every stage, so that no tick stands alone: XLA would write it outside of any loop, and keep copies
+of weights for it, in another order of their dims, beside those of the loops.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ the last stage's output, and sends their gradients back. This takes two messages
 If the last stage did it alone, all others would wait: the head of Llama 3 8B has as many parameters as 2.5 of
 its 32 layers. No tick has a branch: a table's gradient that is carried through one is copied in every tick.
 
-The scope `busy_A_of_B` tells the ledger that A of B runs have a microbatch and layers that are no padding; the
-others are the bubble.
+The scope `busy_A_of_B` tells the ledger that A of B runs have a microbatch, and layers that are no padding;
+the others are the bubble.
 """
 
 from __future__ import annotations
@@ -302,9 +302,7 @@ class Stage:
         self.saved = _Saved(structure, places, shapes)
         return y, saved, self.with_figures(totals, its, group, more, figures)
 
-    def with_figures(
-        self, totals: Totals, its: _Pass, group: Array, more: Array, figures: Tree
-    ) -> Totals:
+    def with_figures(self, totals: Totals, its: _Pass, group: Array, more: Array, figures: Tree) -> Totals:
         """Add a group's loss contribution and figures; add nothing if the pass does not exist."""
         loss = totals.loss + jnp.where(its.exists, more, 0)
 
@@ -318,7 +316,7 @@ class Stage:
     def backward(
         self, saved: list[Array], d_y: Array, scale: Array, its: _Pass, group: Array, gradient: Tree
     ) -> tuple[Array, Tree]:
-        """Run a group's backward pass; return its input's gradient, and the layers' `gradient` with its own."""
+        """Run a group's backward pass; return its input's gradient, and `gradient` with the group's added."""
         layers, used = self.layers_of(its, group), self.used_by(its, group)
         sources = {"layers": jax.tree.leaves(layers), "used": jax.tree.leaves(used), "saved": saved}
         structure, places, _ = self.saved
@@ -326,6 +324,7 @@ class Stage:
         d_y, scale = jnp.where(its.exists, d_y, 0), jnp.where(its.exists, scale, 0)
         with self.busy(self.schedule.backward):
             d_layers, d_x = jax.tree.unflatten(structure, leaves)((d_y, scale))
+
         def added(total: Array, *each: Array) -> Array:
             for place, more in enumerate(each):
                 layer = group * len(each) + place
@@ -345,15 +344,16 @@ class Stage:
         def one(carry: _Carry, number: Array) -> tuple[_Carry, None]:
             last, saved = self.num_groups - 1 - number, list[Array]()
             if work.backward:
-                saved = [lax.dynamic_slice(s, (down.slot, last, *(0,) * (s.ndim - 2)), (1, 1, *s.shape[2:]))[0, 0]
-                         for s in carry.slots]  # fmt: skip
+                saved = [_loaded(slot, down.slot, last) for slot in carry.slots]
             if work.forward and work.backward:
                 saved, slots = lax.optimization_barrier((saved, carry.slots))
                 carry = carry._replace(slots=slots)
             if work.forward:
                 y, kept, totals = self.forward(carry.x, up, number, carry.totals)
-                slots = [lax.dynamic_update_slice(s, k[None, None], (up.slot, number, *(0,) * k.ndim))
-                         for s, k in zip(carry.slots, kept, strict=True)]  # fmt: skip
+                slots = [
+                    _stored(slot, value, up.slot, number)
+                    for slot, value in zip(carry.slots, kept, strict=True)
+                ]
                 carry = carry._replace(x=y, slots=slots, totals=totals)
             if work.backward:
                 layers = carry.gradient["layers"]
@@ -434,12 +434,12 @@ class Stage:
         """Run the ticks of a segment, which begins with these forward and backward ticks."""
 
         def once(carry: _Carry, repeat: Array) -> tuple[_Carry, None]:
-            up, down = (
-                first + repeat * more for first, more in zip(begin, segment.num_passes, strict=True)
-            )
+            up, down = (first + repeat * more for first, more in zip(begin, segment.num_passes, strict=True))
             for work, count in segment.parts:
 
-                def tick(ticks: _Carry, i: Array, work: Work = work, up: Array = up, down: Array = down) -> Any:
+                def tick(
+                    ticks: _Carry, i: Array, work: Work = work, up: Array = up, down: Array = down
+                ) -> Any:
                     return self.tick(work, ticks, up + i, down + i, scale), None
 
                 carry, _ = lax.scan(tick, carry, jnp.arange(count))
@@ -552,3 +552,14 @@ class Stage:
 def _shared(tree: Tree) -> Tree:
     """Return all entries but the layers: those that every stage holds."""
     return {name: part for name, part in tree.items() if name != "layers"}
+
+
+def _stored(slots: Array, value: Array, slot: Array, group: Array) -> Array:
+    """Return `slots` [slots, groups, ...] with a group's value in one slot."""
+    return lax.dynamic_update_slice(slots, value[None, None], (slot, group, *(0,) * value.ndim))
+
+
+def _loaded(slots: Array, slot: Array, group: Array) -> Array:
+    """Return a group's value in one slot."""
+    rest = slots.shape[2:]
+    return lax.dynamic_slice(slots, (slot, group, *(0,) * len(rest)), (1, 1, *rest))[0, 0]

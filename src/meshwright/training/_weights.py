@@ -134,18 +134,19 @@ class FirstWeights:
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
 
-
     def _staged(self, leaf: Any, wanted: tuple[slice, ...], read: Any) -> np.ndarray:
         """Return a part of a pipeline's layers: in chunks, with zeros in the padding."""
         num_chunks, (layers, *rest) = num_chunks_of(leaf), wanted[int(num_chunks_of(leaf) > 1) :]
         per_chunk = leaf.shape[int(num_chunks > 1)]
         start, stop, _ = layers.indices(per_chunk)
-        values = np.zeros([len(range(*part.indices(size))) for part, size in zip(wanted, leaf.shape, strict=True)],
-                          leaf.dtype)  # fmt: skip
+        shape = [len(range(*part.indices(size))) for part, size in zip(wanted, leaf.shape, strict=True)]
+        values = np.zeros(shape, leaf.dtype)
         for chunk in range(num_chunks):
             first, last = (min(chunk * per_chunk + place, self._num_layers) for place in (start, stop))
             if first < last:
-                (values[chunk] if num_chunks > 1 else values)[: last - first] = read((slice(first, last), *rest))
+                (values[chunk] if num_chunks > 1 else values)[: last - first] = read(
+                    (slice(first, last), *rest)
+                )
         return values
 
 
