@@ -85,7 +85,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
     Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
     each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
-    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
+    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in
+    whole chunks there.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
