@@ -34,7 +34,7 @@ from ..config import (
     MixtureData,
     RunConfig,
     TokenFileData,
-    TransformerModel,
+    num_stacked_layers,
     padded_layers,
 )
 from ..models import (
@@ -52,7 +52,8 @@ from ..models import (
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
 from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
-from ._pipeline import Pipeline, Staged
+from ._pipeline import Pipeline
+from ._stage import ContextOf, Staged
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -93,8 +94,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     {'inputs': (1, 64, 16), 'targets': (1, 64)}
     """
     model = model_of(config.model)
-    num_stages = mesh.shape.get("stage", 1)
-    frozen, declared = declarations(config, model, num_stages)
+    frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
     optimizer = optimizer_of(config, declared)
     context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
     state = abstract_state(
@@ -103,12 +103,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     shardings = state_shardings["parameters"]
-    pipeline = None
-    if num_stages > 1:
-        assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-        pipeline = Pipeline(
-            model, config.pipeline, config.pipeline_chunks, config.model.num_layers, context_of, shardings
-        )
+    pipeline = _pipeline_of(config, model, context_of, shardings) if mesh.shape.get("stage", 1) > 1 else None
 
     def loss(
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
@@ -151,6 +146,13 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     )
 
 
+def _pipeline_of(config: RunConfig, model: Model, context_of: ContextOf, shardings: Tree) -> Pipeline:
+    num_layers = num_stacked_layers(config)
+    assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
+    assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
+    return Pipeline(model, config.pipeline, config.pipeline_chunks, num_layers, context_of, shardings)
+
+
 def whole_parameters(state: Tree) -> Tree:
     """Return all parameters with which the model computes: those that are trained, and the frozen ones."""
     return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
@@ -188,8 +190,9 @@ def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) ->
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
-        if isinstance(config.model, TransformerModel) and not config.model.unroll:
-            layers = partial(_without_padding, config.model.num_layers)
+        num_layers = num_stacked_layers(config)
+        if num_layers is not None:
+            layers = partial(_without_padding, num_layers)
             parameters |= {
                 "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
             }
@@ -210,7 +213,7 @@ def _without_padding(num_layers: int, declared: Parameter, x: Array) -> Array:
     """Return stacked layers with zeros in those beyond the model's, which pad a pipeline's stages."""
     num_stacked = 1 + ("chunks" in declared.dims)
     held = math.prod(x.shape[:num_stacked])
-    if held == num_layers or "layers" not in declared.dims:
+    if held <= num_layers or "layers" not in declared.dims:
         return x
     is_layer = jnp.arange(held).reshape(x.shape[:num_stacked]) < num_layers
     return jnp.where(is_layer.reshape(*is_layer.shape, *(1,) * (x.ndim - num_stacked)), x, 0)
