@@ -101,10 +101,9 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         )
     if config.model.takes == "sequences":
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
-    dims = {**dims, "layers": {}}  # `_stage_problems` has their rule
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
     problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
-    for axis in ("stage", "expert", "tensor", "fsdp"):
+    for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))

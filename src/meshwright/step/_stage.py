@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -293,7 +294,7 @@ class Stage:
         for leaf in leaves:
             if id(leaf) in known:
                 places.append(known[id(leaf)])
-            elif not isinstance(leaf, jax.core.Tracer):
+            elif not isinstance(leaf, Tracer):
                 places.append(("value", leaf))
             else:
                 places.append(("saved", len(saved)))
