@@ -29,5 +29,6 @@ def test_a_module_is_what_is_left_of_a_path_without_jaxs_own_words(op_name, modu
 def test_shares_multiply_what_scopes_say_each_kind_once():
     path = "jit(step)/busy_4_of_5/transpose(jvp(needed_3_of_6))/needed_3_of_6/dot_general"
     assert shares_of(path) == {"busy": Fraction(4, 5), "needed": Fraction(1, 2)}
-    assert shares_of("jit(step)/taken_4_of_10/cond/branch_1_fun/loss/dot") == {"taken": Fraction(2, 5)}
+    outer = "jit(step)/busy_4_of_5/transpose(jvp(up))/busy_4_of_6/dot"  # forward and backward may differ
+    assert shares_of(outer) == {"busy": Fraction(4, 5)}
     assert shares_of("jit(step)/busy_4_of_5th/unneeded/dot") == {}

@@ -81,9 +81,9 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("lenet", "tensor=3", "the hidden units = 128 does not divide over tensor = 3", "use tensor=2 or 4"),
         (
             "llama3-8b",
-            "stage=3",
-            "model.num_layers = 32 does not divide over stage = 3",
-            "stage=2 or 4, or model.num_layers = 30 or 33",
+            "stage=64",
+            "model.num_layers = 32 is less than stage = 64",
+            "use stage=32 or less",
         ),
         (
             "cruncher",
@@ -143,14 +143,14 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ),
         (
             "gemma-2-2b",
-            "stage=2,fsdp=4",
-            "of model.global_every = 2 layers, which stages hold whole, = 13 does not divide over stage",
-            "use stage=1",
+            "stage=16",
+            "the most stages for whole groups of model.global_every = 2 layers = 13 is less than stage = 16",
+            "use stage=13 or less",
         ),
         (
             "deepseek-v2-lite",
             "stage=2,fsdp=4",
-            "the layers, of which model.num_dense_layers = 1 have no experts, = 1 does not divide over stage",
+            "layers of which model.num_dense_layers = 1 have no experts = 1 is less than stage = 2",
             "use stage=1",
         ),
         (
@@ -256,29 +256,21 @@ def test_stages_keep_their_activations_on_the_devices():
     check_layout(load_config("bytes-nano", ["offload=optimizer"]), Layout.parse("stage=2"))
 
 
-STAGES = [(2, 1), (2, 8), (4, 2), (4, 8), (8, 3)]
-
-
-def oldest(schedule, num_stages, num_microbatches):
-    """The most forward passes that a stage holds at once, when each stage waits for its neighbours alone."""
-    forward = {(m, s): m + s for m in range(num_microbatches) for s in range(num_stages)}
-    last = num_stages - 1
-    begin = last if schedule == "1f1b" else max(forward.values()) + 1
-    backward = {(m, s): begin + m + last - s for m in range(num_microbatches) for s in range(num_stages)}
-    return max(
-        sum(forward[m, s] <= tick <= backward[m, s] for m in range(num_microbatches))
-        for s in range(num_stages)
-        for tick in range(max(backward.values()) + 1)
-    )
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), STAGES)
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_slots_are_enough_for_the_passes_held_and_few_under_1f1b(schedule, num_stages, num_microbatches):
-    ticks = Ticks(schedule=schedule, num_stages=num_stages, num_microbatches=num_microbatches)
-    assert ticks.num_kept >= oldest(schedule, num_stages, num_microbatches)
-    if schedule == "1f1b":
-        assert ticks.num_kept <= 2 * num_stages - 1
+def test_chunks_divide_the_layers_of_a_stage_and_groups_of_microbatches_pass_them():
+    run = ["pipeline_chunks=3", "batch.sequences=48", "batch.microbatch_sequences=1"]
+    layout = Layout.parse("stage=16,tensor=8")
+    with pytest.raises(InputError) as caught:
+        check_layout(load_config("llama3-405b", run), layout)
+    assert "pipeline_chunks = 3 does not divide the 8 layers of each of stage = 16" in caught.value.message
+    assert "use pipeline_chunks = 2 or 4" in caught.value.hint
+    check_layout(load_config("llama3-405b", [*run, "pipeline_chunks=4"]), layout)
+    with pytest.raises(InputError) as caught:
+        check_layout(load_config("llama3-405b", [*run, "pipeline_chunks=4", "batch.sequences=40"]), layout)
+    assert "batch.sequences = 40 makes 40 microbatches, and with pipeline_chunks = 4" in caught.value.message
+    assert caught.value.hint == "use batch.sequences = 32 or 48, or pipeline_chunks = 1"
+    check_layout(load_config("llama3-405b", [*run, "pipeline_chunks=1", "batch.sequences=40"]), layout)
+    with pytest.raises(InputError, match="does not divide the 7 groups of 2 layers of each of stage = 2"):
+        check_layout(load_config("gemma-2-2b", ["pipeline_chunks=2"]), Layout.parse("stage=2"))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -288,13 +280,22 @@ def test_the_bubble_is_the_share_of_passes_without_a_microbatch(schedule):
     assert ticks.bubble == Fraction(sum(m not in range(8) for m in passes), len(passes)) == Fraction(3, 11)
 
 
+def test_padding_counts_as_bubble():
+    run = load_config("llama3-405b", ["pipeline_chunks=8", "batch.microbatch_sequences=1"])
+    ticks = ticks_of(run, Layout.parse("stage=16,data=64,tensor=8"))
+    assert (ticks.num_microbatches, ticks.num_padded_layers) == (32, 128)
+    # Of 8 x 32 + 15 passes through 128 layers, 8 x 32 with 126 are the model's.
+    assert ticks.bubble == 1 - Fraction(256 * 126, 271 * 128)
+
+
 def test_a_run_on_one_stage_has_no_ticks_and_on_several_those_of_its_microbatches():
     config = load_config("llama3-8b", ["pipeline=gpipe"])  # 512 sequences, one at a time
     assert ticks_of(config, Layout.parse("data=8")) is None
     ticks = ticks_of(config, Layout.parse("stage=4,data=2,fsdp=8"))
-    assert ticks == Ticks(schedule="gpipe", num_stages=4, num_microbatches=32)
+    assert (ticks.num_stages, ticks.num_microbatches, ticks.num_passes) == (4, 32, 35)
     assert ticks.to_dict() == {
-        "schedule": "gpipe", "num_stages": 4, "num_microbatches": 32, "bubble": pytest.approx(3 / 35),
+        "schedule": "gpipe", "num_stages": 4, "num_chunks": 1, "num_microbatches": 32,
+        "num_padded_layers": 32, "bubble": pytest.approx(3 / 35),
     }  # fmt: skip
     whole = load_config("bytes-nano")
     assert ticks_of(whole, Layout.parse("stage=2,data=2")).num_microbatches == 1

@@ -188,8 +188,8 @@ def test_the_schema_is_json_and_knows_every_section():
     schema = json.loads(json.dumps(config_schema()))
     assert set(schema["properties"]) == {
         "preset", "model", "data", "optimizer", "schedule", "precision", "layout", "remat", "batch", "steps",
-        "seed", "evaluation", "checkpoint", "layer_loop",
-        "deterministic", "zero1", "offload", "pipeline", "lora",
+        "seed", "evaluation", "checkpoint", "layer_loop", "deterministic", "zero1", "offload", "pipeline",
+        "pipeline_chunks", "lora",
         "faults",
     }  # fmt: skip
     assert schema["additionalProperties"] is False

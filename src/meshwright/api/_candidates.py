@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -272,7 +273,8 @@ class Runner:
             made = self._planned(row, weighing, failed, overrides)
             self.unrolled.append(made)
             if weighing is not None and made.fits is not False:
-                if self.best is None or weighing.step_seconds < self.best.step_seconds:
+                before = math.inf if self.best is None else self.best.step_seconds
+                if before is None or (weighing.step_seconds or math.inf) < before:
                     self.best = weighing
                 return
 

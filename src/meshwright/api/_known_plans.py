@@ -20,7 +20,10 @@ from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..results import Plan
 
-SEARCHED = ("layout", "layer_loop", "remat", "zero1", "offload", "pipeline", "batch.microbatch_sequences")
+SEARCHED = (
+    *("layout", "layer_loop", "remat", "zero1", "offload", "pipeline", "pipeline_chunks"),
+    "batch.microbatch_sequences",
+)
 """The keys of a run that every plan searches. Precision is searched if asked, and stays part of the run."""
 
 

@@ -76,9 +76,9 @@ def plan(
             function's mesh axes and knobs are searched, those that it declares.
         on: the fleet, as for `weigh`.
         fix, vary: the values that a knob may have: "tensor=8", "microbatch=1,2,4", or {"tensor": [4, 8]}.
-            Knobs: the six axes, microbatch, remat, zero1, offload, pipeline, inner (the innermost axis), and
-            precision, which stays the config's unless it is named. The two arguments mean the same. "rest" in
-            `fix` keeps every knob that is not named as it is in the config.
+            Knobs: the six axes, microbatch, remat, zero1, offload, pipeline, pipeline_chunks, inner (the
+            innermost axis), and precision, which stays the config's unless it is named. The two arguments
+            mean the same. "rest" in `fix` keeps every knob that is not named as it is in the config.
         overrides: {"section.key": value}, or a sequence of "section.key=value".
         budget_seconds: no candidate is begun after this time but the first ones; those that run then are
             finished.

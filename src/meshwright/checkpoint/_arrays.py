@@ -3,7 +3,9 @@
 `copy_off` copies the state off the devices, the only part of a save that a step waits for. `write_shards`
 writes the copies with TensorStore, in the format of Orbax: one OCDBT database of Zarr arrays, without
 compression, and a JSON file that describes the tree. `restore` places the arrays of a checkpoint on a mesh,
-whatever mesh they came from. `export_parameters` writes the parameters to a safetensors file.
+whatever mesh they came from. The layers of a pipeline in several chunks, [chunks, layers / chunks, ...], are
+stored as those of any other run, [layers, ...], and without those that pad its stages. `export_parameters`
+writes the parameters to a safetensors file.
 
 Sources: https://orbax.readthedocs.io, "Checkpoint Format"; https://huggingface.co/docs/safetensors, "Format".
 """
@@ -29,6 +31,7 @@ import tensorstore as ts
 from jax.sharding import SingleDeviceSharding
 
 from ..errors import InputError, MeshwrightError
+from ..sharding import num_chunks_of, shape_of_layers
 from ._folder import Found
 from ._manifest import Piece, StoredArray
 
@@ -108,10 +111,13 @@ def chunk_shape_of(shape: tuple[int, ...], shard: tuple[int, ...], element_bytes
     return tuple(chunk)
 
 
-def copy_off(state: Tree) -> list[HostArray]:
+def copy_off(state: Tree, num_layers: int | None = None) -> list[HostArray]:
     """Return a copy of the state in host memory, which stays valid when the state is donated or deleted.
 
     If several devices hold the same shard, one process copies it once.
+
+    Args:
+        num_layers: of the model, beyond which stacked layers are a pipeline's padding and are left out.
     """
     arrays = jax.tree_util.tree_flatten_with_path(state)[0]
     shards = [[shard for shard in array.addressable_shards if shard.replica_id == 0] for _, array in arrays]
@@ -121,18 +127,39 @@ def copy_off(state: Tree) -> list[HostArray]:
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         copies = iter(list(pool.map(_copied, every)))
     return [
-        HostArray(
-            keys=_keys(path),
-            shape=array.shape,
-            dtype=array.dtype.name,
-            chunk_shape=chunk_shape_of(
-                array.shape, array.sharding.shard_shape(array.shape), array.dtype.itemsize
-            ),
-            starts=tuple(box_of(shard.index, array.shape)[0] for shard in own),
-            pieces=tuple(next(copies) for _ in own),
-        )
+        _host_array(path, array, [(shard.index, next(copies)) for shard in own], num_layers)
         for (path, array), own in zip(arrays, shards, strict=True)
     ]
+
+
+def _host_array(
+    path: tuple[Any, ...],
+    array: jax.Array,
+    shards: Sequence[tuple[tuple[slice, ...], np.ndarray]],
+    num_layers: int | None,
+) -> HostArray:
+    """Return an array's shards as its pieces, those of a pipeline's chunks apart and without its padding."""
+    shape, num_chunks = shape_of_layers(array, num_layers), num_chunks_of(array)
+    shard_shape = array.sharding.shard_shape(array.shape)
+    starts: list[tuple[int, ...]] = []
+    pieces: list[np.ndarray] = []
+    for index, values in shards:
+        start = box_of(index, array.shape)[0]
+        for chunk, piece in enumerate(values if num_chunks > 1 else [values]):
+            at = (chunk * array.shape[1] + start[1], *start[2:]) if num_chunks > 1 else start
+            if not shape or at[0] < shape[0] or not piece.size:
+                starts.append(at)
+                pieces.append(piece[: shape[0] - at[0]] if shape else piece)
+    return HostArray(
+        keys=_keys(path),
+        shape=shape,
+        dtype=array.dtype.name,
+        chunk_shape=chunk_shape_of(
+            shape, shard_shape[1:] if num_chunks > 1 else shard_shape, array.dtype.itemsize
+        ),
+        starts=tuple(starts),
+        pieces=tuple(pieces),
+    )
 
 
 def _copied(data: jax.Array) -> np.ndarray:
@@ -256,7 +283,7 @@ def _disk_errors() -> Iterator[None]:
 VECTOR_BYTES = 64  # jax's CPU devices use host memory without a copy if it begins at a multiple of this
 
 
-def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
+def restore(found: Found, state: Tree, *, only: Iterable[str] = (), num_layers: int | None = None) -> Tree:
     """Restore the arrays of a checkpoint, laid out as `state` specifies.
 
     Shapes and formats must be the checkpoint's. Each device receives only its own shards, and nothing else is
@@ -266,6 +293,7 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
     Args:
         state: a tree of `jax.ShapeDtypeStruct` with shardings.
         only: the parts of the checkpoint that `state` holds ("parameters"); by default all of them.
+        num_layers: of the model, beyond which stacked layers are a pipeline's padding and become zeros.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
@@ -278,19 +306,22 @@ def restore(found: Found, state: Tree, *, only: Iterable[str] = ()) -> Tree:
         for array in found.manifest.arrays
         if not parts or array.path.partition("/")[0] in parts
     }
-    _check_match(found, stored, wanted)
+    _check_match(found, stored, wanted, num_layers)
     read = _Reader(found)
     arrays = [_restored(read, stored[path], leaf) for path, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(state), arrays)
 
 
-def check_match(found: Found, state: Tree) -> None:
+def check_match(found: Found, state: Tree, num_layers: int | None = None) -> None:
     """Raise if a checkpoint's arrays are not those of `state`, a tree of `jax.ShapeDtypeStruct`.
+
+    `num_layers` as for `restore`.
 
     Raises:
         InputError: an array is missing on either side, or its shape or format differs.
     """
-    _check_match(found, {array.path: array for array in found.manifest.arrays}, leaves_by_path(state))
+    stored = {array.path: array for array in found.manifest.arrays}
+    _check_match(found, stored, leaves_by_path(state), num_layers)
 
 
 def whole_array(found: Found, array: StoredArray) -> np.ndarray:
@@ -302,7 +333,9 @@ def whole_array(found: Found, array: StoredArray) -> np.ndarray:
     return _Reader(found).box(array, ((0,) * len(array.shape), array.shape))
 
 
-def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str, Any]) -> None:
+def _check_match(
+    found: Found, stored: dict[str, StoredArray], wanted: dict[str, Any], num_layers: int | None
+) -> None:
     def described(paths: set[str]) -> str:
         first = sorted(paths)[:3]
         return ", ".join(first) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
@@ -316,7 +349,10 @@ def _check_match(found: Found, stored: dict[str, StoredArray], wanted: dict[str,
             f"{where} has {described(unknown)}, which this config's state does not have", hint=hint
         )
     for path, leaf in wanted.items():
-        ours, theirs = (leaf.dtype.name, leaf.shape), (stored[path].dtype, stored[path].shape)
+        ours, theirs = (
+            (leaf.dtype.name, shape_of_layers(leaf, num_layers)),
+            (stored[path].dtype, stored[path].shape),
+        )
         if ours != theirs:
             words = [f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in (theirs, ours)]
             raise InputError(f"{where} has {path} as {words[0]}, and this config as {words[1]}", hint=hint)
@@ -326,15 +362,32 @@ def _restored(read: _Reader, array: StoredArray, wanted: jax.ShapeDtypeStruct) -
     sharding = wanted.sharding
     assert sharding is not None, f"{array.path} has no sharding"
     devices: dict[Box, list[Any]] = {}
-    for device, index in sharding.addressable_devices_indices_map(array.shape).items():
-        devices.setdefault(box_of(index or (), array.shape), []).append(device)
+    for device, index in sharding.addressable_devices_indices_map(wanted.shape).items():
+        devices.setdefault(box_of(index or (), wanted.shape), []).append(device)
     shards: list[jax.Array] = []
     for box, holders in devices.items():
-        values = read.box(array, box)
+        values = _read_layers(read, array, wanted, box)
         for device in holders:
             place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
             shards.append(jax.device_put(values, place).block_until_ready())
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+    return jax.make_array_from_single_device_arrays(wanted.shape, sharding, shards)
+
+
+def _read_layers(read: _Reader, array: StoredArray, wanted: jax.ShapeDtypeStruct, box: Box) -> np.ndarray:
+    """Read a box of an array, which may be one of a pipeline's layers: in chunks, with padding."""
+    if num_chunks_of(wanted) == 1 and wanted.shape == array.shape:
+        return read.box(array, box)
+    (starts, extents), num_chunks = box, num_chunks_of(wanted)
+    values = empty_unaligned(extents, jnp.dtype(array.dtype))
+    values[...] = 0
+    for chunk in range(num_chunks):
+        (first, *start), (count, *extent) = (starts[1:], extents[1:]) if num_chunks > 1 else box
+        first += chunk * wanted.shape[1] if num_chunks > 1 else 0
+        held = min(count, array.shape[0] - first)
+        if held > 0:
+            part = read.box(array, ((first, *start), (held, *extent)))
+            (values[chunk] if num_chunks > 1 else values)[:held] = part
+    return values
 
 
 class _Reader:

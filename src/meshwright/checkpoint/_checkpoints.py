@@ -80,6 +80,7 @@ class Checkpoints:
         keep_last: the number of newest checkpoints that are kept.
         keep_every: checkpoints of steps that are multiples of this are kept as well.
         peers: the processes of the run.
+        num_layers: of the model; stacked layers beyond them are a pipeline's padding, which is not stored.
         complaint: describes what is wrong with the `about` of a checkpoint; if it returns any text, the
             checkpoint counts as damaged.
 
@@ -103,13 +104,14 @@ class Checkpoints:
         keep_last: int = 3,
         keep_every: int | None = None,
         peers: Alone = ALONE,
+        num_layers: int | None = None,
         complaint: Complaint = lambda about: "",
     ) -> None:
         assert keep_last >= 1, f"keep_last = {keep_last} would keep no checkpoint to resume from"
         self._path, self._peers, self._complaint = folder, peers, complaint
         self._owned: list[CheckpointFolder] = []  # filled in the first process alone
         peers.from_first("checkpoints", lambda: self._owned.append(CheckpointFolder(folder)))
-        self._keep_last, self._keep_every = keep_last, keep_every
+        self._keep_last, self._keep_every, self._num_layers = keep_last, keep_every, num_layers
         self._bad_steps: set[int] = set()
         self._ended: list[Outcome] = []
         self._in_flight: Future[Outcome] | None = None
@@ -127,7 +129,7 @@ class Checkpoints:
         jax.block_until_ready(state)  # its computation counts as the step's time, not the checkpoint's
         begun = time.monotonic()
         self.wait()
-        arrays = copy_off(state)
+        arrays = copy_off(state, self._num_layers)
         blocked_seconds = time.monotonic() - begun
         self._in_flight = self._writer.submit(self._write, step, arrays, about, blocked_seconds)
 

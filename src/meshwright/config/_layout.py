@@ -23,6 +23,7 @@ Rules = Mapping[str, tuple[str, ...]]
 _BY_TENSOR: Rules = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), ("tensor",))
 PARAMETER_RULES: Rules = {
     "layers": ("stage",),
+    "chunks": (),  # of a pipeline's layers: of each chunk, every stage holds a part
     "embed": ("fsdp",),
     "latent": ("fsdp",),  # the inputs of a product with a latent, which has no other dim for fsdp
     "experts": ("expert",),
@@ -219,24 +220,39 @@ PipelineSchedule = Literal["1f1b", "gpipe"]
 class Ticks:
     """The ticks of one step of a pipeline of S stages and M microbatches, the same on every stage.
 
-    In forward tick i, stage s has microbatch i - s. In backward tick j, it has microbatch j - (S - 1 - s).
-    Each stage is one tick behind its neighbour. If no such microbatch exists, the stage computes on the data
-    it holds and the result is dropped: this is the bubble.
+    A stage holds V chunks of layers: chunk v of stage s is the (v S + s)-th part of the model's V S parts. In
+    a tick a stage does the forward pass of one chunk for one microbatch, or the backward pass, or both. A
+    stage's k-th forward pass is in forward tick k + s, and its k-th backward pass in backward tick
+    k + S - 1 - s. With several chunks, S microbatches pass one chunk before they pass the next: the k-th
+    forward pass is that of chunk k mod V S / S. If a stage has no k-th pass, it computes on the data it holds
+    and the result is dropped: this is the bubble.
+
+    Layers that do not divide over the stages are padded: of `num_padded_layers` those beyond `num_layers`
+    hand on their input. All stages take as long as the fullest, so this costs what any uneven split costs.
 
     `gpipe`: all forward ticks, then all backward ticks (Huang et al. 2019, https://arxiv.org/abs/1811.06965).
 
-    `1f1b`: S - 1 forward ticks, then ticks with a forward and a backward pass, until S - 1 backward ticks are
-    left (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with all stages in step).
+    `1f1b`: V S forward ticks, then ticks with a forward and a backward pass, until V S backward ticks are
+    left (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with all stages in step; with several
+    chunks Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2).
     """
 
     schedule: PipelineSchedule
     num_stages: int
     num_microbatches: int
+    num_chunks: int = 1
+    num_layers: int = 1
+    num_padded_layers: int = 1
+
+    @property
+    def num_needed(self) -> int:
+        """Number of forward passes that a stage needs, V M; as many backward."""
+        return self.num_chunks * self.num_microbatches
 
     @property
     def num_passes(self) -> int:
-        """Number of ticks with a forward pass, M + S - 1; as many have a backward pass."""
-        return self.num_microbatches + self.num_stages - 1
+        """Number of ticks with a forward pass, V M + S - 1; as many have a backward pass."""
+        return self.num_needed + self.num_stages - 1
 
     @property
     def num_alone(self) -> int:
@@ -244,26 +260,23 @@ class Ticks:
 
         As many ticks at the end have only a backward pass.
         """
-        return self.num_passes if self.schedule == "gpipe" else self.num_stages - 1
-
-    @property
-    def num_kept(self) -> int:
-        """Number of forward ticks whose results a stage keeps for their backward pass.
-
-        Under `1f1b` a tick's forward pass is at most 2 (S - 1) ticks older than its backward pass.
-        """
-        return self.num_passes if self.schedule == "gpipe" else min(2 * self.num_stages - 1, self.num_passes)
+        return self.num_passes if self.schedule == "gpipe" else self.num_chunks * self.num_stages
 
     @property
     def bubble(self) -> Fraction:
-        """Share of a stage's passes that are dropped, (S - 1) / (M + S - 1), under either schedule."""
-        return Fraction(self.num_stages - 1, self.num_passes)
+        """Share of a stage's passes that are dropped, (S - 1) / (V M + S - 1), under either schedule.
+
+        With padded layers, the share of the passes through single layers.
+        """
+        return 1 - Fraction(self.num_needed * self.num_layers, self.num_passes * self.num_padded_layers)
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the ticks in the form of `weigh --json`."""
         return {
             "schedule": self.schedule,
             "num_stages": self.num_stages,
+            "num_chunks": self.num_chunks,
             "num_microbatches": self.num_microbatches,
+            "num_padded_layers": self.num_padded_layers,
             "bubble": float(self.bubble),
         }

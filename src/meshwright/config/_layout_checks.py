@@ -53,15 +53,40 @@ def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:
         schedule=config.pipeline,
         num_stages=layout.size("stage"),
         num_microbatches=config.batch.sequences // rows,
+        num_chunks=config.pipeline_chunks,
+        num_layers=_num_layers(config),
+        num_padded_layers=padded_layers(config, layout.size("stage")),
     )
+
+
+def padded_layers(config: RunConfig, num_stages: int) -> int:
+    """Return the number of a run's layers, raised so that whole groups of them divide over the stages.
+
+    >>> from meshwright.config import load_config
+    >>> padded_layers(load_config("llama3-405b"), 16)  # of 126
+    128
+    """
+    group = len(config.model.windows) if isinstance(config.model, TransformerModel) else 1
+    unit = num_stages * group
+    return -(-_num_layers(config) // unit) * unit
+
+
+def num_stacked_layers(config: RunConfig) -> int | None:
+    """Return the number of a transformer's layers; None for a model without stacked layers."""
+    return config.model.num_layers if isinstance(config.model, TransformerModel) else None
+
+
+def _num_layers(config: RunConfig) -> int:
+    return num_stacked_layers(config) or 1
 
 
 def check_layout(config: RunConfig, layout: Layout) -> None:
     """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
-    Checked: the batch over data * fsdp * expert * microbatch; each dimension of `ModelSizes.split_dims` over
-    the axes of its rule, with ZeRO-1 for the parameters; positions of sequences
-    over tensor and over context, there in two pieces for each device; and the loss in whole chunks there.
+    Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
+    each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
+    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in
+    whole chunks there.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
@@ -78,7 +103,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
     problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
-    for axis in ("stage", "expert", "tensor", "fsdp"):
+    for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
@@ -105,6 +130,36 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     elif config.offload in ("activations", "both"):
         what = f"= {config.offload!r}, but stage = {stages} keeps saved activations in slots on the devices"
         yield "offload", what, 'use offload = "optimizer"'
+    else:
+        yield from _chunk_problems(config, layout)
+
+
+def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield the reasons why stages cannot share the layers, or cannot hold them in several chunks."""
+    stages, chunks, model = layout.size("stage"), config.pipeline_chunks, config.model
+    assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
+    for path, size in model.sizes.split_dims["layers"].items():
+        if size < stages:
+            yield (
+                path,
+                f"= {size} is less than stage = {stages}",
+                f"use stage={size}" + " or less" * (size > 1),
+            )
+    group = len(model.windows)
+    groups = padded_layers(config, stages) // stages // group
+    if groups % chunks:
+        held = f"{groups} groups of {group} layers" if group > 1 else f"{groups} layers"
+        what = f"= {chunks} does not divide the {held} of each of stage = {stages}"
+        yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
+    sequences, replicas = config.batch.sequences, layout.num_replicas
+    rows = (config.batch.microbatch_sequences or sequences // replicas) * replicas
+    if chunks > 1 and rows and sequences % rows == 0 and sequences // rows % stages:
+        what = (
+            f"= {sequences} makes {sequences // rows} microbatches, and with pipeline_chunks = {chunks} they "
+        )
+        what += f"pass in groups of stage = {stages}"
+        hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, sequences))}"
+        yield "batch.sequences", what, f"{hint}, or pipeline_chunks = 1"
 
 
 def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> Iterator[Problem]:

@@ -357,8 +357,8 @@ class RunConfig(Section):
     """Whether the program has a loop over stacked layers (`keep`), or each layer by itself (`unroll`).
     `auto` unrolls at most 16 layers on one GPU, without experts, and not under `remat = "full"`.
     Effect: a loop copies to a stack what its layers keep, so `unroll` is faster, and compiles longer the
-    more layers there are. Arrays, checkpoints and results stay as they are: [loops over
-    layers](how-weighing-works.md#loops-over-layers)."""
+    more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose
+    stages have a loop of their own: [loops over layers](how-weighing-works.md#loops-over-layers)."""
     zero1: bool = False
     """Split parameters and moments over `data` too; parameters are gathered once a step.
     Effect: divides the state by `data`: [where it is stored](optimizers.md#where-the-state-is-stored)."""
@@ -372,6 +372,10 @@ class RunConfig(Section):
     pipeline: PipelineSchedule = "1f1b"
     """Order in which microbatches pass the stages of a layout.
     Effect: activations of `1f1b` do not grow with the number of microbatches, as those of `gpipe` do."""
+    pipeline_chunks: Positive = 1
+    """Chunks of layers that each stage holds, apart in the model: Megatron's virtual pipeline stages.
+    Effect: a smaller bubble and, from `1f1b`, fewer saved activations, for more messages between stages:
+    [pipelines](layouts.md#pipelines). Unit: chunks"""
     batch: BatchConfig
     """The batch that one step reads; rows or images are meant where a model takes those."""
     steps: OptionalPositive = None

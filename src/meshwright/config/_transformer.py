@@ -48,8 +48,8 @@ class TransformerModel(ModelKind):
     """Kind of model. Effect: GPT, Llama and Mixtral are this one with other sizes."""
     num_layers: Positive
     """Blocks of attention and MLP.
-    Effect: parameters, FLOPs and saved activations grow in proportion; `stage` must divide it.
-    Unit: layers"""
+    Effect: parameters, FLOPs and saved activations grow in proportion. Where `stage` does not divide it, the
+    stages are padded. Unit: layers"""
     embed_dim: Positive
     """Width of the residual stream.
     Effect: parameters grow with its square where the other sizes follow; `fsdp` must divide it.
@@ -152,7 +152,7 @@ class TransformerModel(ModelKind):
     `context`. Unit: positions"""
     global_every: OptionalPositive = None
     """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
-    Effect: that of `window`, on the other layers alone; `stage` must divide whole groups. Unit: layers"""
+    Effect: that of `window`, on the other layers alone; stages hold whole groups. Unit: layers"""
     rope_local_theta: OptionalPositiveFloat = None
     """Base of the rotary wavelengths of layers with a window, which are not stretched (Gemma 3).
     Effect: nothing that is weighed. Unit: none
@@ -330,16 +330,15 @@ class TransformerModel(ModelKind):
 
     @property
     def _unlike(self) -> dict[str, int]:
-        """Return in words how many stages can share layers that are not alike; nothing if all are."""
+        """Return in words the most stages of layers that are not alike; nothing if all are alike."""
         size = len(self.windows)
         if self.num_dense_layers:
-            return {
-                f"the layers, of which model.num_dense_layers = {self.num_dense_layers} have no experts,": 1
-            }
+            words = f"layers of which model.num_dense_layers = {self.num_dense_layers} have no experts"
+            return {f"the most stages for {words}": 1}
         if size == 1:
             return {}
         whole = self.num_layers // size if self.num_layers % size == 0 else 1
-        return {f"the groups of model.global_every = {size} layers, which stages hold whole,": whole}
+        return {f"the most stages for whole groups of model.global_every = {size} layers": whole}
 
     def not_in_a_ring(self, length: int) -> str:
         """Return in words what attention over `context` cannot do on such sequences; "" if it can do all."""

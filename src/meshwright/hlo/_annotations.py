@@ -15,7 +15,7 @@ A program whose author sets no scopes has the function and line of its source in
 
 Share: some of Meshwright's scopes declare facts that the program alone does not show. `needed_A_of_B`: A / B
 of the arithmetic is the model's. `busy_A_of_B`: a pipeline stage has a microbatch in A of its B runs; the
-other runs are its bubble. `taken_A_of_B`: A of B runs, over all stages, take this branch.
+other runs are its bubble.
 
 Replica groups come in every form that XLA prints: lists `{{0,1},{2,3}}`; iota `[8,64]<=[64,8]T(1,0)` (the
 numbers 0, 1, ... in the right shape, transposed, read in the left shape); a mesh `mesh['a'=4,'b'=2] {'a'}`,
@@ -134,7 +134,7 @@ _OWN = frozenset((
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
     "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches",
 ))  # fmt: skip
-_SHARE = re.compile(r"(needed|busy|taken)_(\d+)_of_(\d+)(?!\w)")
+_SHARE = re.compile(r"(needed|busy)_(\d+)_of_(\d+)(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _CALL = re.compile(r"(?:p?jit)\(.*\)$")
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|pmap|remat|checkpoint)\((.*)\)$")
@@ -142,14 +142,15 @@ _EINSUM = re.compile(r"[A-Za-z. ]+(,[A-Za-z. ]+)*->[A-Za-z. ]*$")
 
 
 def shares_of(scopes: str) -> dict[str, Fraction]:
-    """Return the shares that the scopes of a path declare, by `needed`, `busy` and `taken`.
+    """Return the shares that the scopes of a path declare, by `needed` and `busy`.
 
-    A scope may appear twice in the path, once from each side of a transformation. It counts once.
+    A scope may appear twice in the path, once from each side of a transformation. The outer one counts, which
+    is that of the work as it runs.
 
     >>> shares_of("jit(step)/needed_5_of_8/dot_general")
     {'needed': Fraction(5, 8)}
     """
-    return {kind: Fraction(int(a), int(b)) for kind, a, b in _SHARE.findall(scopes)}
+    return {kind: Fraction(int(a), int(b)) for kind, a, b in reversed(_SHARE.findall(scopes))}
 
 
 def twice_seen(length: int, window: int) -> int:

@@ -3,8 +3,7 @@
 Each instruction's FLOPs (see `_rules`) are multiplied by how often it runs. Counted: products, convolutions
 and attention; elementwise work in separate sums by class. A `while` whose trip count is unknown is counted
 once and listed as unpriced. A `conditional` costs as much as its most expensive branch, and is listed among
-the assumptions. A conditional of Meshwright's own may declare how often that branch is taken (`taken_A_of_B`,
-see `hlo._scopes`). Then that share counts, rounded down to whole FLOPs. Not counted: see `_rules`.
+the assumptions; no step of Meshwright's own has one. Not counted: see `_rules`.
 
 XLA's dot merger joins products that share an operand, such as those of queries, keys and values. The merged
 product takes the other operands concatenated, and keeps the name of one of them. The traced program has each
@@ -143,8 +142,7 @@ class _Count:
         total, (home, named) = self.total, self._named(execution)
         phase, module = self._phases.of(home, named), module_of(named.op_name)
         shares = shares_of(named.op_name)
-        taken = shares.get("taken", 1)
-        flops, again = (int(execution.times * n * taken) for n in (work.flops, work.recompute_flops))
+        flops, again = (execution.times * n for n in (work.flops, work.recompute_flops))
         for its, amount in ((phase, flops - again), ("recompute", again)):
             if amount:
                 total.by_phase[its] += amount
@@ -198,8 +196,6 @@ class _Count:
         text = (
             f"conditional at {place}: counted by its most expensive branch, {chosen + 1} of {len(branches)}"
         )
-        if taken := shares_of(instruction.op_name).get("taken"):
-            text += f", FLOPs by the {taken} of all runs that take it"
         self.total.assumptions[text] += times
 
     def _unpriced_in(self, branch: Computation, times: int) -> Counter[str]:

@@ -359,7 +359,9 @@ def causal_attention(
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
         local = partial(_on_one_device, cudnn=cudnn, shape=shape, platform=context.platform)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
-        return checkpoint_name(context.pin(each(query, key, value, documents), *HEADS), NAME)
+        out = context.pin(each(query, key, value, documents), *HEADS)
+        # cuDNN's call is saved as such, with what its gradient needs: a name would save its output twice.
+        return out if cudnn else checkpoint_name(out, NAME)
 
 
 def _on_one_device(

@@ -199,19 +199,22 @@ class Transformer(Model):
                 x = x + (table[: tokens.shape[1]][None] if places is None else table[places])
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
-    def _through_blocks(
-        self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
-    ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
-        """Apply `layers`, numbered from `first` in the model; return the output and their `Balance`."""
+    def _blocks(self, context: Context, documents: Documents | None, scanned: bool) -> list[Any]:
+        """Return the blocks of a group of layers, each a function of its input and (parameters, number)."""
 
         def block(window: int | None, x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
             x = checkpoint_name(x, BLOCK_INPUT)
             return self._block(x, layer[0], layer[1], context, documents, window)
 
-        def blocks(scanned: bool) -> list[Any]:
-            each = (partial(block, window) for window in self.config.windows)
-            return [rematerialised(one, context, scanned=scanned) for one in each]
+        each = (partial(block, window) for window in self.config.windows)
+        return [rematerialised(one, context, scanned=scanned) for one in each]
 
+    def _through_blocks(
+        self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
+    ) -> tuple[Float[Array, "batch sequence embed"], Balance | None]:
+        """Apply `layers`, numbered from `first` in the model; return the output and their `Balance`."""
+
+        blocks = partial(self._blocks, context, documents)
         unrolled = self.config.unroll
         num_layers = len(layers) if unrolled else jax.tree.leaves(layers)[0].shape[0]
         indices = first + jnp.arange(1, num_layers + 1)
@@ -280,23 +283,34 @@ class Transformer(Model):
             loss = loss + self.config.balancing_loss * metrics["balancing_loss"]
         return loss, Outcome({}, metrics)
 
-    # The parts of `loss` of a pipeline: `step` calls `embed`, then `apply_layers`, then `head_loss`.
+    # The parts of `loss` of a pipeline: `step` calls `embed`, then `apply_group`, then `head_loss`.
 
     def embed(self, parameters: Tree, batch: Batch, context: Context) -> Array:
         """Return the first block's input."""
         tokens, segments = _inputs(batch)
         return self._embedded(parameters, tokens, context, self._documents(segments, context))
 
-    def apply_layers(
-        self, layers: Tree, x: Array, batch: Batch, context: Context, first: Array
+    @property
+    def group_size(self) -> int:
+        """Number of layers after which their windows repeat."""
+        return len(self.config.windows)
+
+    def for_layers(self, batch: Batch, context: Context) -> Documents | None:
+        """Return the documents of a batch's windows; None if each is one."""
+        return self._documents(_inputs(batch)[1], context)
+
+    def apply_group(
+        self, layers: list[Tree], x: Array, documents: Documents | None, context: Context, first: Array
     ) -> tuple[tuple[Array, Array], Balance | None]:
-        """Apply `layers`, numbered from `first` in the model.
+        """Apply `group_size` layers, numbered from `first` in the model.
 
         Returns:
             The layers' output and their contribution to the loss; and each layer's `Balance`.
         """
-        documents = self._documents(_inputs(batch)[1], context)
-        x, balance = self._through_blocks(layers, x, context, documents, first)
+        blocks = self._blocks(context, documents, scanned=True)
+        numbered = [(layer, first + place) for place, layer in enumerate(layers, 1)]
+        with jax.named_scope("layers"):
+            x, balance = _one_by_one(blocks, x, numbered)
         added = jnp.float32(0)
         if balance is not None and context.training:
             added = self.config.balancing_loss * jnp.sum(balance.loss) / self.config.num_layers

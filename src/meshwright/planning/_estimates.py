@@ -9,9 +9,9 @@ The form, for one device. A transformer's block has, for T tokens of a microbatc
 (each once forward and twice backward), fused attention, and passes over memory. `tensor` adds two gathers and
 two scatters of the block's input forward, and more of them backward. `fsdp` gathers each layer's weights
 forward and backward and scatters their gradients; a share of that is hidden behind computation. `context`
-sends keys and values around a ring beside attention. A pipeline of S stages and M microbatches takes
-M + S - 1 times a stage's pass. Then come the head, the reduction over `data`, and the update. Rates are those
-with which `predict` prices a compiled schedule.
+sends keys and values around a ring beside attention. A pipeline of S stages, M microbatches and V chunks
+takes M + (S - 1) / V times a stage's pass. Then come the head, the reduction over `data`, and the update.
+Rates are those with which `predict` prices a compiled schedule.
 
 With adapters the model's matrices have no gradients, and their products one backward form in place of two.
 Not counted: what the compiler fuses or repeats, which is why only compiling decides; adapters' products.
@@ -42,7 +42,7 @@ from meshwright.config import (
 from meshwright.errors import InputError
 from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
 
-from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates
+from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
 
 Numbers = NDArray[np.float64]
 
@@ -70,8 +70,10 @@ KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
-PASSES_IN_PIPELINE = 3.0  # the same, where stages do not recompute everything
+# The same in a pipeline whose stages do not recompute everything: all messages, and those that nothing hides.
+PASSES_IN_PIPELINE, EXPOSED_IN_PIPELINE = 3.0, 1.25
 SUMS_OVER_CONTEXT = (2.0, 1.4)  # of the exposed sums of gradients over `context`: in a pipeline, and without
+PASSES_OF_SLOTS = 6.0  # over what a pipeline keeps: written, copied into a slot and out of it, read
 REPEATED_IN_PIPELINE = 0.9  # of the forward products, under `full`; without stages, all but the last
 EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
 # Where a candidate needs more memory than a device has, XLA hides no message behind computation, and repeats
@@ -179,7 +181,8 @@ class _Form:
         self.length = float(config.batch.sequence_length)
         self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
         self.passes = config.batch.sequences / (self.replicas * self.micro)
-        self.ticks = self.passes + self.stage - 1
+        self.chunks = candidates.chunks.astype(float)
+        self.ticks = self.passes + (self.stage - 1) / self.chunks  # in passes through all layers of a stage
         self.weights = _weights_of(config)
         self.frozen = config.lora.rank is not None
         names = SETTINGS["offload"]
@@ -187,6 +190,9 @@ class _Form:
         self.inputs_wait = np.isin(self.offload, [names.index("activations"), names.index("both")])
         self.is_transformer = isinstance(model, TransformerModel)
         self.layers = model.num_layers if isinstance(model, TransformerModel) else 1
+        group = len(model.windows) if isinstance(model, TransformerModel) else 1
+        self.layers_of_stage = groups_of_stage(config, candidates.size(STAGE)).astype(float) * group
+        self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
         self.heads_width = self.keys_width = self.hidden = self.vocab = self.seen = 0.0
         self.loss_chunk = 1.0
@@ -249,22 +255,22 @@ class _Form:
         moments = np.where(self.moments_wait, 0.0, usual)
         state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
         held = self._held_trained(over_data=False)
-        gradients = held * np.where(self.passes > 1, FP32 + NARROW, NARROW)
+        gradients = held * np.where(self.stage > 1, FP32, np.where(self.passes > 1, FP32 + NARROW, NARROW))
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
-        copies = copies + np.where(self.zero1 | (self.fsdp == 1), held * NARROW, 0.0)
+        copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,
             np.where(
                 self.candidates.settings["pipeline"] == 0,
-                np.minimum(2 * self.stage - 1, self.ticks),
-                self.ticks,
+                np.minimum(self.stage * (1 + 1 / self.chunks), self.passes),
+                self.passes,
             ),
             0.0,
         )
         waiting = slots * self.tokens * self.width * self.activation_bytes / self.tensor
-        kept = self._by_policy(KEPT_BYTES) * self.tokens * self.layers / self.stage
+        kept = self._by_policy(KEPT_BYTES) * self.tokens * self.layers_of_stage
         kept = kept * np.where(self.stage > 1, slots, 1.0)
         working = self.tokens * (
             12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
@@ -305,7 +311,7 @@ class _Form:
     def seconds_bound(self) -> Numbers:
         """Return the seconds of the products and attention alone, at the rate that the chip sustains.
 
-        In a pipeline every stage runs M + S - 1 passes for M microbatches.
+        In a pipeline every stage runs M + (S - 1) / V passes for M microbatches.
         """
         model, machine = self.config.model, self.machine
         peak = machine.peak_flops_per_second[self.format]
@@ -327,7 +333,7 @@ class _Form:
         """Return the seconds that a step waits for each kind of work, in the words of `Prediction.slices`."""
         if not self.is_transformer:
             return {"all": self._seconds_of_others()}
-        blocks = self.ticks * self.layers / self.stage  # passes through one block
+        blocks = self.ticks * self.layers_of_stage  # passes through one block
         light, heavy = self._elementwise(FORWARD_BYTES), self._elementwise(BACKWARD_BYTES)
         forward, backward = self._block_products
         repeats = self._repeats()
@@ -344,7 +350,9 @@ class _Form:
         passes = FORWARD_AND_BACKWARD + repeats["matmul"]  # of messages, in units of a forward pass's
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
-        messages = self._tensor_messages() * np.where(in_pipeline, PASSES_IN_PIPELINE, exposed * passes)
+        messages = self._tensor_messages() * np.where(
+            in_pipeline, np.where(over, PASSES_IN_PIPELINE, EXPOSED_IN_PIPELINE), exposed * passes
+        )
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
         times = 2 if self.frozen else 3  # twice the weights, once their gradients
@@ -362,7 +370,7 @@ class _Form:
         parts["context"] = blocks * (ring + np.where(self.stage > 1, *SUMS_OVER_CONTEXT) * summed)
         parts["fsdp"] = blocks * fsdp
         parts["host"] = blocks * waits
-        parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * hop, 0.0)
+        parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * self.chunks * hop, 0.0)
         head, head_memory, head_gathers = self._head()
         head = head * np.where(over, HEAD_OVER_MEMORY, 1.0)
         gate = np.where(over & in_pipeline, self._gate, 0.0)
@@ -476,8 +484,7 @@ class _Form:
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
-        in_slots = np.where(self.remat == NONE, 6.0, 12.0)
-        return np.where(self.stage > 1, in_slots, 2.0)
+        return np.where(self.stage > 1, PASSES_OF_SLOTS, 2.0)
 
     def _kernels(self) -> Numbers:
         """Return how many kernels a block launches, forward and backward."""

@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "zero1": ("false", "true"),
     "offload": ("none", "optimizer", "activations", "both"),
     "pipeline": ("1f1b", "gpipe"),
+    "pipeline_chunks": tuple(str(count) for count in range(1, 33)),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 """The settings that a candidate has, and their values in the order of the columns' numbers."""
@@ -100,6 +101,11 @@ class Candidates:
         np.put_along_axis(strides, self.inner[:, None], 1, axis=1)
         return strides
 
+    @property
+    def chunks(self) -> Column:
+        """Return the chunks of layers on each stage."""
+        return self.settings["pipeline_chunks"] + 1
+
     def layout(self, row: int) -> Layout:
         """Return the layout of one candidate, without axes of size 1."""
         order = [axis for axis in range(len(AXES)) if axis != self.inner[row]] + [int(self.inner[row])]
@@ -112,6 +118,7 @@ class Candidates:
         for name, column in self.settings.items():
             value = SETTINGS[name][int(column[row])]
             chosen[name] = value == "true" if name == "zero1" else value
+        chosen["pipeline_chunks"] = int(self.chunks[row])
         chosen["batch.microbatch_sequences"] = int(self.microbatch[row])
         return chosen
 
@@ -131,7 +138,9 @@ class Candidates:
         for axis in range(len(AXES)):
             columns += [(sizes[:, axis] > 1).astype(float), np.log2(sizes[:, axis]) / 4]
         for name, values in SETTINGS.items():
-            columns += [(self.settings[name] == place).astype(float) for place in range(1, len(values))]
+            if name != "pipeline_chunks":
+                columns += [(self.settings[name] == place).astype(float) for place in range(1, len(values))]
+        columns += [np.log2(self.chunks.astype(float)) / 4]
         columns += [np.log2(self.microbatch.astype(float)) / 4]
         columns += [(self.inner != TENSOR).astype(float)]
         return np.stack(columns, axis=1)
@@ -170,6 +179,8 @@ class Space:
         microbatch = batch.microbatch_sequences or batch.sequences // replicas
         same = (found.sizes == [layout.size(axis) for axis in AXES]).all(axis=1)
         same &= found.microbatch == microbatch
+        if str(config.pipeline_chunks) not in SETTINGS["pipeline_chunks"]:
+            return None
         for name, values in SETTINGS.items():
             same &= found.settings[name] == values.index(str(getattr(config, name)).lower())
         named = Layout(axes=tuple(axis for axis in layout.axes if axis[1] > 1) or (("data", 1),))
@@ -187,7 +198,9 @@ def settings_words(overrides: Mapping[str, Any]) -> str:
     words = [f"microbatch {overrides['batch.microbatch_sequences']}", f"remat {overrides['remat']}"]
     words += ["zero1"] if overrides["zero1"] else []
     words += [f"offload {overrides['offload']}"] if overrides["offload"] != "none" else []
-    words += [overrides["pipeline"]] if "stage=" in overrides["layout"] else []
+    if "stage=" in overrides["layout"]:
+        chunks = overrides.get("pipeline_chunks", 1)
+        words += [overrides["pipeline"]] + ([f"{chunks} chunks"] if chunks > 1 else [])
     words += ["layers unrolled"] if overrides.get("layer_loop") == "unroll" else []
     return ", ".join(words)
 
@@ -362,7 +375,12 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         "the batch does not divide": batch.sequences % replicas == 0,
     }
     both = {**ACTIVATION_RULES, **PARAMETER_RULES}
-    for axis, place in (("stage", STAGE), ("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
+    layers = dims.pop("layers", None)
+    if layers is None:
+        rules["stage splits nothing of the model"] = stage == 1
+    else:
+        rules["stage is more than the model's layers"] = stage <= min(layers.values())
+    for axis, place in (("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
         split = [size for dim, by_key in dims.items() if axis in both[dim] for size in by_key.values()]
         rules[f"{axis} does not divide the model's sizes"] = _all_divisible(split, sizes[:, place])
         if not split:
@@ -397,7 +415,10 @@ def _with_settings(
         choices[name] = [values.index(value) for value in chosen]
     inners = [AXES.index(name) for name in allowed.get(INNER, AXES)]
     micro = [n for n in _divisors(config.batch.sequences) if str(n) in allowed.get(MICROBATCH, (str(n),))]
-    counts = [len(layouts), len(inners), len(micro), *map(len, choices.values())]
+    kept = {name: len(values) for name, values in choices.items()}
+    if kept["pipeline_chunks"] == len(SETTINGS["pipeline_chunks"]):
+        kept["pipeline_chunks"] = 2  # one and the most
+    counts = [len(layouts), len(inners), len(micro), *kept.values()]
     if math.prod(counts[1:]) * len(layouts) > 50 * MOST_CANDIDATES:
         raise _too_many(math.prod(counts))
     columns = [np.arange(len(layouts)), np.array(inners, np.int64), np.array(micro, np.int64)]
@@ -410,6 +431,9 @@ def _with_settings(
     if len(candidates) * math.prod(counts[3:]) > MOST_CANDIDATES * 4:
         raise _too_many(len(candidates) * math.prod(counts[3:]))
     for name, values in choices.items():
+        if name == "pipeline_chunks":
+            candidates = _with_chunks(config, candidates, values)
+            continue
         candidates = _times(candidates, name, np.array(values, np.int64))
         candidates = candidates[_has_an_effect(candidates, name, values)]
     if len(candidates) > MOST_CANDIDATES:
@@ -454,9 +478,36 @@ def _has_an_effect(candidates: Candidates, name: str, values: Sequence[int]) -> 
     first = candidates.settings[name] == values[0]
     if name == "zero1":
         return first | (candidates.size(DATA) > 1)
-    if name == "pipeline":
-        return first | (candidates.size(STAGE) > 1)
+    if name == "pipeline":  # gpipe keeps more than 1f1b and is as fast: only if somebody asks for it
+        return first | ((candidates.size(STAGE) > 1) & (len(values) < len(SETTINGS[name])))
     return np.ones(len(candidates), bool)
+
+
+def _with_chunks(config: RunConfig, candidates: Candidates, values: Sequence[int]) -> Candidates:
+    """Return each candidate with each legal number of chunks; if nobody chose any, with one and the most.
+
+    More chunks make the bubble and the saved activations smaller, and more messages.
+    """
+    stage, groups = candidates.size(STAGE), groups_of_stage(config, candidates.size(STAGE))
+    microbatches = config.batch.sequences // (candidates.num_replicas * candidates.microbatch)
+    several = (stage > 1) & (microbatches % stage == 0)
+    legal = np.stack([(place == 0) | (several & (groups % (place + 1) == 0)) for place in values])
+    if len(values) == len(SETTINGS["pipeline_chunks"]):
+        most = len(values) - 1 - np.argmax(legal[::-1], axis=0)
+        legal[1:] &= most == np.arange(1, len(values))[:, None]
+    else:  # without stages all are the same
+        legal[0] |= stage == 1
+    places, rows = legal.nonzero()
+    chosen = candidates[rows]
+    settings = {**chosen.settings, "pipeline_chunks": np.array(values, np.int64)[places]}
+    return dataclasses.replace(chosen, settings=settings)
+
+
+def groups_of_stage(config: RunConfig, stage: Column) -> Column:
+    """Return the groups of layers on the fullest stage, for each number of stages."""
+    model = config.model
+    size = model.num_layers // len(model.windows) if isinstance(model, TransformerModel) else 1
+    return -(-size // stage)
 
 
 def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> dict[str, NDArray[np.bool_]]:

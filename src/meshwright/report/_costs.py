@@ -274,11 +274,13 @@ def _flop_table(facts: WeighingFacts, *, on_page: bool) -> Table:
 
 def _bubble_words(ticks: Ticks) -> str:
     """Return the number of a stage's passes that have no microbatch, with the counts that cause it."""
-    idle = ticks.num_passes - ticks.num_microbatches
+    idle, padding = ticks.num_passes - ticks.num_needed, ticks.num_padded_layers - ticks.num_layers
     few = ", fewer microbatches than stages" if ticks.num_microbatches < ticks.num_stages else ""
+    chunks = f" of {ticks.num_chunks} chunks" if ticks.num_chunks > 1 else ""
+    padded = f", and {padding} of {ticks.num_padded_layers} layers are padding" if padding else ""
     return (
         f"{idle} of a stage's {ticks.num_passes} passes have none of the {ticks.num_microbatches} "
-        f"microbatches ({ticks.num_stages} stages, {ticks.schedule}){few}"
+        f"microbatches ({ticks.num_stages} stages{chunks}, {ticks.schedule}){few}{padded}"
     )
 
 

@@ -317,6 +317,7 @@ def _settings_by_column(plan: Plan, candidate: Planned) -> dict[str, str]:
     others = ["zero1"] if given["zero1"] else []
     others += [f"offload {given['offload']}"] if given["offload"] != "none" else []
     others += [given["pipeline"]] if "stage=" in candidate.layout else []
+    others += [f"{given['pipeline_chunks']} chunks"] if given.get("pipeline_chunks", 1) > 1 else []
     others += [given["precision"]] if given["precision"] != plan.config.precision else []
     return {
         "microbatch": str(given["batch.microbatch_sequences"]),

@@ -1,6 +1,7 @@
 """Build the mesh of a layout, map named dimensions to the axes that split them, explain sharding errors.
 
-Imports: `config` (axis names and rules), `errors`, jax. Used by: `models`, `step`, `training`, `worker`.
+Imports: `config` (axis names and rules), `errors`, jax. Used by: `models`, `step`, `checkpoint`, `training`,
+`worker`.
 """
 
 from ._errors import Surroundings as Surroundings
@@ -20,9 +21,11 @@ from ._rules import look_up as look_up
 from ._rules import mean_over_manual as mean_over_manual
 from ._rules import mesh_here as mesh_here
 from ._rules import mesh_of as mesh_of
+from ._rules import num_chunks_of as num_chunks_of
 from ._rules import num_shards as num_shards
 from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec
 from ._rules import pin as pin
 from ._rules import rows_here as rows_here
+from ._rules import shape_of_layers as shape_of_layers
 from ._rules import token_axes as token_axes

@@ -93,6 +93,36 @@ def activation_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:
     return _spec(dims, mesh, ACTIVATION_RULES)
 
 
+def num_chunks_of(array: Any) -> int:
+    """Return the size of an array's first dim if it counts a pipeline's chunks of layers; 1 if there is none.
+
+    Only then the second dim, of a chunk's layers, is sharded over `stage`. Outside of a step such an array is
+    one of all layers: both dims in one.
+
+    Args:
+        array: an array, or a `jax.ShapeDtypeStruct` with a sharding.
+    """
+    spec = array.sharding.spec if isinstance(array.sharding, NamedSharding) else ()
+    return array.shape[0] if len(spec) > 1 and spec[1] == "stage" else 1
+
+
+def shape_of_layers(array: Any, num_layers: int | None) -> tuple[int, ...]:
+    """Return the shape of an array outside of a step.
+
+    Chunks of layers are in one dim of all layers, and layers that pad a pipeline's stages are left out.
+
+    Args:
+        array: an array, or a `jax.ShapeDtypeStruct` with a sharding.
+        num_layers: of the model; None if it has no stacked layers.
+    """
+    shape = tuple(array.shape)
+    if num_chunks_of(array) > 1:
+        shape = (shape[0] * shape[1], *shape[2:])
+    elif not (isinstance(array.sharding, NamedSharding) and array.sharding.spec[:1] == ("stage",)):
+        return shape
+    return shape if num_layers is None else (min(shape[0], num_layers), *shape[1:])
+
+
 def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:
     """Constrain `x` to the sharding that its dimension names imply; on one device, return `x` itself."""
     if num_shards(mesh) == 1:

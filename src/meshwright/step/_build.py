@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +28,15 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from ..config import IdxData, InstructionData, MixtureData, RunConfig, TokenFileData
+from ..config import (
+    IdxData,
+    InstructionData,
+    MixtureData,
+    RunConfig,
+    TokenFileData,
+    num_stacked_layers,
+    padded_layers,
+)
 from ..models import (
     Context,
     Model,
@@ -43,7 +52,8 @@ from ..models import (
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
 from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
-from ._pipeline import Pipeline, Staged
+from ._pipeline import Pipeline
+from ._stage import ContextOf, Staged
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -84,19 +94,16 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     {'inputs': (1, 64, 16), 'targets': (1, 64)}
     """
     model = model_of(config.model)
-    frozen, declared = _declared(config, model)
+    frozen, declared = declarations(config, model, mesh.shape.get("stage", 1))
     optimizer = optimizer_of(config, declared)
-    context_of, init = _contexts(config, mesh), _init_of(config, model, optimizer)
+    context_of, init = _contexts(config, mesh), _init_of(config, model, declared, optimizer)
     state = abstract_state(
         init, declared, mesh, frozen=frozen, zero1=config.zero1, on_host=_moments_on_host(config)
     )
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     shardings = state_shardings["parameters"]
-    pipeline = None
-    if mesh.shape.get("stage", 1) > 1:
-        assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
-        pipeline = Pipeline(model, config.pipeline, context_of, shardings)
+    pipeline = _pipeline_of(config, model, context_of, shardings) if mesh.shape.get("stage", 1) > 1 else None
 
     def loss(
         parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
@@ -137,13 +144,13 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
 def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
-    With ZeRO-1 they are gathered over `data`. Otherwise the matrices of stacked layers are cast to the
-    compute format, unless there is one microbatch, which casts them itself. Tables stay in float32, in which
-    the loss adds up their gradients.
+    With ZeRO-1 they are gathered over `data`, and in a pipeline all are cast to the compute format. Otherwise
+    the matrices of stacked layers are cast, unless there is one microbatch, which casts them itself. Tables
+    then stay in float32, in which the loss adds up their gradients.
     """
     dtype = grads.FORMATS[config.precision]
-    if config.zero1:
-        return whole_over_replicas(parameters, declared, mesh, dtype)
+    if config.zero1 or mesh.shape.get("stage", 1) > 1:
+        return whole_over_replicas(parameters, declared, mesh, dtype, config.zero1)
     if config.lora.rank is not None or jax.tree.leaves(batch)[0].shape[0] == 1:
         return parameters
 
@@ -154,28 +161,56 @@ def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
+def _pipeline_of(config: RunConfig, model: Model, context_of: ContextOf, shardings: Tree) -> Pipeline:
+    num_layers = num_stacked_layers(config)
+    assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
+    assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
+    return Pipeline(model, config.pipeline, config.pipeline_chunks, num_layers, context_of, shardings)
+
+
 def whole_parameters(state: Tree) -> Tree:
     """Return all parameters with which the model computes: those that are trained, and the frozen ones."""
     return with_adapters(state["frozen"], state["parameters"]) if "frozen" in state else state["parameters"]
 
 
-def _declared(config: RunConfig, model: Model) -> tuple[Tree, Tree]:
-    """Return the declarations of frozen and of trained parameters; the first are None without adapters."""
+def declarations(config: RunConfig, model: Model, num_stages: int) -> tuple[Tree, Tree]:
+    """Return the declarations of frozen and of trained parameters; the first are None without adapters.
+
+    Over several stages the layers are padded so that they divide, and layers [layers, ...] in several chunks
+    are [chunks, layers / chunks, ...]: the same numbers in order.
+    """
     if config.lora.rank is None:
-        return None, model.parameters()
+        declared = model.parameters()
+        if num_stages == 1:
+            return None, declared
+        num_layers, num_chunks = padded_layers(config, num_stages), config.pipeline_chunks
+
+        def staged(p: Parameter) -> Parameter:
+            if num_chunks == 1:
+                return replace(p, shape=(num_layers, *p.shape[1:]))
+            shape = (num_chunks, num_layers // num_chunks, *p.shape[1:])
+            return replace(p, shape=shape, dims=("chunks", *p.dims))
+
+        layers = jax.tree.map(staged, declared["layers"], is_leaf=is_parameter)
+        return None, {**declared, "layers": layers}
     frozen = model.parameters()
     if config.lora.base == "nf4":
         frozen = quantised_declarations(frozen)
     return frozen, model.adapters(config.lora)
 
 
-def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array], Tree]:
+def _init_of(config: RunConfig, model: Model, declared: Tree, optimizer: Any) -> Callable[[Array], Tree]:
     """Return the function, not jitted, that creates a state from a seed."""
 
     def init(seed: Array) -> Tree:
         root = jax.random.key(seed)
-        declared = _declared(config, model)[1]
         parameters = initial_parameters(declared, jax.random.fold_in(root, 0))
+        num_layers = num_stacked_layers(config)
+        if num_layers is not None:
+            layers = partial(_without_padding, num_layers)
+            parameters |= {
+                "layers": jax.tree.map(layers, declared["layers"], parameters["layers"], is_leaf=is_parameter)
+            }
         return {
             "parameters": parameters,
             **({} if config.lora.rank is None else {"frozen": _frozen_parameters(config, model, root)}),
@@ -187,6 +222,16 @@ def _init_of(config: RunConfig, model: Model, optimizer: Any) -> Callable[[Array
         }
 
     return init
+
+
+def _without_padding(num_layers: int, declared: Parameter, x: Array) -> Array:
+    """Return stacked layers with zeros in those beyond the model's, which pad a pipeline's stages."""
+    num_stacked = 1 + ("chunks" in declared.dims)
+    held = math.prod(x.shape[:num_stacked])
+    if held <= num_layers or "layers" not in declared.dims:
+        return x
+    is_layer = jnp.arange(held).reshape(x.shape[:num_stacked]) < num_layers
+    return jnp.where(is_layer.reshape(*is_layer.shape, *(1,) * (x.ndim - num_stacked)), x, 0)
 
 
 def _frozen_parameters(config: RunConfig, model: Model, root: Key[Array, ""]) -> Tree:
@@ -291,18 +336,22 @@ def moved(optimizer: Tree, space: Any) -> Tree:
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, optimizer)
 
 
-def whole_over_replicas(parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike) -> Tree:
-    """Gather the parameters over `data`: the copy that a ZeRO-1 step computes with, sharded by other axes.
+def whole_over_replicas(
+    parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike, zero1: bool = True
+) -> Tree:
+    """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in float32, and so do
-    matrices with `Parameter.wide`.
+    Under ZeRO-1 it is whole over `data`; it stays sharded by the other axes. Matrices and tables are cast to
+    `dtype` before they cross the network. Vectors stay in float32, and so do matrices with `Parameter.wide`.
     """
 
     def one(declared: Parameter, x: Array) -> Array:
+        cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
+        if not zero1:
+            return cast
         split, whole = (
             NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
         )
-        cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
 

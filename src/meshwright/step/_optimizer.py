@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import config as sections
 from ..models import Parameter, is_parameter
-from ..sharding import parameter_spec
+from ..sharding import axis_size, parameter_spec
 
 Tree = Any
-STACKED = ("layers", "experts")  # dims that stack several parameters of one kind
+STACKED = ("chunks", "layers", "experts")  # dims that stack several parameters of one kind
 OUTER = ("vocab", "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
@@ -215,13 +215,13 @@ def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.Gra
     """Wrap `update` to see each layer's matrices and vectors as separate arrays of two dims or one.
 
     Its state has a part for each number of stacked dims. "single": none. "stacked": one leading dim, for the
-    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts.
+    layers or for one layer's experts. "experts": two leading dims, for the layers and their experts. A
+    pipeline's chunks are one dim more, which no name counts: the state's parts are those of any layout.
     """
     dims = jax.tree.map(matrix_dims, declared, is_leaf=is_parameter)
-    stacked = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
-    twice = optax.GradientTransformation(jax.vmap(stacked.init), jax.vmap(stacked.update))
-    parts = {"stacked": stacked, "single": update, "experts": twice}
-    num_stacked = {"stacked": 1, "single": 0, "experts": 2}
+    num_chunk_dims = max((int("chunks" in p.dims) for p in _declarations(declared)), default=0)
+    num_stacked = {"stacked": 1 + num_chunk_dims, "single": 0, "experts": 2 + num_chunk_dims}
+    parts = {name: _stacked(update, count) for name, count in num_stacked.items()}
 
     def flat(tree: Tree) -> dict[str, Tree]:
         def part(name: str) -> Tree:
@@ -249,23 +249,43 @@ def by_matrix(update: optax.GradientTransformation, declared: Tree) -> optax.Gra
     return optax.GradientTransformation(init, apply)
 
 
+def _declarations(declared: Tree) -> list[Parameter]:
+    return jax.tree.leaves(declared, is_leaf=is_parameter)
+
+
+def _stacked(update: optax.GradientTransformation, num_dims: int) -> optax.GradientTransformation:
+    """Wrap `update` to see each part of arrays with `num_dims` leading dims more."""
+    for _ in range(num_dims):
+        update = optax.GradientTransformation(jax.vmap(update.init), jax.vmap(update.update))
+    return update
+
+
 def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = False) -> Tree:
     """Return the shardings of an optimizer's state, given the state's shapes.
 
     An array whose path ends with a parameter's path is that parameter's moment. A moment of the parameter's
     shape has its sharding. A moment of its matrices' rows or columns is sharded as these are. Arrays that
-    belong to no parameter (step counts) or keep none of its dims are replicated.
+    belong to no parameter (step counts) or keep none of its dims are replicated. Of layers that stages share,
+    every array with a number for each layer is sharded over `stage`, as a checkpoint expects.
     """
     parameters = {
         jax.tree_util.keystr(path): parameter
         for path, parameter in jax.tree_util.tree_leaves_with_path(declared, is_leaf=is_parameter)
     }
 
+    stacks = (
+        (p.shape[: p.dims.index("layers") + 1], p.dims[: p.dims.index("layers") + 1])
+        for p in parameters.values()
+        if "layers" in p.dims
+    )
+    layers = {shape: parameter_spec(dims, mesh) for shape, dims in stacks if axis_size(mesh, "stage") > 1}
+
     def sharding(path: tuple[Any, ...], moment: jax.ShapeDtypeStruct) -> NamedSharding:
         tails = (jax.tree_util.keystr(path[start:]) for start in range(len(path)))
         owner = next((tail for tail in tails if tail in parameters), None)
         if owner is None:
-            return NamedSharding(mesh, PartitionSpec())
+            spec = next((spec for shape, spec in layers.items() if moment.shape[: len(shape)] == shape), ())
+            return NamedSharding(mesh, PartitionSpec(*spec))
         name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
         parameter = parameters[owner]
         spec = parameter_spec(parameter.dims, mesh, zero1)
@@ -293,7 +313,7 @@ def _spec_of_sides(
         longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
         kept = (*kept[: len(dims.stack)], shorter if name == "v_row" else longer)
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
-        return PartitionSpec()
+        return PartitionSpec(*spec[: spec.index("stage") + 1]) if "stage" in spec else PartitionSpec()
     return PartitionSpec(*(_of_merged(side, spec) for side in kept))
 
 

@@ -158,14 +158,21 @@ class Saving:
     """Save and find a run's checkpoints: when one is due, and how each save ended.
 
     Without `every_steps` nothing is saved, but existing checkpoints are still found and restored. `about` is
-    JSON data that every checkpoint carries; it includes at least what `changes_since` reads.
+    JSON data that every checkpoint carries; it includes at least what `changes_since` reads. `num_layers`: of
+    the model, if they are stacked.
     """
 
     def __init__(
-        self, folder: RunFolder, config: CheckpointConfig, about: Mapping[str, Any], phases: PhaseClock
+        self,
+        folder: RunFolder,
+        config: CheckpointConfig,
+        about: Mapping[str, Any],
+        phases: PhaseClock,
+        num_layers: int | None = None,
     ) -> None:
         self._every = config.every_steps
         self._about, self._phases, self._peers = about, phases, folder.peers
+        self._num_layers = num_layers
         self._newest: int | None = None  # the step of the last save that began and has not failed
         self._checkpoints = None
         path = folder.path / "checkpoints"
@@ -173,7 +180,12 @@ class Saving:
         if self._every is not None or exist:
             keep_last, keep_every = config.keep_last, config.keep_every
             self._checkpoints = Checkpoints(
-                path, keep_last=keep_last, keep_every=keep_every, peers=self._peers, complaint=about_complaint
+                path,
+                keep_last=keep_last,
+                keep_every=keep_every,
+                peers=self._peers,
+                num_layers=num_layers,
+                complaint=about_complaint,
             )
 
     def newest(self) -> Found | None:
@@ -186,7 +198,7 @@ class Saving:
     def restore(self, checkpoint: Found, state: Tree) -> Tree:
         """Restore the checkpoint's state, laid out as `state` (of `jax.ShapeDtypeStruct`) specifies."""
         with self._phases.of("restore"):
-            return restore(checkpoint, state)
+            return restore(checkpoint, state, num_layers=self._num_layers)
 
     def due(self, step: int) -> bool:
         """Return whether `step` is a multiple of `every_steps` and not saved yet."""

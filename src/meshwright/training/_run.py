@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
-from ..config import Layout, RunConfig
+from ..config import Layout, RunConfig, num_stacked_layers
 from ..data import Dataset, ImageFiles, MixedWindows, RandomTokens, TokenWindows, open_data
 from ..measure import ResidentGrowth, describe_host
 from ..reconciliation import Measurement
@@ -51,7 +51,9 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
     peers, platform = folder.peers, request.fleet.chip.platform
     with ExitStack() as stack:
         about = {**request.about, **about_of(config, request.layout)}
-        saving = stack.enter_context(closing(Saving(folder, config.checkpoint, about, phases)))
+        saving = stack.enter_context(
+            closing(Saving(folder, config.checkpoint, about, phases, num_stacked_layers(config)))
+        )
         watchdog = stack.enter_context(Watchdog(folder, config.faults, phases).watching())
         checkpoint = saving.newest() if folder.resume else None
         changes = [] if checkpoint is None else changes_since(checkpoint, config, request.layout)
@@ -97,7 +99,8 @@ def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices
     """
     newest = unread_newest(folder / "checkpoints", about_complaint)
     if newest is not None and may_change_state(newest.about, config):
-        check_match(newest, build_step(config, mesh_of(layout.axes, devices)).state)
+        state = build_step(config, mesh_of(layout.axes, devices)).state
+        check_match(newest, state, num_stacked_layers(config))
 
 
 def _started(request: RunRequest, dataset: Dataset) -> Started:

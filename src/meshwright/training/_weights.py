@@ -17,6 +17,7 @@ import numpy as np
 from ..config import RunConfig, TransformerModel
 from ..errors import InputError
 from ..models import CODES, SCALES, matrix_of, quantised_part
+from ..sharding import num_chunks_of, shape_of_layers
 from ..weights import Weight, WeightFiles, part_of, weights_of
 
 Tree = Any
@@ -85,7 +86,7 @@ class FirstWeights:
                 hint="begin with weights in bf16 or fp32, of which many models have a folder of their own",
             )
         self.base = Base(folder=str(folder.resolve()), model_type=family)
-        self._unrolled = config.model.unroll
+        self._unrolled, self._num_layers = config.model.unroll, config.model.num_layers
         self._weights: tuple[Weight, ...] = weights_of(config.model, family)
         self._files = WeightFiles(folder)
 
@@ -100,8 +101,9 @@ class FirstWeights:
         shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
         for path, (_, leaf) in zip(paths, flat, strict=True):
             matrix, part = matrix_of(path)
+            shape = shape_of_layers(leaf, self._num_layers)
             if part != SCALES:  # the codes lie two in a byte
-                shapes[matrix] = (*leaf.shape[:-1], 2 * leaf.shape[-1]) if part == CODES else leaf.shape
+                shapes[matrix] = (*shape[:-1], 2 * shape[-1]) if part == CODES else shape
         if self._unrolled:
             shapes = _stacked(shapes)
         leaves = [self._array(path, leaf, shapes) for path, (_, leaf) in zip(paths, flat, strict=True)]
@@ -122,6 +124,8 @@ class FirstWeights:
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
+            if shape_of_layers(leaf, self._num_layers) != leaf.shape:
+                return self._staged(leaf, wanted, read)
             if not held:
                 return np.ascontiguousarray(read(wanted), leaf.dtype)
             *rest, last = wanted
@@ -129,6 +133,21 @@ class FirstWeights:
             return np.ascontiguousarray(found, leaf.dtype)
 
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+    def _staged(self, leaf: Any, wanted: tuple[slice, ...], read: Any) -> np.ndarray:
+        """Return a part of a pipeline's layers: in chunks, with zeros in the padding."""
+        num_chunks, (layers, *rest) = num_chunks_of(leaf), wanted[int(num_chunks_of(leaf) > 1) :]
+        per_chunk = leaf.shape[int(num_chunks > 1)]
+        start, stop, _ = layers.indices(per_chunk)
+        shape = [len(range(*part.indices(size))) for part, size in zip(wanted, leaf.shape, strict=True)]
+        values = np.zeros(shape, leaf.dtype)
+        for chunk in range(num_chunks):
+            first, last = (min(chunk * per_chunk + place, self._num_layers) for place in (start, stop))
+            if first < last:
+                (values[chunk] if num_chunks > 1 else values)[: last - first] = read(
+                    (slice(first, last), *rest)
+                )
+        return values
 
 
 def _stacked(shapes: dict[tuple[str, ...], tuple[int, ...]]) -> dict[tuple[str, ...], tuple[int, ...]]:

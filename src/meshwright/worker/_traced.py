@@ -12,7 +12,7 @@ Counted: a multiply-add is two FLOPs, eight for complex numbers (four products, 
 and a real number. A convolution counts every tap of its window at every output, including taps on padding,
 but not taps on the holes that dilation opens in its input. `scan` counts by its length, `while` by its rounds
 where a counter decides them and else once, `cond` by its most expensive branch, `platform_dependent` by the
-target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, `taken_...`, see `hlo/_annotations.py`) the
+target's branch. Inside a scope `needed_A_of_B` (or `busy_...`, see `hlo/_annotations.py`) the
 arithmetic counts A/B: causal attention written in blocks uses such a scope.
 Not counted: elementwise arithmetic, reductions, sorts.
 Pallas kernels and foreign functions count as `_kernels.py` says. Listed as unpriced, with shapes: every
