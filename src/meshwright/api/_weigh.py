@@ -158,7 +158,7 @@ def weigh(
         args, kwargs: the arguments of a function: arrays or `jax.ShapeDtypeStruct`, on a mesh of your own or
             on none; or of a PyTorch module's `forward`, on one rank: tensors may be real, meta or fake.
         optimizer, loss, autocast: for a PyTorch module, as for `account_torch`.
-        parallelize: for a PyTorch module, a function of it and of a `DeviceMesh` with the layout's axes, which
+        parallelize: for a PyTorch module, a function of it and of a `DeviceMesh` with the layout's axes that
             spreads it, as your training script does. Without one FSDP2 shards each repeated block and the
             root over `fsdp`, and `data` replicates.
 

@@ -56,8 +56,8 @@ class TorchFacts:
 class WeighingFacts:
     """The fields of a weighing that reports show, named as in `weigh --json`.
 
-    JSON lacks the last five, and `pytorch` but for a PyTorch module. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
-    to the model's FLOPs.
+    JSON lacks the last five, and `pytorch` but for a PyTorch module. `rule_terms`: sign, FLOPs and reason of
+    each term that leads from the 6ND rule to the model's FLOPs.
     """
 
     config: str

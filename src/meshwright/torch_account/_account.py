@@ -28,8 +28,8 @@ MOST_MODULES = 10
 Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[str]]  # header, rows, columns of numbers
 KEYS = ("module", "inputs", "optimizer", "loss", "autocast", "parallelize")
 CONTRACT = (
-    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', 'autocast', "
-    "'parallelize'"
+    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', "
+    "'autocast', 'parallelize'"
 )
 
 

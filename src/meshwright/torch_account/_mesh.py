@@ -1,14 +1,16 @@
 """Make a mesh of ranks that do not exist, spread a module over it, and watch what FSDP gathers.
 
-The process group is PyTorch's "fake" one: its collectives return at once and move nothing. The mesh's device is
-the CPU, for which PyTorch needs no driver; `_kernels` chooses the kernels of the target.
+The process group is PyTorch's "fake" one: its collectives return at once and move nothing. The mesh's device
+is the CPU, for which PyTorch needs no driver; `_kernels` chooses the kernels of the target.
 This module imports torch, so it is imported only while accounting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +29,8 @@ from ._watch import Storages, inner_tensors
 
 GATHERED, UNSHARDED = "gathered parameters", "unsharded gradients"
 OWN_AXES = ("data", "fsdp")  # which need no plan of the user's
+LIMIT, FIRST_LIMIT, REBUILT_LIMITS = 2, 8, 10  # among the arguments of DDP's `Reducer` after the buckets
+_WORLDS = itertools.count(1)
 Plan = Callable[[torch.nn.Module, DeviceMesh], Any]
 
 
@@ -42,14 +46,72 @@ def fake_world(axes: Axes, rank: int) -> Iterator[DeviceMesh]:
     if dist.is_initialized():
         raise InputError(
             "torch.distributed is initialised in this process, and the account needs ranks of its own",
-            hint="name a function that returns the module, package.module:function: it runs in its own process",
+            hint="name a function that returns the module, package.module:function: it runs apart",
         )
     names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
     dist.init_process_group("fake", rank=rank, world_size=math.prod(sizes), store=FakeStore())
     try:
-        yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        with _answering_ddp(), _meshes_of_their_own():
+            yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _meshes_of_their_own() -> Iterator[None]:
+    """Make the block's meshes differ from equal ones of other blocks.
+
+    DTensor caches how to redistribute by meshes that are equal, also those of an earlier rank, whose groups
+    are gone. Meshes of other threads differ, so each block numbers its own.
+    """
+    original, number = DeviceMesh.__init__, next(_WORLDS)
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._thread_id, self._hash = number, None
+
+    DeviceMesh.__init__ = init
+    try:
+        yield
+    finally:
+        DeviceMesh.__init__ = original
+
+
+@contextlib.contextmanager
+def _answering_ddp() -> Iterator[None]:
+    """Give DDP the buckets of a step after the first, and hand it what it reduces.
+
+    In its first step DDP has one bucket. It then fills buckets in the order in which the gradients came, for
+    which the order of the parameters, reversed, stands here. The fake group's futures hold no result.
+    """
+    kind = torch.nn.parallel.DistributedDataParallel
+    original, make = kind.__init__, dist.Reducer
+
+    def reducer(parameters: Any, _: Any, __: Any, *others: Any) -> Any:
+        limits = others[REBUILT_LIMITS] if len(others) > REBUILT_LIMITS and others[REBUILT_LIMITS] else None
+        limits = limits or [others[FIRST_LIMIT], others[LIMIT]]
+        order = list(range(len(parameters)))[::-1]
+        buckets, sizes = dist._compute_bucket_assignment_by_size(parameters[::-1], limits, [], order)
+        return make(parameters, buckets, sizes, *others)
+
+    def reduce(group, bucket):  # DDP refuses annotations that are text
+        buffer = bucket.buffer()
+        dist.all_reduce(buffer, group=group, async_op=True)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, reduce)
+
+    kind.__init__, dist.Reducer = init, reducer
+    try:
+        yield
+    finally:
+        kind.__init__, dist.Reducer = original, make
 
 
 def spread(module: torch.nn.Module, mesh: DeviceMesh, parallelize: Plan | None) -> torch.nn.Module:

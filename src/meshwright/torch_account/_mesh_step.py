@@ -11,19 +11,18 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from meshwright.config import Layout
-from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
 
 from ._fakes import check_parts
-from ._mesh import GATHERED, Plan, check_plan, fake_world, is_even, spread, watching_fsdp
-from ._records import MeshAccount, Message, RankCount
+from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_fsdp
+from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, Step, surroundings
 from ._timeline import history_of, memory_of
 from ._traffic import merged, traffic_of
@@ -76,7 +75,7 @@ def account_on_mesh(
         with surroundings(), fake_world(layout.axes, rank) as mesh:
             step = Step(
                 module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
-            )  # noqa: B023  called here
+            )
             with watching_fsdp(step.storages):
                 step.run(**parts)
             steps.append(step)

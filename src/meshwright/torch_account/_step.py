@@ -132,12 +132,13 @@ class Step:
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with self.mode, self.stack, self.watch, watching_sizes(self.storages):
             self.forward(loss, autocast)
+            self._place("parameters", self.module.parameters())  # FSDP2 pads shards at the first use
             self.backward()
             if optimizer is not None:
                 self.optimize(optimizer)
 
     def _place(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in (inner for tensor in tensors for inner in inner_tensors(tensor)):
+        for tensor in (inner for each in tensors for inner in inner_tensors(each)):
             if has_storage(tensor):
                 self.storages.put(tensor, category)
             else:  # a sparse gradient; a fake one creates these two at each call and keeps neither
@@ -208,6 +209,8 @@ class Step:
                 self.loss.backward()
             for hook in hooks:
                 hook.remove()
+            # FSDP2 sets those of its shards, which are no leaves while it holds gathered parameters.
+            self._place("gradients", (p.grad for p in self.module.parameters() if p.grad is not None))
         self.gradients_bytes = self.storages.live["gradients"]
         self._note_formats()
 

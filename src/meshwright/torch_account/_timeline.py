@@ -51,13 +51,17 @@ def history_of(changes: Iterable[Change]) -> list[Change]:
     """Return the changes of a step after the first, in order.
 
     What was made outside the counted phases, such as the optimizer's state, and outlives them is put first.
+    So are parameters and buffers that the first step made in place of others.
     """
-    first_phase: dict[int, str] = {}
+    lasting = {"parameters", "buffers"}
+    early: set[int] = set()  # numbers of storages that were made outside the counted phases
     at_start: dict[int, Change] = {}
     counted: list[Change] = []
     for change in changes:
         number = change.storage.number
-        if first_phase.setdefault(number, change.phase) or change.phase:
+        if not change.phase and change.storage.born.phase == "":
+            early.add(number)
+        if change.storage.category not in lasting and (change.phase or number not in early):
             counted.append(change)
             continue
         before = at_start[number].num_bytes if number in at_start else 0

@@ -96,8 +96,8 @@ def _may_overlap(call: Any) -> bool:
 
 def _ranks(arguments: dict[str, Any]) -> tuple[int, ...]:
     """Return the ranks of the process group that an operation names; empty if it names none."""
+    from torch._C._distributed_c10d import _resolve_process_group
     from torch.distributed import ProcessGroup, get_process_group_ranks
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
     group = arguments.get("process_group", arguments.get("group_name"))
     if group is None:

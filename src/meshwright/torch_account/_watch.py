@@ -45,8 +45,8 @@ from ._traffic import NAMESPACES, message_kind, message_of
 
 TEMPORARY = "temporaries"
 SAVED = "saved activations"
+INPUTS = "inputs"
 STAGING = "communication buffers"
-OPTIMIZER_STATE = "optimizer state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,18 @@ class Storages:
             self._change(known, category=category)
             known.format = format_name(tensor.dtype)
 
+    def put_from_outside(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that was there before the step, and is met only now, among the inputs."""
+        now, self.phase, self.birth = self.phase, "", Birth()
+        self.put(tensor, INPUTS)
+        self.phase = now
+
+    def stage(self, tensor: torch.Tensor) -> None:
+        """Set a tensor's category to that of communication buffers, unless it is the module's or kept."""
+        known = self.see(tensor)
+        if known.category in (TEMPORARY, INPUTS):
+            self._change(known, category=STAGING)
+
     def save(self, tensor: torch.Tensor) -> int:
         """Record that the forward pass keeps a tensor for the backward pass; return the key for `release`."""
         self._change(self.see(tensor), saved=1)
@@ -203,11 +215,11 @@ def watching_sizes(storages: Storages) -> Iterator[None]:
         storages.resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_
+    setattr(torch.UntypedStorage, "resize_", resize_)  # noqa: B010  a method of C's, says its type
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = original
+        setattr(torch.UntypedStorage, "resize_", original)  # noqa: B010
 
 
 class ModuleStack:
@@ -353,7 +365,7 @@ class Watch(TorchDispatchMode):
                 hint="make it a parameter of the module, and let no closure hold the module",
             )
         fake = self._fakes.tensor(tensor, "a tensor from outside the module")
-        self._storages.put(fake, "inputs")
+        self._storages.put_from_outside(fake)
         return fake
 
     def _met(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -362,7 +374,7 @@ class Watch(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             return self.outside(tensor)
         if self._storages.is_new(tensor):  # a fake tensor from outside the module
-            self._storages.put(tensor, "inputs")
+            self._storages.put_from_outside(tensor)
         return tensor
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
@@ -404,7 +416,7 @@ class Watch(TorchDispatchMode):
             staged["all-reduce"] = "tensors"  # of DDP, or a gradient, which is then put among those
         if call.name.startswith("c10d.") and kind in staged:
             for tensor in pytree.tree_leaves(call.arguments.get(staged[kind])):
-                self._storages.put(tensor, STAGING)
+                self._storages.stage(tensor)
 
     def _phase_now(self) -> str:
         """Return the phase, with recomputation recognised.
