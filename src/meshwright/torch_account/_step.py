@@ -23,6 +23,7 @@ from meshwright.hlo import Axes
 from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._fakes import Fakes, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
+from ._kernels import whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -39,6 +40,7 @@ from ._watch import (
     watching_sizes,
 )
 
+ONE_SEQUENCE = "Each row is one sequence: no positions are given that could start another."
 ALWAYS = (
     "FLOPs are of matrix products, convolutions, attention and recurrent layers; a multiply-add is two. "
     "Elementwise work and reductions count none; a convolution's products with padding count.",
@@ -130,7 +132,10 @@ class Step:
     def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any) -> None:
         """Run forward pass, backward pass and optimizer under the watch."""
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
-        with self.mode, self.stack, self.watch, watching_sizes(self.storages):
+        sequences = whole_sequences(self.module, self.inputs, self.keywords)
+        with self.mode, self.stack, self.watch, watching_sizes(self.storages), sequences as are_told:
+            if are_told:
+                self.notes.append(ONE_SEQUENCE)
             self.forward(loss, autocast)
             self._place("parameters", self.module.parameters())  # FSDP2 pads shards at the first use
             self.backward()

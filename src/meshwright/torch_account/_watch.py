@@ -40,6 +40,7 @@ from ._flops import (
     operation_name,
     tensor_text,
 )
+from ._kernels import grouped_product
 from ._records import Message
 from ._traffic import NAMESPACES, message_kind, message_of
 
@@ -348,7 +349,10 @@ class Watch(TorchDispatchMode):
                 return made_of
         if operation_name(func) not in LIFTED:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
-        result = func(*args, **kwargs)
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+            result = grouped_product(*args[:2], args[2] if len(args) > 2 else kwargs.get("offs"))
+        else:
+            result = func(*args, **kwargs)
         try:
             self._note(func, args, kwargs, result, kind)
         except Exception as mistake:
