@@ -137,8 +137,8 @@ class Step:
             if are_told:
                 self.notes.append(ONE_SEQUENCE)
             self.forward(loss, autocast)
-            self._place("parameters", self.module.parameters())  # FSDP2 pads shards at the first use
             self.backward()
+            self._place("parameters", self.module.parameters())  # FSDP2 pads shards at their first use
             if optimizer is not None:
                 self.optimize(optimizer)
 
