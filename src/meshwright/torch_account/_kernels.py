@@ -188,6 +188,16 @@ def _whole_updates() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def as_it_was_written() -> Iterator[None]:
+    """Run parts that a plan has compiled by `torch.compile` as they were before."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
 def whole_sequences(
     module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Iterator[bool]:

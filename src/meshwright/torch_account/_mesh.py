@@ -25,11 +25,11 @@ from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
 from ._fakes import explain_failure
-from ._watch import Storages, inner_tensors
+from ._watch import Storages, Watch, inner_tensors
 
 GATHERED, UNSHARDED = "gathered parameters", "unsharded gradients"
 OWN_AXES = ("data", "fsdp")  # which need no plan of the user's
-LIMIT, FIRST_LIMIT, REBUILT_LIMITS = 2, 8, 10  # among the arguments of DDP's `Reducer` after the buckets
+LIMIT, FIRST_LIMIT, REBUILT_LIMITS = 2, 6, 9  # among the arguments of DDP's `Reducer` after the buckets
 _WORLDS = itertools.count(1)
 Plan = Callable[[torch.nn.Module, DeviceMesh], Any]
 
@@ -93,7 +93,8 @@ def _answering_ddp() -> Iterator[None]:
         limits = limits or [others[FIRST_LIMIT], others[LIMIT]]
         order = list(range(len(parameters)))[::-1]
         buckets, sizes = dist._compute_bucket_assignment_by_size(parameters[::-1], limits, [], order)
-        return make(parameters, buckets, sizes, *others)
+        with parameters[0].fake_mode:  # its buckets are as large as the model
+            return make(parameters, buckets, sizes, *others)
 
     def reduce(group, bucket):  # DDP refuses annotations that are text
         buffer = bucket.buffer()
@@ -134,10 +135,10 @@ def spread(module: torch.nn.Module, mesh: DeviceMesh, parallelize: Plan | None) 
     if made is None:
         return module
     if not isinstance(made, torch.nn.Module):
-        raise InputError(
-            f"parallelize returned a {type(made).__name__}, not a module",
-            hint="return the module, or nothing if it changes the one that it is given",
-        )
+        hint = "return the module, or nothing if it changes the one that it is given"
+        if type(made).__module__.startswith("torch.distributed.pipelining"):
+            hint = "pipelines are not accounted: give the module of one stage, with the inputs of that stage"
+        raise InputError(f"parallelize returned a {type(made).__name__}, not a module", hint=hint)
     return made
 
 
@@ -218,6 +219,27 @@ def is_even(module: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
+def watching_dtensors(watch: Watch) -> Iterator[None]:
+    """Let the watch look away while DTensor runs an operation on the whole shapes, to learn the result's."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    original = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate(self: Any, op_schema: Any) -> Any:
+        watch.looks_away, before = True, watch.looks_away
+        try:
+            return original(self, op_schema)
+        finally:
+            watch.looks_away = before
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = original
+
+
+@contextlib.contextmanager
 def watching_fsdp(storages: Storages) -> Iterator[None]:
     """Give the parameters that FSDP2 gathers, and their gradients before they are reduced, their categories.
 
@@ -233,6 +255,11 @@ def watching_fsdp(storages: Storages) -> Iterator[None]:
                 storages.put(tensor, UNSHARDED)
 
     def init_unsharded_param(self: Any) -> None:
+        if self.offload_to_cpu:
+            raise InputError(
+                "FSDP2 keeps the module's shards in the host's memory (CPUOffloadPolicy), which is not accounted",
+                hint="leave offload_policy out",
+            )
         is_first = not hasattr(self, "_unsharded_param")
         original(self)
         if is_first:

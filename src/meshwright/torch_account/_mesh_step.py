@@ -22,7 +22,7 @@ from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
 
 from ._fakes import check_parts
 from ._kernels import kernels_of
-from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_fsdp
+from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
 from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, Step, surroundings
 from ._timeline import history_of, memory_of
@@ -77,7 +77,7 @@ def account_on_mesh(
             step = Step(
                 module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
             )
-            with watching_fsdp(step.storages), kernels_of(fleet.chip):
+            with watching_fsdp(step.storages), watching_dtensors(step.watch), kernels_of(fleet.chip):
                 step.run(**parts)
             steps.append(step)
     on_phase("reckoning")

@@ -23,7 +23,7 @@ from meshwright.hlo import Axes
 from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._fakes import Fakes, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
-from ._kernels import whole_sequences
+from ._kernels import as_it_was_written, whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -131,9 +131,16 @@ class Step:
 
     def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any) -> None:
         """Run forward pass, backward pass and optimizer under the watch."""
-        # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         sequences = whole_sequences(self.module, self.inputs, self.keywords)
-        with self.mode, self.stack, self.watch, watching_sizes(self.storages), sequences as are_told:
+        # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
+        with (
+            as_it_was_written(),
+            self.mode,
+            self.stack,
+            self.watch,
+            watching_sizes(self.storages),
+            sequences as are_told,
+        ):
             if are_told:
                 self.notes.append(ONE_SEQUENCE)
             self.forward(loss, autocast)

@@ -312,6 +312,7 @@ class Watch(TorchDispatchMode):
         self.unknown: Counter[str] = Counter()
         self.numbers_are_one = False  # `.item()` may return 1 while nothing that is counted depends on it
         self.numbers_read = 0
+        self.looks_away = False  # while operations only ask for shapes
         self.own_mistake: Exception | None = None
         self._stack = stack
         self._storages = storages
@@ -331,6 +332,8 @@ class Watch(TorchDispatchMode):
         if any(map(is_wrapper, types)):  # a DTensor: it calls the operation again on its local tensors
             return NotImplemented
         kwargs = kwargs or {}
+        if self.looks_away:
+            return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         kind = kind_of(func)
