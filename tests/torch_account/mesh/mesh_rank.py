@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
     "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce",
-    "all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter", "all_reduce": "all-reduce",
+    "broadcast_": "broadcast", "all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter", "all_reduce": "all-reduce",
 }  # fmt: skip
-# On a CPU this one makes padded copies of all gradients; on CUDA it is one kernel without.
-# Gloo copies what it sends; NCCL does not.
 NUM_STEPS = 4
-COPYING = ("aten::_chunk_cat", "c10d::")
+# Kernels of the CPU that make copies and free them before they end: of all gradients, of a strided gradient.
+COPYING = ("aten::_chunk_cat", "aten::convolution_backward")
+SENDING = "c10d::"  # gloo copies what it sends; NCCL does not
 
 
 class Sent(TorchDispatchMode):
@@ -61,32 +61,34 @@ def held(tensors):
 
 
 def peak_bytes(events):
-    """The most that is alive in a step after the first, by the allocator's record, without copies of COPYING.
+    """The most that is alive in a step after the first, by the allocator's record, without those copies.
 
     Gloo's threads may hold arrays a little too long, which adds to a step. So the least of some steps counts.
     """
-    steps = [
-        next((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == f"step {number}" and "dur" in e)
-        for number in range(1, NUM_STEPS)
-    ]
-    most = [0] * len(steps)
-    spans = [
-        (e["ts"], e["ts"] + e["dur"])
-        for e in events
-        if e.get("ph") == "X" and e.get("name", "").startswith(COPYING)
-    ]
-    alive, total = {}, 0
+    spans = [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("ph") == "X" and "name" in e]
+    steps = [span[1:] for span in spans if span[0] in {f"step {n}" for n in range(1, NUM_STEPS)}]
+    kernels = [span for span in spans if span[0].startswith((*COPYING, SENDING))]
     changes = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0]
-    for change in sorted(changes, key=lambda e: e["ts"]):
+    changes.sort(key=lambda e: e["ts"])
+    open_, arrays = {}, []  # each array as [its bytes, when it was made, when it was freed]
+    for change in changes:
         address, size = change["args"]["Addr"], change["args"]["Bytes"]
-        if size <= 0:
-            total -= alive.pop(address, 0)
-        elif not any(first <= change["ts"] <= last for first, last in spans):
-            alive[address] = size
-            total += size
-            for number, (first, last) in enumerate(steps):
-                if first <= change["ts"] <= last:
-                    most[number] = max(most[number], total)
+        if size > 0:
+            open_[address] = [size, change["ts"], float("inf")]
+            arrays.append(open_[address])
+        elif address in open_:
+            open_.pop(address)[2] = change["ts"]
+    moves = []
+    for size, made, freed in arrays:
+        inside = [(name, last) for name, first, last in kernels if first <= made <= last]
+        if not any(name.startswith(SENDING) or freed <= last for name, last in inside):
+            moves += [(made, size), (freed, -size)]
+    most, total = [0] * len(steps), 0
+    for when, size in sorted(moves):
+        total += size
+        for number, (first, last) in enumerate(steps):
+            if first <= when <= last:
+                most[number] = max(most[number], total)
     return min(most)
 
 
