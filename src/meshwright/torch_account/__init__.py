@@ -1,8 +1,8 @@
 """Count what an eager training step of a PyTorch module costs, on one device or on a mesh, from fake tensors.
 
 Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
-`config`, `children`, `records`, `formats`, `units`, `errors`; torch, and the modules that need it, only inside
-functions.
+`config`, `children`, `records`, `formats`, `units`, `errors`; torch, and the modules that need it, only
+inside functions.
 Used by: `results`, `report`, `api`, `cli`, and users as `mw.account_torch` and `mw.weigh`.
 """
 

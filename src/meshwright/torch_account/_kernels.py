@@ -96,7 +96,7 @@ def _kernel(
     grouped: bool,
 ) -> SDPBackend:
     """Return the kernel that PyTorch takes on CUDA."""
-    query, key, value = tensors
+    query, key, _ = tensors
     plain = all(t.dim() == 4 and not t.is_nested and (t.stride(-1) == 1 or t.shape[-1] == 1) for t in tensors)
     backends = torch.backends.cuda
     if not plain or len({t.dtype for t in tensors}) > 1 or query.shape[0] != key.shape[0]:
@@ -105,9 +105,10 @@ def _kernel(
     widths = {t.shape[-1] for t in tensors}
     heads = {t.shape[-3] for t in tensors}
     flash = has_flash and backends.flash_sdp_enabled() and query.dtype in HALVES and mask is None
-    if flash and len(widths) == 1 and max(widths) <= WIDEST_HEAD and (square or not is_causal):
-        if len(heads) == 1 or (grouped and query.shape[-3] % key.shape[-3] == 0):
-            return SDPBackend.FLASH_ATTENTION
+    shared = len(heads) == 1 or (grouped and query.shape[-3] % key.shape[-3] == 0)
+    narrow = len(widths) == 1 and max(widths) <= WIDEST_HEAD
+    if flash and narrow and shared and (square or not is_causal):
+        return SDPBackend.FLASH_ATTENTION
     step = 8 if query.dtype in HALVES else 4
     aligned = all(width % step == 0 for width in widths)
     fits = query.dtype in (*HALVES, torch.float32) and aligned and len(heads) == 1
@@ -230,10 +231,14 @@ def _given(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str,
     return bound.arguments.get(name) is not None or bound.arguments.get("kwargs", {}).get(name) is not None
 
 
-def grouped_product(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
-    """Return an array of the shape of PyTorch's `_grouped_mm`, whose own rule for shapes knows bf16 alone."""
+def grouped_product(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, *others: Any, **options: Any
+) -> torch.Tensor:
+    """Return the fake result of PyTorch's `_grouped_mm`, whose own rule for shapes knows bf16 alone."""
+    if left.dtype == torch.bfloat16:
+        return aten._grouped_mm(left, right, offs, *others, **options)
     if left.dim() == right.dim() == 2:
-        assert ends is not None, "groups of two matrices need their ends"
-        return left.new_empty((ends.shape[0], left.shape[0], right.shape[1]))
+        assert offs is not None, "groups of two matrices need their ends"
+        return left.new_empty((offs.shape[0], left.shape[0], right.shape[1]))
     rows = left.shape[1:2] if right.dim() == 2 else left.shape[:-1]  # the groups divide the right columns
     return left.new_empty((*rows, right.shape[-1]))

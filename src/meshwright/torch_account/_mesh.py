@@ -155,6 +155,13 @@ def check_plan(axes: Axes, parallelize: object) -> None:
                 hint="give parallelize=f, a function of the module and the mesh; without one, "
                 "layouts have the axes fsdp and data",
             )
+        split = [name for name, size in axes if size > 1]
+        if split == ["fsdp", "data"]:
+            sizes = dict(axes)
+            raise InputError(
+                "replicas of FSDP2's shards lie outside of them, and the layout has fsdp outside",
+                hint=f"write data={sizes['data']},fsdp={sizes['fsdp']}",
+            )
         return
     if not callable(parallelize):
         raise InputError(
@@ -257,7 +264,7 @@ def watching_fsdp(storages: Storages) -> Iterator[None]:
     def init_unsharded_param(self: Any) -> None:
         if self.offload_to_cpu:
             raise InputError(
-                "FSDP2 keeps the module's shards in the host's memory (CPUOffloadPolicy), which is not accounted",
+                "FSDP2 keeps the module's shards in the host's memory (CPUOffloadPolicy), not counted yet",
                 hint="leave offload_policy out",
             )
         is_first = not hasattr(self, "_unsharded_param")

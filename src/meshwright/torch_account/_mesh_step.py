@@ -25,7 +25,7 @@ from ._kernels import kernels_of
 from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
 from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, Step, surroundings
-from ._timeline import history_of, memory_of
+from ._timeline import history_of, memory_of, reserved_bytes
 from ._traffic import merged, traffic_of
 from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
 
@@ -118,8 +118,10 @@ def _summed(
 
 
 def _memory(step: Step, fleet: Fleet, layout: Layout) -> MemoryLedger:
+    """Return the memory of a rank; on GPUs its allocator reserves more than is alive."""
     storages = step.storages
-    return memory_of(history_of(storages.changes), storages.instant, fleet, layout)
+    reserved = None if fleet.chip.platform == "cpu" else reserved_bytes(storages.changes)
+    return memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
 
 
 def _rank_count(rank: int, step: Step, memory: MemoryLedger) -> RankCount:

@@ -7,13 +7,15 @@ This module is imported only while accounting, since `_watch` imports torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.config import Layout
 from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger, Timeline, allowance, usable_bytes
+from meshwright.units import format_bytes
 
+from ._allocator import CachingAllocator
 from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, Change, Storage
 
 NUM_INSTANTS = 200
@@ -21,6 +23,7 @@ NUM_INSTANTS = 200
 CATEGORIES = {"buffers": "model_state", "inputs": "batch"}
 PHASES = {RECOMPUTED: "recompute"}
 TEMPORARIES = {RECOMPUTED: "recomputed_activations", OPTIMIZER: "optimizer_temporaries"}
+LASTING = ("parameters", "buffers")
 HELD = ("parameters", "model_state", "optimizer_state", "batch")
 RULES = {
     "temporaries": ("nothing keeps it", "fallback"),
@@ -53,7 +56,6 @@ def history_of(changes: Iterable[Change]) -> list[Change]:
     What was made outside the counted phases, such as the optimizer's state, and outlives them is put first.
     So are parameters and buffers that the first step made in place of others.
     """
-    lasting = {"parameters", "buffers"}
     early: set[int] = set()  # numbers of storages that were made outside the counted phases
     at_start: dict[int, Change] = {}
     counted: list[Change] = []
@@ -61,12 +63,39 @@ def history_of(changes: Iterable[Change]) -> list[Change]:
         number = change.storage.number
         if not change.phase and change.storage.born.phase == "":
             early.add(number)
-        if change.storage.category not in lasting and (change.phase or number not in early):
+        if change.storage.category not in LASTING and (change.phase or number not in early):
             counted.append(change)
             continue
         before = at_start[number].num_bytes if number in at_start else 0
         at_start[number] = Change(0, "", change.storage, num_bytes=before + change.num_bytes)
     return [*(change for change in at_start.values() if change.num_bytes), *counted]
+
+
+def reserved_bytes(changes: Iterable[Change]) -> int:
+    """Return what the caching allocator has taken after two steps; the second has the optimizer's state."""
+    allocator = CachingAllocator()
+    log = list(changes)
+    _replay(allocator, log, lambda change: change.storage.number)
+    lasting = {c.storage.number for c in log if not c.storage.born.phase or c.storage.category in LASTING}
+    for number in {change.storage.number for change in log} - lasting:
+        if allocator.holds(number):  # gradients and outputs, which the next step makes anew
+            allocator.free(number)
+    again = [change for change in log if change.phase and change.storage.number not in lasting]
+    _replay(allocator, again, lambda change: -change.storage.number)
+    return allocator.reserved_bytes
+
+
+def _replay(allocator: CachingAllocator, log: Iterable[Change], name: Callable[[Change], int]) -> None:
+    sizes = Counter[int]()
+    for change in log:
+        number = name(change)
+        if not change.num_bytes:
+            continue
+        sizes[number] += change.num_bytes
+        if allocator.holds(number):
+            allocator.free(number)
+        if sizes[number] > 0:
+            allocator.allocate(number, sizes[number], change.stream)
 
 
 def memory_of(
@@ -84,7 +113,15 @@ def memory_of(
     at_peak = Counter[str]()
     for entry in alive:
         at_peak[entry.category] += entry.num_bytes
-    reserved = peak_bytes if reserved_bytes is None else reserved_bytes
+    beside, usable = allowance(fleet, layout.axes), usable_bytes(fleet)
+    reserved, notes = peak_bytes if reserved_bytes is None else reserved_bytes, list[str]()
+    room = reserved if usable is None else usable - sum(beside.values())
+    if peak_bytes <= room < reserved:
+        notes.append(
+            f"the allocator would reserve {format_bytes(reserved)}; when the device is full it gives back "
+            "segments that nothing uses, and asks again, which takes time"
+        )
+        reserved = room
     by_category = dict(at_peak.most_common())
     if idle := reserved - peak_bytes:
         by_category["fragmentation"] = idle
@@ -94,12 +131,13 @@ def memory_of(
         reserved_bytes=reserved,
         argument_bytes=sum(size for name, size in by_category.items() if name in HELD),
         peak_bytes=peak_bytes,
-        allowance=allowance(fleet, layout.axes),
-        usable_bytes=usable_bytes(fleet),
+        allowance=beside,
+        usable_bytes=usable,
         by_category=by_category,
         optimizer_state_by_moment={},
         buffers=tuple(_buffer(entry, ends, num_instants) for entry in alive),
         timeline=_timeline(history, num_instants, peak_instant),
+        notes=tuple(notes),
     )
 
 

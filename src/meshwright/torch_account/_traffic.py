@@ -48,10 +48,13 @@ def message_kind(name: str) -> str | None:
 
 
 def message_of(call: Any, kind: str, phase: str, mesh_axes: Axes) -> tuple[Message | None, tuple[int, ...]]:
-    """Return the collective of an `OperationCall` and the ranks of its group; None for a group of one."""
+    """Return the collective of an `OperationCall` and the ranks of its group; None for a group of one.
+
+    It has no axes if its group is not a block of the mesh.
+    """
     ranks = _ranks(call.arguments)
     size = len(ranks)
-    if size <= 1 and kind in KINDS.values():
+    if size == 1:
         return None, ranks
     in_place = call.name.startswith("c10d.")
     written = next(iter(call.arguments.values())) if in_place else call.result
@@ -59,7 +62,7 @@ def message_of(call: Any, kind: str, phase: str, mesh_axes: Axes) -> tuple[Messa
     axes = axes_of((ranks,), mesh_axes) if ranks else None
     return Message(
         kind=kind,
-        axes=("?",) if axes is None else axes,
+        axes=axes or (),
         group_size=size,
         phase=phase,
         count=1,

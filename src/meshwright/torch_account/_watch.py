@@ -68,6 +68,7 @@ class Change:
     storage: Storage
     num_bytes: int = 0
     saved: int = 0
+    stream: int = 0  # on which the bytes are allocated
 
 
 @dataclass(slots=True)
@@ -106,6 +107,8 @@ class Storages:
         self.peak_phase = ""
         self._storages: dict[int, Storage] = {}
         self._created = 0
+        # FSDP's streams are objects also on a CPU, where they run nothing. The first is everybody's.
+        self._streams: dict[int, int] = {id(torch.cpu.current_stream()): 0}
 
     def see(self, tensor: torch.Tensor) -> Storage:
         """Record a tensor's storage and return it; if its size has changed, correct the count."""
@@ -131,7 +134,8 @@ class Storages:
         if more := num_bytes - known.num_bytes:
             self._add(known, more)
             known.num_bytes = num_bytes
-            self.changes.append(Change(self.instant, self.phase, known, num_bytes=more))
+            stream = self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
+            self.changes.append(Change(self.instant, self.phase, known, num_bytes=more, stream=stream))
 
     def put(self, tensor: torch.Tensor, category: str) -> None:
         """Set the category of a tensor's storage, unless it already has one; a buffer may become another."""
@@ -332,19 +336,13 @@ class Watch(TorchDispatchMode):
         if any(map(is_wrapper, types)):  # a DTensor: it calls the operation again on its local tensors
             return NotImplemented
         kwargs = kwargs or {}
-        if self.looks_away:
+        if self.looks_away or func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
-        kind = kind_of(func)
         if func is torch.ops.aten._local_scalar_dense.default and self.numbers_are_one:
-            try:
-                return func(*args, **kwargs)
-            except DataDependentOutputException:
-                self.numbers_read += 1
-                return 1.0
+            return self._number(func, args)
         if func is torch.ops.aten.clone.default and args[0].layout == torch.sparse_coo:
             return _sparse_clone(args[0])
+        kind = kind_of(func)
         if kind == "unknown":  # it may decompose into known operations, as `linear` does in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
@@ -352,16 +350,22 @@ class Watch(TorchDispatchMode):
                 return made_of
         if operation_name(func) not in LIFTED:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
-        if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
-            result = grouped_product(*args[:2], args[2] if len(args) > 2 else kwargs.get("offs"))
-        else:
-            result = func(*args, **kwargs)
+        is_grouped = func is torch.ops.aten._grouped_mm.default
+        result = (grouped_product if is_grouped else func)(*args, **kwargs)
         try:
             self._note(func, args, kwargs, result, kind)
         except Exception as mistake:
             self.own_mistake = mistake
             raise
         return result
+
+    def _number(self, func: Any, args: Any) -> Any:
+        """Return the number in a tensor, or 1 where only a real run would compute it."""
+        try:
+            return func(*args)
+        except DataDependentOutputException:
+            self.numbers_read += 1
+            return 1.0
 
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a real tensor that a closure or a global holds; it counts among the inputs."""

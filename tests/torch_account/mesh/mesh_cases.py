@@ -1,4 +1,4 @@
-"""Small modules and the ways to spread them: run by real processes (`mesh_rank`), and weighed without them."""
+"""Small modules and the ways to spread them: run by real processes (`mesh_rank`), and weighed without."""
 
 from __future__ import annotations
 

@@ -20,9 +20,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 KINDS = {
-    "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce",
-    "broadcast_": "broadcast", "all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter", "all_reduce": "all-reduce",
-}  # fmt: skip
+    "_allgather_base_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "broadcast_": "broadcast",
+}
 NUM_STEPS = 4
 # Kernels of the CPU that make copies and free them before they end: of all gradients, of a strided gradient.
 COPYING = ("aten::_chunk_cat", "aten::convolution_backward")
@@ -100,7 +105,9 @@ def main(model, plan, layout, rank, folder):
     world = torch.tensor(sizes).prod().item()
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(axes))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         made = make(model, plan)
         module = made["module"]
         module = made["parallelize"](module, mesh) or module

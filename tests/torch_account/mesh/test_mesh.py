@@ -149,6 +149,7 @@ def fails(module, mesh):
     ("how", "message", "hint"),
     [
         ({"layout": "tensor=4"}, "how to split the module over tensor is not known", "give parallelize=f"),
+        ({"layout": "fsdp=2,data=2"}, "replicas of FSDP2's shards lie outside", "write data=2,fsdp=2"),
         ({"layout": "fsdp=3"}, "layout fsdp=3: fsdp = 3 is not the fleet's 4 devices", "use fsdp=4"),
         ({"parallelize": 3}, "parallelize is a int, not callable", "give a function of the module"),
         ({"parallelize": lambda module: module}, "parallelize cannot be called with a module", "def f("),

@@ -28,9 +28,7 @@ PLANS = {
 ALWAYS = {("perceptrons", "fsdp", 2), ("mixed", "tensor", 2)}
 NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
 CASES = [
-    pytest.param(
-        model, plan, num_ranks, marks=() if (model, plan, num_ranks) in ALWAYS else pytest.mark.wide
-    )
+    pytest.param(model, plan, num_ranks, marks=() if (model, plan, num_ranks) in ALWAYS else pytest.mark.wide)
     for model in MODELS
     for plan, sizes in PLANS.items()
     for num_ranks in sizes
