@@ -181,14 +181,8 @@ def weigh(
     for_configs = {"rules": rules, "simulate": simulate or None, **no_time}
     if is_torch_module(config):
         _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})
-        if on is None:
-            of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
-            _refuse("a PyTorch module, accounted on one device,", of_a_mesh, "name a fleet: on='8xH100'")
-            return account_torch(config, *(args or ()), **parts, **(kwargs or {}))
-        fleet = named_fleet(on, None)
-        count = totals_of(type(config).__name__, tokens_per_step, None, None)["tokens_per_step"]
-        parts["parallelize"] = parallelize
-        return weigh_module(config, args or (), kwargs or {}, fleet, layout, count, on_event, **parts)
+        of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
+        return _weigh_torch(config, args or (), kwargs or {}, parts, on, of_a_mesh, on_event)
     if not isinstance(config, str | RunConfig):
         _check_program(config, given=bool(args or kwargs))
         _refuse("a function", {"layout": layout, "overrides": overrides or None})
@@ -217,6 +211,29 @@ def weigh(
         return made
     command = plan_command(config, fleet, overrides)
     return dataclasses.replace(made, plan=_known_plan(made, run, command))
+
+
+def _weigh_torch(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    parts: dict[str, Any],
+    on: str | Fleet | None,
+    of_a_mesh: dict[str, Any],
+    on_event: Callable[[Phase], None],
+) -> TorchWeighing | Account:
+    """Weigh a module on a fleet, or account for it on one device if none is named.
+
+    `parts`: its optimizer, loss and autocast. `of_a_mesh`: its layout, parallelize and tokens_per_step.
+    """
+    if on is None:
+        _refuse("a PyTorch module, accounted on one device,", of_a_mesh, "name a fleet: on='8xH100'")
+        return account_torch(module, *args, **parts, **kwargs)
+    told = totals_of(type(module).__name__, of_a_mesh["tokens_per_step"], None, None)["tokens_per_step"]
+    parts["parallelize"] = of_a_mesh["parallelize"]
+    return weigh_module(
+        module, args, kwargs, named_fleet(on, None), of_a_mesh["layout"], told, on_event, **parts
+    )
 
 
 def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
