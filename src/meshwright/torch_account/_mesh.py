@@ -198,14 +198,12 @@ def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
 
 def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the entries of each outermost list of modules of which several are of one class."""
+    kinds = Counter(type(entry) for entry in module.children() if any(True for _ in entry.parameters()))
+    is_list = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
+    repeated = {kind for kind, times in kinds.items() if times > 1 and is_list}
     blocks: list[torch.nn.Module] = []
     for child in module.children():
-        kinds = Counter(type(entry) for entry in child.children() if any(True for _ in entry.parameters()))
-        repeated = {kind for kind, times in kinds.items() if times > 1}
-        if isinstance(child, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict) and repeated:
-            blocks += [entry for entry in child.children() if type(entry) in repeated]
-        else:
-            blocks += repeated_blocks(child)
+        blocks += [child] if type(child) in repeated else repeated_blocks(child)
     return blocks
 
 
