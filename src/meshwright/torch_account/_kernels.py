@@ -167,7 +167,7 @@ class _FusedNorm(torch.autograd.Function):
         return torch.empty_like(input)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         input, _, weight = context.saved_tensors
         return torch.empty_like(input), None, None if weight is None else torch.empty_like(weight)
 
@@ -175,8 +175,7 @@ class _FusedNorm(torch.autograd.Function):
 @contextlib.contextmanager
 def _whole_updates() -> Iterator[None]:
     """Let optimizers take the loops over all parameters in one call that they take on a GPU by default."""
-    from torch.optim import optimizer
-
+    optimizer: Any = sys.modules["torch.optim.optimizer"]  # which torch.optim hides behind its own names
     original, kinds = optimizer._get_foreach_kernels_supported_devices, optimizer._foreach_supported_types
     before = list(kinds)
     optimizer._get_foreach_kernels_supported_devices = lambda: [*original(), "cpu"]

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,14 +86,14 @@ def _answering_ddp() -> Iterator[None]:
     In its first step DDP has one bucket. It then fills buckets in the order in which the gradients came, for
     which the order of the parameters, reversed, stands here. The fake group's futures hold no result.
     """
-    kind = torch.nn.parallel.DistributedDataParallel
-    original, make = kind.__init__, dist.Reducer
+    kind, distributed = torch.nn.parallel.DistributedDataParallel, sys.modules["torch.distributed"]
+    original, make = kind.__init__, distributed.Reducer
 
     def reducer(parameters: Any, _: Any, __: Any, *others: Any) -> Any:
         limits = others[REBUILT_LIMITS] if len(others) > REBUILT_LIMITS and others[REBUILT_LIMITS] else None
         limits = limits or [others[FIRST_LIMIT], others[LIMIT]]
         order = list(range(len(parameters)))[::-1]
-        buckets, sizes = dist._compute_bucket_assignment_by_size(parameters[::-1], limits, [], order)
+        buckets, sizes = distributed._compute_bucket_assignment_by_size(parameters[::-1], limits, [], order)
         with parameters[0].fake_mode:  # its buckets are as large as the model
             return make(parameters, buckets, sizes, *others)
 
@@ -108,11 +109,11 @@ def _answering_ddp() -> Iterator[None]:
         original(self, *args, **kwargs)
         self.register_comm_hook(self.process_group, reduce)
 
-    kind.__init__, dist.Reducer = init, reducer
+    kind.__init__, distributed.Reducer = init, reducer
     try:
         yield
     finally:
-        kind.__init__, dist.Reducer = original, make
+        kind.__init__, distributed.Reducer = original, make
 
 
 def spread(module: torch.nn.Module, mesh: DeviceMesh, parallelize: Plan | None) -> torch.nn.Module:
