@@ -89,3 +89,35 @@ def llama_70b():
         "inputs": {"input_ids": tokens, "labels": tokens},
         "optimizer": torch.optim.AdamW,
     }
+
+
+def llama_8b(sequence: int = 8192, checkpoint: bool = True):
+    """Llama 3 8B as torchtitan trains it: FSDP2 in bf16 with fp32 shards; needs transformers.
+
+    `meshwright weigh examples.torch_modules:llama_8b --on 64xH100 --layout fsdp=64`.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        intermediate_size=14_336, vocab_size=128_256,
+    )  # fmt: skip
+    module = LlamaForCausalLM(config)
+    if checkpoint:
+        module.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = torch.zeros(1, sequence, dtype=torch.long)
+
+    def parallelize(module, mesh):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        how = {"mesh": mesh["fsdp"], "mp_policy": policy, "reshard_after_forward": True}
+        for layer in module.model.layers:
+            fully_shard(layer, **how)
+        fully_shard(module, **how)
+
+    return {
+        "module": module,
+        "inputs": {"input_ids": tokens, "labels": tokens},
+        "optimizer": torch.optim.AdamW,
+        "parallelize": parallelize,
+    }

@@ -1,11 +1,11 @@
 """Define the results that `weigh`, `train`, `sweep` and `explain` return, and the events that they emit.
 
-`Weighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their reports: `str`
-returns the terminal text, a notebook shows the HTML page, and `to_html` writes it. `report`, a higher
-package, makes text and page; `api` registers its functions with `render_with`.
+`Weighing`, `TorchWeighing`, `Run`, `Sweep` and `Changes` hold records of lower packages and print as their
+reports: `str` returns the terminal text, a notebook shows the HTML page, and `to_html` writes it. `report`, a
+higher package, makes text and page; `api` registers its functions with `render_with`.
 
-Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`. Used
-by: `report`, `api` and the command line.
+Imports: `compiler`, `config`, `hardware`, `ledger`, `predict`, `planning`, `reconciliation`, `measure`,
+`torch_account` (its records). Used by: `report`, `api` and the command line.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .measure import calibration_of_chip, calibration_of_this_machine
 from .planning import HandSum, hand_sum
 from .predict import Interval, Prediction, RunTotal, predicted_trace, run_total
 from .reconciliation import Measurement, Reconciliation, Row
+from .torch_account import MeshAccount
 
 WEIGHING_SCHEMA = 5
 RUN_SCHEMA = 2
@@ -193,13 +194,7 @@ class Weighing(Shown):
             "sequence_length": compiled.sequence_length,
             "tokens_per_step": compiled.tokens_per_step,
             "num_parameters": compiled.num_parameters,
-            "fleet": {
-                "name": self.fleet.name,
-                "chip": self.fleet.chip.name,
-                "num_devices": self.fleet.num_devices,
-                "inside_bytes_per_second": _rate(self.fleet.inside),
-                "between_bytes_per_second": _rate(self.fleet.between),
-            },
+            "fleet": _fleet_fields(self.fleet),
             "source": compiled.source,
             "fits": self.fits,
             "pipeline": None if self.pipeline is None else self.pipeline.to_dict(),
@@ -222,6 +217,76 @@ class Weighing(Shown):
 
 def _rate(link: Link | None) -> float | None:
     return None if link is None else link.bytes_per_second
+
+
+def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
+    return {
+        "name": fleet.name,
+        "chip": fleet.chip.name,
+        "num_devices": fleet.num_devices,
+        "inside_bytes_per_second": _rate(fleet.inside),
+        "between_bytes_per_second": _rate(fleet.between),
+    }
+
+
+EAGER = "PyTorch, eager, on fake tensors"
+"""The `source` of a weighing that no compiler made."""
+NO_EAGER_TIME = "the time of eager PyTorch has not been compared with measured runs yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchWeighing(Shown):
+    """One step of a PyTorch module weighed for one fleet, as PyTorch runs it: no compiler, and no time.
+
+    `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
+    `tokens_per_step`: of the fleet, if they were told.
+    """
+
+    fleet: Fleet
+    layout: Layout
+    account: MeshAccount
+    tokens_per_step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The module's class, or the function that made it."""
+        return self.account.name
+
+    @property
+    def ledger(self) -> Ledger:
+        """Memory and traffic of the rank that needs the most memory, and FLOPs of the fleet."""
+        return self.account.ledger
+
+    @property
+    def fits(self) -> bool | None:
+        """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
+        return self.ledger.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
+        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "prediction", "run_total", "plan")
+        return {
+            "schema": WEIGHING_SCHEMA,
+            "config": self.name,
+            **dict.fromkeys(none),
+            "layout": str(self.layout),
+            "tokens_per_step": self.tokens_per_step,
+            "num_parameters": self.account.num_parameters,
+            "fleet": _fleet_fields(self.fleet),
+            "source": EAGER,
+            "fits": self.fits,
+            "ledger": self.ledger.to_dict(),
+            "no_prediction": NO_EAGER_TIME,
+            "compile": {
+                "seconds": self.account.seconds,
+                "cached": False,
+                "compiler": f"PyTorch {self.account.torch_version}",
+                "options": {},
+                "target": None,
+                "fingerprint": "",
+            },
+            "pytorch": self.account.fields(),
+        }
 
 
 def calibration_for(fleet: Fleet) -> Calibration | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,68 @@ def test_an_account_is_json_for_a_program(meshwright):
     assert done.status == 0
     assert done.json["flops"]["forward"] == 2 * 8 * (2 * 64 * 64 + 64)
     assert done.json["schema"] == 1
+
+
+def test_a_fleet_makes_it_a_weighing(meshwright, tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    command = ("weigh", "examples.torch_modules:gpt_block", "--on", "8xH100", "--tokens-per-step", "32768")
+    done = meshwright(*command, "--html", str(tmp_path / "page.html"))
+    assert (done.status, done.talk) == (0, "")
+    assert done.output.startswith("examples.torch_modules:gpt_block on 8xH100, layout fsdp=8, 7.09M param")
+    assert "FITS: " in done.output
+    assert "by PyTorch" in done.output
+    assert "Collectives of one rank by phase" in (tmp_path / "page.html").read_text()
+    refused = meshwright(*command, "--explain")
+    assert refused.status == 2
+    assert "--explain needs a compiled step" in refused.talk
+
+
+def test_a_functions_arguments_are_set_by_name_and_checked(meshwright, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "stacks.py").write_text(STACKS)
+    monkeypatch.chdir(tmp_path)
+    command = ("weigh", "stacks:stack", "--on", "2xH100", "--json")
+    widths = [meshwright(*command), meshwright(*command, "--set", "width=128", "--set", "bias=true")]
+    assert [done.json["num_parameters"] for done in widths] == [2 * 64 * 64, 2 * (128 * 128 + 128)]
+    fields = widths[0].json["pytorch"]
+    named = set(
+        re.findall(r"`pytorch\.(?:(?:messages|ranks)\[\]\.)?(\w+)`", (ROOT / "docs/pytorch.md").read_text())
+    )
+    assert named == {*fields, *fields["messages"][0], *fields["ranks"][0]} - {"messages", "ranks"}
+    for setting, words in (
+        ("wdth=3", "stacks:stack has no argument 'wdth'"),
+        ("width=x", "stacks:stack: width='x' is no int"),
+        ("bias=3", "stacks:stack: bias='3' is neither true nor false"),
+    ):
+        refused = meshwright(*command[:-1], "--set", setting)
+        assert refused.status == 2
+        assert refused.talk.startswith(f"error: {words}"), refused.talk
+
+
+def test_a_function_that_ends_its_process_is_told_with_its_last_words(meshwright, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "stacks.py").write_text(STACKS)
+    monkeypatch.chdir(tmp_path)
+    done = meshwright("weigh", "stacks:ends", "--on", "2xH100")
+    assert done.status == 2
+    assert "stacks:ends, or what it calls, ended its process, which ended with status 7" in done.talk
+    assert "farewell" in done.talk
+
+
+STACKS = """
+import os
+import torch
+from torch import nn
+
+
+def stack(width: int = 64, bias: bool = False):
+    return nn.Sequential(nn.Linear(width, width, bias), nn.Linear(width, width, bias)), torch.zeros(8, width)
+
+
+def ends():
+    print("farewell", flush=True)
+    os._exit(7)
+"""
 
 
 def test_a_wrong_name_is_the_users_input(meshwright):

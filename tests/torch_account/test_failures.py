@@ -43,7 +43,7 @@ X = torch.randn(4, 8)
         (lambda x: x, "a function is not a torch.nn.Module", "give a module, then its inputs"),
         (
             nn.DataParallel(nn.ReLU()),
-            "the module is wrapped in DataParallel, and the account is of one device",
+            "the module is wrapped in DataParallel already",
             "give its .module",
         ),
         (

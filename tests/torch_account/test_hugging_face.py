@@ -39,6 +39,20 @@ def test_llama_counts_as_by_hand():
     )
 
 
+def test_attention_is_causal_with_a_cache_and_without_one_unless_positions_are_given():
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, num_key_value_heads=2))
+    by_cache = [
+        mw.account_torch(model, input_ids=ids(), labels=ids(), use_cache=use) for use in (True, False)
+    ]
+    assert by_cache[0].flops == by_cache[1].flops
+    assert by_cache[0].memory.peak_bytes == by_cache[1].memory.peak_bytes
+    assert by_cache[1].conventions[0].startswith("Each row is one sequence")
+    positions = torch.arange(16).expand(2, -1)
+    packed = mw.account_torch(model, input_ids=ids(), labels=ids(), use_cache=False, position_ids=positions)
+    pairs = 16 * 16 - 16 * 17 // 2
+    assert packed.flops.forward - by_cache[1].flops.forward == 2 * 2 * 2 * 2 * 4 * 8 * pairs
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -84,11 +98,12 @@ def test_models_cost_what_pytorchs_own_counter_says_where_attention_is_in_parts(
         assert theirs["aten.convolution_backward"] > 32 * 2 * convolution
 
 
-def test_experts_whose_rows_are_grouped_cost_each_token_its_two():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_whose_rows_are_grouped_cost_each_token_its_two(dtype):
     config = transformers.MixtralConfig(
         **SMALL, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     )
-    model = transformers.MixtralForCausalLM(config).bfloat16()
+    model = transformers.MixtralForCausalLM(config).to(dtype)
     account = mw.account_torch(model, input_ids=ids(), labels=ids())
     experts = [m for m in account.by_module if m.path.endswith("mlp.experts")]
     assert [m.forward_flops for m in experts] == [2 * TOKENS * 2 * 3 * 32 * 64] * 2

@@ -42,10 +42,11 @@ from ..ledger import Ledger, allowance, executions_in, ledger_of
 from ..measure import cautions
 from ..planning import settings_words
 from ..predict import Prediction, checked_price, predict, steps_for
-from ..results import KnownPlan, Phase, Weighing, calibration_for, ignore
+from ..results import KnownPlan, Phase, TorchWeighing, Weighing, calibration_for, ignore
 from ..torch_account import Account, account_torch, is_torch_module
 from ..units import parse_count
 from ._known_plans import plan_command, remembered
+from ._torch import is_torch_function, weigh_module, weigh_torch_function
 
 if TYPE_CHECKING:
     import jax
@@ -101,6 +102,23 @@ def weigh(
 ) -> Account: ...
 
 
+@overload
+def weigh(
+    config: torch.nn.Module,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on: str | Fleet,
+    layout: str | None = None,
+    parallelize: Callable[[Any, Any], Any] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    tokens_per_step: float | str | None = None,
+    on_event: Callable[[Phase], None] = ignore,
+) -> TorchWeighing: ...
+
+
 def weigh(
     config: Any,
     *,
@@ -118,8 +136,9 @@ def weigh(
     optimizer: Any = None,
     loss: Any = None,
     autocast: Any = None,
-) -> Weighing | Account:
-    """Compile a training step for a fleet and account for it, or account for a PyTorch module on one device.
+    parallelize: Any = None,
+) -> Weighing | TorchWeighing | Account:
+    """Compile a training step for a fleet and account for it, or run a PyTorch module's step on fake tensors.
 
     Args:
         config: a preset, a TOML file, a run's folder, a `RunConfig`; "package.module:function" (or
@@ -137,11 +156,15 @@ def weigh(
         rules: a Python file that calls `register_kernel`, for the kernels of a function.
         on_event: called with each `Phase` of the weighing as it begins.
         args, kwargs: the arguments of a function: arrays or `jax.ShapeDtypeStruct`, on a mesh of your own or
-            on none; or of a PyTorch module's `forward`: tensors may be real, meta or fake.
+            on none; or of a PyTorch module's `forward`, on one rank: tensors may be real, meta or fake.
         optimizer, loss, autocast: for a PyTorch module, as for `account_torch`.
+        parallelize: for a PyTorch module, a function of it and of a `DeviceMesh` with the layout's axes that
+            spreads it, as your training script does. Without one FSDP2 shards each repeated block and the
+            root over `fsdp`, and `data` replicates.
 
     Returns:
-        A `Weighing`; for a PyTorch module its `Account`, which is of one device and no fleet.
+        A `Weighing`; for a PyTorch module on a fleet a `TorchWeighing`, and without `on` its `Account`, which
+        is of one device.
 
     Raises:
         InputError: the config, fleet, layout, tokens or price is wrong, the target's compiler is not
@@ -152,19 +175,18 @@ def weigh(
     >>> weighing.fits, weighing.ledger.flops.executed >= weighing.ledger.flops.model
     (True, True)
     """
-    for_torch = {"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast}
+    parts = {"optimizer": optimizer, "loss": loss, "autocast": autocast}
+    for_torch = {"args": args, "kwargs": kwargs, **parts, "parallelize": parallelize}
+    no_time = {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+    for_configs = {"rules": rules, "simulate": simulate or None, **no_time}
     if is_torch_module(config):
-        for_configs = {"on": on, "layout": layout, "overrides": overrides or None, "rules": rules}
-        for_configs |= {"simulate": simulate or None, "tokens": tokens, "tokens_per_step": tokens_per_step}
-        for_configs |= {"price_per_device_hour": price_per_device_hour}
-        _refuse("a PyTorch module, accounted on one device,", for_configs)
-        return account_torch(
-            config, *(args or ()), optimizer=optimizer, loss=loss, autocast=autocast, **(kwargs or {})
-        )
+        _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})
+        of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
+        return _weigh_torch(config, args or (), kwargs or {}, parts, on, of_a_mesh, on_event)
     if not isinstance(config, str | RunConfig):
         _check_program(config, given=bool(args or kwargs))
         _refuse("a function", {"layout": layout, "overrides": overrides or None})
-        _refuse("a function", {name: for_torch[name] for name in ("optimizer", "loss", "autocast")})
+        _refuse("a function", {**parts, "parallelize": parallelize})
     else:
         _refuse("a config", for_torch)
     fleet = named_fleet(on, price_per_device_hour)
@@ -174,6 +196,10 @@ def weigh(
             RulesFile.read(rules).register()
         return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
     run = config_of_run(config, overrides, layout)
+    if run is None and is_torch_function(str(config)):
+        _refuse("a PyTorch module", for_configs)
+        count = totals_of(config, tokens_per_step, None, None)["tokens_per_step"]
+        return weigh_torch_function(str(config), fleet, layout, knobs_of(overrides), count, on_event)
     if run is None:
         known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
         return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules)
@@ -185,6 +211,29 @@ def weigh(
         return made
     command = plan_command(config, fleet, overrides)
     return dataclasses.replace(made, plan=_known_plan(made, run, command))
+
+
+def _weigh_torch(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    parts: dict[str, Any],
+    on: str | Fleet | None,
+    of_a_mesh: dict[str, Any],
+    on_event: Callable[[Phase], None],
+) -> TorchWeighing | Account:
+    """Weigh a module on a fleet, or account for it on one device if none is named.
+
+    `parts`: its optimizer, loss and autocast. `of_a_mesh`: its layout, parallelize and tokens_per_step.
+    """
+    if on is None:
+        _refuse("a PyTorch module, accounted on one device,", of_a_mesh, "name a fleet: on='8xH100'")
+        return account_torch(module, *args, **parts, **kwargs)
+    told = totals_of(type(module).__name__, of_a_mesh["tokens_per_step"], None, None)["tokens_per_step"]
+    parts["parallelize"] = of_a_mesh["parallelize"]
+    return weigh_module(
+        module, args, kwargs, named_fleet(on, None), of_a_mesh["layout"], told, on_event, **parts
+    )
 
 
 def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:
@@ -329,11 +378,11 @@ def weigh_lowered(
     return dataclasses.replace(made, ledger=ledger, num_steps=num_steps)
 
 
-def _refuse(what: str, given: Mapping[str, Any]) -> None:
+def _refuse(what: str, given: Mapping[str, Any], hint: str = "") -> None:
     """Raise if an argument is given that has no meaning for this kind of config."""
     for name, value in given.items():
         if value is not None:
-            raise InputError(f"{what} takes no {name}", hint=f"leave {name} out")
+            raise InputError(f"{what} takes no {name}", hint=hint or f"leave {name} out")
 
 
 class Totals(TypedDict):

@@ -23,7 +23,7 @@ from ._console import JsonFlag, answer, complete_config, phases, say_readings
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from meshwright.results import Phase, Weighing
+    from meshwright.results import Phase, TorchWeighing, Weighing
     from meshwright.torch_account import Account
 
 EXIT_DOES_NOT_FIT = 3
@@ -132,6 +132,7 @@ def weigh(
 ) -> None:
     """Weigh one training step: its memory, FLOPs, traffic and time on a fleet that need not exist."""
     from meshwright import explain
+    from meshwright.results import TorchWeighing
 
     how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
     how |= {"price_per_device_hour": price}
@@ -143,6 +144,8 @@ def weigh(
         given = with_lora(overrides, lora)
         made = _weighed(config, on, layout, given, all_calls, rules, **how, on_event=on_event)
         weighing = made[0]
+        if isinstance(weighing, TorchWeighing):
+            _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = explain(weighing, on_event=on_event) if explains else None
     if html is not None:
         weighing.to_html(html)
@@ -159,6 +162,14 @@ def weigh(
     answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _check_eager(weighing: TorchWeighing, given: dict[str, bool]) -> None:
+    """Raise if an option is given that needs a compiled program or its time."""
+    for option, is_given in given.items():
+        if is_given:
+            what = f"{weighing.name} returns a PyTorch module, and {option} needs a compiled step"
+            raise InputError(what, hint=f"leave {option} out; --html FILE shows the memory through the step")
 
 
 def _weighed(

@@ -41,6 +41,10 @@ FLOP_CONVENTION = (
     "recomputed, causal attention by the half that is needed. Executed: those of the compiled program, as "
     "often as they run. Elementwise work is in neither."
 )
+EAGER_CONVENTION = (
+    "A multiply-add is two. Model: matrix products, convolutions and attention, nothing recomputed, causal "
+    "attention by the half that is needed. Executed: all of them that run. Elementwise work is in neither."
+)
 LEAST_ROW = 0.0005  # share of the reserved bytes: smaller rows would print as 0.0 %
 LEAST_SEGMENT = 0.002  # share of a page's bar: thinner segments are invisible
 LEAST_FILLED = 0.1  # share of usable memory: below it, a page's bar shows the program alone
@@ -56,6 +60,7 @@ def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]
         *_memory_sections(facts, on_page=on_page),
         *_flop_sections(facts, on_page=on_page),
         *_traffic_sections(facts, on_page=on_page),
+        *_rank_sections(facts),
     )
 
 
@@ -229,7 +234,9 @@ def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...
         parts = parts_of(flops.by_phase, colours_of(flops.by_phase), flop_words)
         bars = Bars(label="executed FLOPs by phase", parts=parts, whole=whole, base=whole)
     classes = ", ".join(f"{name} {format_count(n)}" for name, n in flops.elementwise_by_class.items())
-    convention = FLOP_CONVENTION + (f" Elementwise operations: {classes}." if classes else "")
+    convention = (FLOP_CONVENTION if facts.pytorch is None else EAGER_CONVENTION) + (
+        f" Elementwise operations: {classes}." if classes else ""
+    )
     table = _flop_table(facts, on_page=on_page)
     return section("FLOPs of one step, all devices", bars, table, Words(text=convention, tone="faint"))
 
@@ -245,7 +252,8 @@ def _flop_table(facts: WeighingFacts, *, on_page: bool) -> Table:
         return f"{percent(count, flops.executed)} of executed" if flops.executed else ""
 
     add("model", flops.model, "the program as written, nothing recomputed", tone="strong")
-    ratio = f"the compiled program, {flops.executed / flops.model:.3f} x model" if flops.model else ""
+    program = "the compiled program" if facts.pytorch is None else "what runs"
+    ratio = f"{program}, {flops.executed / flops.model:.3f} x model" if flops.model else ""
     add("executed", flops.executed, ratio, tone="strong")
     for phase, count in flops.by_phase.items():
         add(phase, count, share(count), is_part=True)
@@ -310,6 +318,42 @@ def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, 
     total = Row(cells=("= sent by one device", *[""] * (len(names) + 1), wire, ""), tone="strong")
     numbers = ("count", "payload", "wire", "may overlap")
     return section(title, Table(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers))
+
+
+def _rank_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+    """Return the collectives of a PyTorch step by phase, and the ranks that were run."""
+    if facts.pytorch is None:
+        return ()
+    rows = plain_rows(
+        (
+            message.kind,
+            f"{'+'.join(message.axes)} ({message.group_size})",
+            message.phase,
+            str(message.count),
+            format_bytes(message.array_bytes),
+            format_bytes(message.wire_bytes),
+        )
+        for message in facts.pytorch.messages
+    )
+    numbers = ("count", "whole arrays", "sent")
+    by_phase = Table(columns=("collective", "axes", "phase", *numbers), rows=rows, numbers=numbers)
+    ranks = plain_rows(
+        (
+            str(rank.rank),
+            format_bytes(rank.parameters_bytes),
+            format_bytes(rank.gradients_bytes),
+            format_bytes(rank.optimizer_state_bytes),
+            format_bytes(rank.saved_activation_bytes),
+            format_bytes(rank.peak_bytes),
+            flop_words(sum(rank.flops_by_phase.values())),
+        )
+        for rank in facts.pytorch.ranks
+    )
+    columns = ("rank", "parameters", "gradients", "optimizer", "saved", "peak", "FLOPs")
+    return (
+        *section("Collectives of one rank by phase", by_phase if rows else None),
+        *section("Ranks that were run", Table(columns=columns, rows=ranks, numbers=columns)),
+    )
 
 
 def fault_sections(facts: WeighingFacts) -> tuple[Section, ...]:

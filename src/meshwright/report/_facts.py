@@ -20,7 +20,8 @@ from meshwright.planning import HandSum, Suggestion, suggestions
 from meshwright.predict import Prediction, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
-from meshwright.results import KnownPlan, Weighing
+from meshwright.results import KnownPlan, TorchWeighing, Weighing
+from meshwright.torch_account import Message, RankCount
 
 T = TypeVar("T")
 
@@ -44,11 +45,19 @@ class CompileFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFacts:
+    """The collectives of a PyTorch step by phase, and what the ranks that were run hold and do."""
+
+    messages: tuple[Message, ...]
+    ranks: tuple[RankCount, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeighingFacts:
     """The fields of a weighing that reports show, named as in `weigh --json`.
 
-    JSON lacks the last five. `rule_terms`: sign, FLOPs and reason of each term that leads from the 6ND rule
-    to the model's FLOPs.
+    JSON lacks the last five, and `pytorch` but for a PyTorch module. `rule_terms`: sign, FLOPs and reason of
+    each term that leads from the 6ND rule to the model's FLOPs.
     """
 
     config: str
@@ -65,6 +74,7 @@ class WeighingFacts:
     hand_sum: HandSum | None = None
     pipeline: Ticks | None = None
     plan: KnownPlan | None = None
+    pytorch: TorchFacts | None = None
     num_active_parameters: int | None = None
     num_trained_parameters: int | None = None  # where others are frozen
     is_published_target: bool = False
@@ -72,8 +82,10 @@ class WeighingFacts:
     rule_terms: tuple[tuple[str, int, str], ...] = ()
 
 
-def facts_of(weighing: Weighing) -> WeighingFacts:
+def facts_of(weighing: Weighing | TorchWeighing) -> WeighingFacts:
     """Return what reports show of a weighing."""
+    if isinstance(weighing, TorchWeighing):
+        return facts_from_json(weighing.to_dict())
     target, memory = weighing.fleet.chip.target, weighing.ledger.memory
     config = weighing.config
     model = None if config is None else config.model

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from meshwright.hardware import Calibration
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
-from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, Weighing
+from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, TorchWeighing, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
@@ -52,6 +52,8 @@ MORE = "All of it: --verbose. Pictures: --html FILE. What would help: --explain.
 MORE_IN_PYTHON = (
     "All of it as a page: to_html(FILE). The schedule: to_perfetto(FILE). What would help: mw.explain."
 )
+EAGER_MORE = "All of it: --verbose. Pictures: --html FILE."
+EAGER_MORE_IN_PYTHON = "All of it as a page: to_html(FILE)."
 SWEEP_FIGURES = ("held-out loss", "training loss", "step", "tokens/s")
 SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerprints are equal."
 OTHER_PROGRAM = (
@@ -96,6 +98,8 @@ def page_of(result: object) -> str:
         case Weighing():
             files = RunFiles(name=result.name, weighing=facts_of(result))
             return page(_run_page(files, schedule_lanes(result)))
+        case TorchWeighing():
+            return page(_run_page(RunFiles(name=result.name, weighing=facts_of(result))))
         case Run():
             return run_page(result.folder)
         case Sweep():
@@ -133,6 +137,10 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
     match result:
         case Weighing():
             facts = facts_of(result)
+            return full_document(facts) if verbose else screen_document(facts, more)
+        case TorchWeighing():
+            facts = facts_of(result)
+            more = {MORE: EAGER_MORE, MORE_IN_PYTHON: EAGER_MORE_IN_PYTHON}.get(more, more)
             return full_document(facts) if verbose else screen_document(facts, more)
         case Run():
             return _run_document(result.measurement, result.reconciliation)

@@ -164,6 +164,9 @@ def _rate_words(prediction: Prediction) -> str:
 
 def _compiler_line(facts: WeighingFacts, source: str = "") -> Words:
     """Return the name of the compiler, with the compile time."""
+    if facts.pytorch is not None:
+        how = f"in {format_seconds(facts.compile.seconds)} of one processor"
+        return Words(text=f"Run on fake tensors {how} by {facts.compile.compiler}, eager", tone="faint")
     how = "from the cache" if facts.compile.cached else f"in {format_seconds(facts.compile.seconds)}"
     target = ", for a target made of published figures" if facts.is_published_target else ""
     source = f" ({source})" if source else ""

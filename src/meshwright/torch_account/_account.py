@@ -8,6 +8,7 @@ cells. torch is not imported with this module.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ SOURCE = "torch eager, one device, not compiled"
 MOST_MODULES = 10
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]], frozenset[str]]  # header, rows, columns of numbers
-KEYS = ("module", "inputs", "optimizer", "loss", "autocast")
+KEYS = ("module", "inputs", "optimizer", "loss", "autocast", "parallelize")
 CONTRACT = (
-    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', 'autocast'"
+    "return (module, *inputs), or a dict with 'module' and perhaps 'inputs', 'optimizer', 'loss', "
+    "'autocast', 'parallelize'"
 )
 
 
@@ -264,12 +266,9 @@ def require_torch() -> None:
 
 
 def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account:
-    """Account the module that the function `name`, "package.module:function", returns.
+    """Account the module that the function `name`, "package.module:function", returns, on one device.
 
-    The function takes no arguments. It is called with PyTorch's meta device as the default, so that a module
-    of any size takes no memory. (Fake tensors would do too, but `module.to(dtype)` fails on them in PyTorch
-    2.13.) It returns (module, *inputs), or a mapping with "module" and optionally "inputs" (a tuple, or a
-    dict by name), "optimizer", "loss" and "autocast", as `account_torch` takes them.
+    Its contract is that of `parts_of_function`; a plan that it returns is not used.
 
     Args:
         name: the function.
@@ -278,6 +277,35 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
     Raises:
         InputError: the function does not exist, fails or returns something else, or `account_torch` raises
             it.
+    """
+    parts = parts_of_function(name, search_path)
+    del parts["parallelize"]
+    inputs, keyword_inputs = parts.pop("inputs"), parts.pop("keyword_inputs")
+    if clash := [key for key in keyword_inputs if key in KEYS]:
+        raise InputError(
+            f"{name}: an input is named {clash[0]!r}, which is also an argument of the account",
+            hint="give the inputs as a tuple",
+        )
+    return account_torch(parts.pop("module"), *inputs, **parts, **keyword_inputs)
+
+
+def parts_of_function(
+    name: str, search_path: tuple[str, ...], knobs: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what the function `name` returns: "module", "inputs" and "keyword_inputs", and the others.
+
+    It is called with PyTorch's meta device as the default, so that a module of any size takes no memory.
+    (Fake tensors would do too, but `module.to(dtype)` fails on them in PyTorch 2.13.) It returns
+    (module, *inputs), or a mapping with "module" and optionally "inputs" (a tuple, or a dict by name),
+    "optimizer", "loss" and "autocast", as `account_torch` takes them, and "parallelize".
+
+    Args:
+        name: "package.module:function".
+        search_path: folders that are searched first for the function's module.
+        knobs: its arguments by name, as text.
+
+    Raises:
+        InputError: the function does not exist, fails, has no such argument, or returns something else.
     """
     require_torch()
     import torch
@@ -288,9 +316,10 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
         hint = f"write it as package.module:function: {name}:make"
         raise InputError(f"{name!r} does not name a function", hint=hint)
     function = find_function(name, search_path, libraries=LIBRARIES)
+    arguments = knob_values(name, function, knobs or {})
     try:
         with torch.device("meta"):
-            returned = function()
+            returned = function(**arguments)
     except ModuleNotFoundError as missing:
         raise needs(name, missing) from missing
     except USERS_FAILURES as failed:
@@ -298,16 +327,40 @@ def account_function(name: str, *, search_path: tuple[str, ...] = ()) -> Account
             f"{name}() failed {failed_place(failed)}: {type(failed).__name__}: {failed}",
             hint=_failure_hint(failed),
         ) from failed
-    parts = _parts(name, returned)
-    module, inputs = parts.pop("module"), parts.pop("inputs", ())
-    if not isinstance(inputs, Mapping):
-        return account_torch(module, *(inputs if isinstance(inputs, tuple | list) else (inputs,)), **parts)
-    if clash := [key for key in inputs if key in KEYS]:
-        raise InputError(
-            f"{name}: an input is named {clash[0]!r}, which is also an argument of the account",
-            hint="give the inputs as a tuple",
-        )
-    return account_torch(module, **parts, **inputs)
+    parts = {**dict.fromkeys(KEYS), **_parts(name, returned)}
+    inputs = () if parts["inputs"] is None else parts["inputs"]
+    is_named = isinstance(inputs, Mapping)
+    parts["keyword_inputs"] = dict(inputs) if is_named else {}
+    parts["inputs"] = () if is_named else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return parts
+
+
+def knob_values(name: str, function: Callable[..., Any], knobs: Mapping[str, str]) -> dict[str, Any]:
+    """Return arguments of a function from text, by the type of each parameter's default.
+
+    Raises:
+        InputError: the function has no such parameter, or the text is no value of that type.
+    """
+    if not knobs:
+        return {}
+    parameters = inspect.signature(function).parameters
+    values: dict[str, Any] = {}
+    for knob, text in knobs.items():
+        if knob not in parameters:
+            raise InputError(f"{name} has no argument {knob!r}", hint=nearest_name(knob, list(parameters)))
+        kind: Any = type(parameters[knob].default)
+        if kind is bool:
+            if text.lower() not in ("true", "false"):
+                raise InputError(f"{name}: {knob}={text!r} is neither true nor false", hint=f"{knob}=true")
+            values[knob] = text.lower() == "true"
+            continue
+        try:
+            values[knob] = kind(text) if kind in (int, float) else text
+        except ValueError as wrong:
+            raise InputError(
+                f"{name}: {knob}={text!r} is no {kind.__name__}", hint=f"{knob}={parameters[knob].default}"
+            ) from wrong
+    return values
 
 
 def _failure_hint(failed: BaseException) -> str:

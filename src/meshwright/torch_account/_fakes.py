@@ -82,7 +82,13 @@ def _check_module(module: Any) -> None:
     kind = type(module).__name__
     if kind in WRAPPERS:
         raise InputError(
-            f"the module is wrapped in {kind}, and the account is of one device", hint="give its .module"
+            f"the module is wrapped in {kind} already",
+            hint="give its .module; on a mesh, wrap it in the function that is given as parallelize",
+        )
+    if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
+        raise InputError(
+            f"the parameters of {kind} are spread over a mesh already",
+            hint="give the module as it is before, and the function that spreads it as parallelize",
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from torch.utils import _pytree as pytree
 
 from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
+from meshwright.hlo import Axes
 
 from ._account import Account, FlopCount, MemoryCount, ModuleCount
 from ._fakes import Fakes, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
+from ._kernels import as_it_was_written, whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -34,8 +36,11 @@ from ._watch import (
     Storages,
     Watch,
     has_storage,
+    inner_tensors,
+    watching_sizes,
 )
 
+ONE_SEQUENCE = "Each row is one sequence: no positions are given that could start another."
 ALWAYS = (
     "FLOPs are of matrix products, convolutions, attention and recurrent layers; a multiply-add is two. "
     "Elementwise work and reductions count none; a convolution's products with padding count.",
@@ -56,19 +61,14 @@ def account_step(
 ) -> Account:
     """Return the account of a step; the arguments and errors are those of `account_torch`."""
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
-    with _surroundings():
-        step = _Step(module, inputs, keyword_inputs)
-        # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
-        with step.mode, step.stack, step.watch:
-            step.forward(loss, autocast)
-            step.backward()
-            if optimizer is not None:
-                step.optimize(optimizer)
+    with surroundings():
+        step = Step(module, inputs, keyword_inputs)
+        step.run(loss, autocast, optimizer)
     return step.account()
 
 
 @contextlib.contextmanager
-def _surroundings() -> Iterator[None]:
+def surroundings() -> Iterator[None]:
     """Restore the random generators after the block, and keep backward passes in this thread."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -88,17 +88,29 @@ def _surroundings() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class _Step:
-    """One step of a fake copy of the module, pass by pass, and the facts that `watch` does not hold."""
+class Step:
+    """One step of a fake copy of the module, pass by pass, and the facts that `watch` does not hold.
 
-    def __init__(self, module: Any, inputs: tuple[Any, ...], keyword_inputs: dict[str, Any]) -> None:
+    Args:
+        parallelize: changes the fake copy for a mesh, and returns it.
+        mesh_axes: names and sizes of the axes of that mesh.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        inputs: tuple[Any, ...],
+        keyword_inputs: dict[str, Any],
+        parallelize: Callable[[Any], Any] = lambda module: module,
+        mesh_axes: Axes = (),
+    ) -> None:
         self.mode: FakeTensorMode = mode_of(module, (inputs, keyword_inputs))
         fakes = Fakes(self.mode)
-        self.module = fakes.module(module)
+        self.module = parallelize(fakes.module(module))
         self.inputs, self.keywords = fakes.tree(inputs), fakes.tree(keyword_inputs)
         self.storages = Storages()
         self.stack = ModuleStack(self.module)
-        self.watch = Watch(self.stack, self.storages, fakes)
+        self.watch = Watch(self.stack, self.storages, fakes, mesh_axes)
         self.output: Any = None  # lives until the step ends, like a variable of a training loop
         self.loss: Any = None
         self.saved_activation_bytes = self.gradients_bytes = self.optimizer_state_bytes = 0
@@ -117,8 +129,28 @@ class _Step:
         leaves = pytree.tree_leaves((self.inputs, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
+    def run(self, loss: Any, autocast: torch.dtype | None, optimizer: Any) -> None:
+        """Run forward pass, backward pass and optimizer under the watch."""
+        sequences = whole_sequences(self.module, self.inputs, self.keywords)
+        # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
+        with (
+            as_it_was_written(),
+            self.mode,
+            self.stack,
+            self.watch,
+            watching_sizes(self.storages),
+            sequences as are_told,
+        ):
+            if are_told:
+                self.notes.append(ONE_SEQUENCE)
+            self.forward(loss, autocast)
+            self.backward()
+            self._place("parameters", self.module.parameters())  # FSDP2 pads shards at their first use
+            if optimizer is not None:
+                self.optimize(optimizer)
+
     def _place(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
+        for tensor in (inner for each in tensors for inner in inner_tensors(each)):
             if has_storage(tensor):
                 self.storages.put(tensor, category)
             else:  # a sparse gradient; a fake one creates these two at each call and keeps neither
@@ -189,6 +221,8 @@ class _Step:
                 self.loss.backward()
             for hook in hooks:
                 hook.remove()
+            # FSDP2 sets those of its shards, which are no leaves while it holds gathered parameters.
+            self._place("gradients", (p.grad for p in self.module.parameters() if p.grad is not None))
         self.gradients_bytes = self.storages.live["gradients"]
         self._note_formats()
 
@@ -228,18 +262,10 @@ class _Step:
     def account(self) -> Account:
         """Return the account of the step that was run."""
         modules = dict(self.module.named_modules())
-        if "aten._cudnn_rnn" in self.watch.by_operation:
-            self.notes.append(
-                "Memory that cuDNN keeps of recurrent layers for the backward pass has an unknown size "
-                "and is not counted."
-            )
-        elif any(isinstance(child, torch.nn.LSTM) for child in modules.values()):
-            self.notes.append(
-                "LSTM layers run step by step, not by oneDNN, which keeps a workspace of unknown size."
-            )
-        self.notes.append(
+        words = (
             f"The kernels of attention and of the optimizer are those that PyTorch chooses for {self.device}."
         )
+        self.notes += [*self.kernel_notes(), words]
         return Account(
             name=type(self.module).__name__,
             num_parameters=_num_parameters(self.module),
@@ -250,6 +276,15 @@ class _Step:
             conventions=(*self.notes, *ALWAYS),
             torch_version=torch.__version__,
         )
+
+    def kernel_notes(self) -> list[str]:
+        """Return what is not known of the memory of recurrent layers, in sentences."""
+        if "aten._cudnn_rnn" in self.watch.by_operation:
+            words = "Memory that cuDNN keeps of recurrent layers for the backward pass has an unknown size "
+            return [f"{words}and is not counted."]
+        if any(isinstance(child, torch.nn.LSTM) for child in self.module.modules()):
+            return ["LSTM layers run step by step, not by oneDNN, which keeps a workspace of unknown size."]
+        return []
 
     def _memory_count(self) -> MemoryCount:
         storages = self.storages

@@ -12,9 +12,11 @@ This module imports torch, so it is imported only while accounting.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,24 +24,65 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from meshwright.errors import InputError
+from meshwright.hlo import Axes
 
 from ._fakes import Fakes
-from ._flops import RULES, call_of, flops_of, format_name, is_silent, operation_name, tensor_text
+from ._flops import (
+    RULES,
+    OperationCall,
+    call_of,
+    flops_of,
+    format_name,
+    is_silent,
+    operation_name,
+    tensor_text,
+)
+from ._kernels import grouped_product
+from ._records import Message
+from ._traffic import NAMESPACES, message_kind, message_of
 
 TEMPORARY = "temporaries"
 SAVED = "saved activations"
+INPUTS = "inputs"
+STAGING = "communication buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The operation that made a storage, with its phase and module; empty for what is there before a step."""
+
+    phase: str = ""
+    module: str | None = None
+    operation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of a storage: bytes that it gains or loses, and how often more it is saved for later."""
+
+    instant: int  # operations that had ended
+    phase: str
+    storage: Storage
+    num_bytes: int = 0
+    saved: int = 0
+    stream: int = 0  # on which the bytes are allocated
 
 
 @dataclass(slots=True)
-class _Storage:
+class Storage:
+    """One storage from its creation to its end: its bytes now, and what made it."""
+
     reference: Any  # weak
+    number: int  # in the order of creation
     format: str
+    shape: tuple[int, ...]
     num_bytes: int = 0
     category: str = TEMPORARY
     saved_times: int = 0
+    born: Birth = Birth()
 
     @property
     def counts_as(self) -> str:
@@ -47,35 +90,71 @@ class _Storage:
 
 
 class Storages:
-    """All storages seen; `live` holds bytes by category now, and `at_peak` holds them at the peak."""
+    """All storages seen; `live` holds bytes by category now, and `at_peak` holds them at the peak.
+
+    `changes`: the history of all storages, from which `_timeline` makes the memory through a step.
+    """
 
     def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.instant = 0
+        self.phase = ""
+        self.birth = Birth()  # of the storages that the operation at hand makes
         self.live: Counter[str] = Counter()
         self.live_bytes = 0
         self.peak_bytes = 0
         self.at_peak: dict[str, int] = {}
         self.peak_phase = ""
-        self._storages: dict[int, _Storage] = {}
+        self._storages: dict[int, Storage] = {}
+        self._created = 0
+        # FSDP's streams are objects also on a CPU, where they run nothing. The first is everybody's.
+        self._streams: dict[int, int] = {id(torch.cpu.current_stream()): 0}
 
-    def see(self, tensor: torch.Tensor) -> _Storage:
+    def see(self, tensor: torch.Tensor) -> Storage:
         """Record a tensor's storage and return it; if its size has changed, correct the count."""
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is None:
             reference = weakref.ref(storage, lambda _: self._freed(key))
-            known = self._storages[key] = _Storage(reference, format_name(tensor.dtype))
-        if known.num_bytes != num_bytes:
-            self._add(known, num_bytes - known.num_bytes)
-            known.num_bytes = num_bytes
+            self._created += 1
+            known = self._storages[key] = Storage(
+                reference, self._created, format_name(tensor.dtype), tuple(tensor.shape), born=self.birth
+            )
+        self._resize(known, num_bytes)
         return known
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Correct the count of a storage whose size was changed without an operation, as FSDP does."""
+        known = self._storages.get(storage._cdata)
+        if known is not None:
+            self._resize(known, storage.nbytes())
+
+    def _resize(self, known: Storage, num_bytes: int) -> None:
+        if more := num_bytes - known.num_bytes:
+            self._add(known, more)
+            known.num_bytes = num_bytes
+            stream = self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
+            self.changes.append(Change(self.instant, self.phase, known, num_bytes=more, stream=stream))
+
     def put(self, tensor: torch.Tensor, category: str) -> None:
-        """Set the category of a tensor's storage, unless it already has one."""
+        """Set the category of a tensor's storage, unless it already has one; a buffer may become another."""
         known = self.see(tensor)
-        if known.category == TEMPORARY:
+        if known.category in (TEMPORARY, STAGING):
             self._change(known, category=category)
             known.format = format_name(tensor.dtype)
+
+    def put_from_outside(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that was there before the step, and is met only now, among the inputs."""
+        now, self.phase, self.birth = self.phase, "", Birth()
+        self.put(tensor, INPUTS)
+        self.phase = now
+
+    def stage(self, tensor: torch.Tensor) -> None:
+        """Set a tensor's category to that of communication buffers, unless it is the module's or kept."""
+        known = self.see(tensor)
+        if known.category in (TEMPORARY, INPUTS):
+            self._change(known, category=STAGING)
 
     def save(self, tensor: torch.Tensor) -> int:
         """Record that the forward pass keeps a tensor for the backward pass; return the key for `release`."""
@@ -111,19 +190,41 @@ class Storages:
                 formats[storage.format] = formats.get(storage.format, 0) + storage.num_bytes
         return sums
 
-    def _add(self, known: _Storage, num_bytes: int) -> None:
+    def _add(self, known: Storage, num_bytes: int) -> None:
         self.live[known.counts_as] += num_bytes
         self.live_bytes += num_bytes
 
-    def _change(self, known: _Storage, *, category: str | None = None, saved: int = 0) -> None:
+    def _change(self, known: Storage, *, category: str | None = None, saved: int = 0) -> None:
         self._add(known, -known.num_bytes)
         known.category = category or known.category
         known.saved_times += saved
         self._add(known, known.num_bytes)
+        if saved:
+            self.changes.append(Change(self.instant, self.phase, known, saved=saved))
 
     def _freed(self, key: int) -> None:
         known = self._storages.pop(key)
         self._add(known, -known.num_bytes)
+        if known.num_bytes:
+            self.changes.append(Change(self.instant, self.phase, known, num_bytes=-known.num_bytes))
+            known.num_bytes = 0
+
+
+@contextlib.contextmanager
+def watching_sizes(storages: Storages) -> Iterator[None]:
+    """Record the sizes that storages are given without an operation: FSDP frees what it gathers that way."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        storages.resized(storage)
+        return result
+
+    setattr(torch.UntypedStorage, "resize_", resize_)  # noqa: B010  a method of C's, says its type
+    try:
+        yield
+    finally:
+        setattr(torch.UntypedStorage, "resize_", original)  # noqa: B010
 
 
 class ModuleStack:
@@ -156,17 +257,22 @@ class ModuleStack:
 
     def path(self) -> str | None:
         """Return the innermost module's path ("" is the root), or None outside all modules."""
+        found = self.place()
+        recomputes = not self._stack and torch._C._current_autograd_node() is not None
+        if recomputes and torch.is_grad_enabled() and found != self._innermost[-1]:
+            # A function without a module is recomputed: the node just created for it belongs to `found` too.
+            self._numbers.append(_next_number() - 1)
+            self._innermost.append(found)
+        return found
+
+    def place(self) -> str | None:
+        """Return the same as `path` for an operation that makes no autograd node."""
         if self._stack:
             return self._stack[-1]
         node = torch._C._current_autograd_node()
         if node is None:
             return None
-        found = self._innermost[max(bisect.bisect_right(self._numbers, node._sequence_nr()) - 1, 0)]
-        if torch.is_grad_enabled() and found != self._innermost[-1]:
-            # A function without a module is recomputed: the node just created for it belongs to `found` too.
-            self._numbers.append(_next_number() - 1)
-            self._innermost.append(found)
-        return found
+        return self._innermost[max(bisect.bisect_right(self._numbers, node._sequence_nr()) - 1, 0)]
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
         # A module that is no child (a loss, or one created in the step) counts for the module that calls it.
@@ -191,39 +297,52 @@ def _next_number() -> int:
 
 FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
 SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_view")
+SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and multiply nothing
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
 class Watch(TorchDispatchMode):
-    """A dispatch mode above the fake one; `phase` is the part of the step, "" while nothing counts."""
+    """A dispatch mode above the fake one; `phase` is the part of the step, "" while nothing counts.
 
-    def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes) -> None:
+    `mesh_axes`: names and sizes of the mesh's axes, for the collectives; empty on one device.
+    """
+
+    def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes, mesh_axes: Axes = ()) -> None:
         super().__init__()
-        self.phase = ""
+        self.messages: list[tuple[Message, tuple[int, ...]]] = []  # with the ranks of their groups
         self.flops: Counter[tuple[str, str | None]] = Counter()  # by phase and module path
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()
         self.unknown: Counter[str] = Counter()
         self.numbers_are_one = False  # `.item()` may return 1 while nothing that is counted depends on it
         self.numbers_read = 0
+        self.looks_away = False  # while operations only ask for shapes
         self.own_mistake: Exception | None = None
         self._stack = stack
         self._storages = storages
         self._fakes = fakes
+        self._mesh_axes = mesh_axes
+
+    @property
+    def phase(self) -> str:
+        """The part of the step: forward | backward | optimizer, or "" while nothing counts."""
+        return self._storages.phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._storages.phase = phase
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(is_wrapper, types)):  # a DTensor: it calls the operation again on its local tensors
+            return NotImplemented
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
+        if self.looks_away or func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
-        kind = kind_of(func)
         if func is torch.ops.aten._local_scalar_dense.default and self.numbers_are_one:
-            try:
-                return func(*args, **kwargs)
-            except DataDependentOutputException:
-                self.numbers_read += 1
-                return 1.0
+            return self._number(func, args)
         if func is torch.ops.aten.clone.default and args[0].layout == torch.sparse_coo:
             return _sparse_clone(args[0])
+        kind = kind_of(func)
         if kind == "unknown":  # it may decompose into known operations, as `linear` does in inference mode
             with self:
                 made_of = func.decompose(*args, **kwargs)
@@ -231,13 +350,22 @@ class Watch(TorchDispatchMode):
                 return made_of
         if operation_name(func) not in LIFTED:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
-        result = func(*args, **kwargs)
+        is_grouped = func is torch.ops.aten._grouped_mm.default
+        result = (grouped_product if is_grouped else func)(*args, **kwargs)
         try:
             self._note(func, args, kwargs, result, kind)
         except Exception as mistake:
             self.own_mistake = mistake
             raise
         return result
+
+    def _number(self, func: Any, args: Any) -> Any:
+        """Return the number in a tensor, or 1 where only a real run would compute it."""
+        try:
+            return func(*args)
+        except DataDependentOutputException:
+            self.numbers_read += 1
+            return 1.0
 
     def outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a real tensor that a closure or a global holds; it counts among the inputs."""
@@ -248,7 +376,7 @@ class Watch(TorchDispatchMode):
                 hint="make it a parameter of the module, and let no closure hold the module",
             )
         fake = self._fakes.tensor(tensor, "a tensor from outside the module")
-        self._storages.put(fake, "inputs")
+        self._storages.put_from_outside(fake)
         return fake
 
     def _met(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -257,17 +385,21 @@ class Watch(TorchDispatchMode):
         if not isinstance(tensor, FakeTensor):
             return self.outside(tensor)
         if self._storages.is_new(tensor):  # a fake tensor from outside the module
-            self._storages.put(tensor, "inputs")
+            self._storages.put_from_outside(tensor)
         return tensor
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
+        self._storages.birth = Birth(self._phase_now(), self._stack.place(), operation_name(func))
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and has_storage(tensor):
                 self._storages.see(tensor)
         if not self.phase:
             return
         self._storages.note_peak(self.phase)
-        if kind != "silent":
+        self._storages.instant += 1
+        if kind == "message":
+            self._note_message(call_of(func, args, kwargs, result))
+        elif kind != "silent":
             self._count(func, args, kwargs, result, kind)
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
@@ -282,6 +414,21 @@ class Watch(TorchDispatchMode):
         self.by_operation[call.name] += counted.flops
         self.by_format[counted.format] += counted.flops
 
+    def _note_message(self, call: OperationCall) -> None:
+        kind = message_kind(call.name)
+        if kind is None:
+            return
+        message, ranks = message_of(call, kind, self._phase_now(), self._mesh_axes)
+        if message is not None:
+            self.messages.append((message, ranks))
+        # What a caller hands over to be written or sent whole is a buffer, not a result.
+        staged = {"all-gather": "output_tensor", "reduce-scatter": "input_tensor"}
+        if self.phase == BACKWARD:
+            staged["all-reduce"] = "tensors"  # of DDP, or a gradient, which is then put among those
+        if call.name.startswith("c10d.") and kind in staged:
+            for tensor in pytree.tree_leaves(call.arguments.get(staged[kind])):
+                self._storages.stage(tensor)
+
     def _phase_now(self) -> str:
         """Return the phase, with recomputation recognised.
 
@@ -294,10 +441,12 @@ class Watch(TorchDispatchMode):
 
 @functools.cache
 def kind_of(func: Any) -> str:
-    """Return the kind of an operation: rule | silent | unknown."""
+    """Return the kind of an operation: rule | message | silent | unknown."""
     namespace, _, name = operation_name(func).partition(".")
+    if namespace in NAMESPACES:
+        return "message"
     if namespace != "aten":
-        return "silent" if namespace in ("prim", "profiler") else "unknown"
+        return "silent" if namespace in SILENT_NAMESPACES else "unknown"
     if name in RULES:
         return "rule"
     silent = is_silent(name) or func.is_view or any(str(tag) in SILENT_TAGS for tag in _tags(func))
@@ -317,6 +466,21 @@ def _sparse_clone(tensor: torch.Tensor) -> torch.Tensor:
     return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
 
 
+@functools.cache
+def is_wrapper(kind: type) -> bool:
+    """Return True for a class of tensors that hold other tensors, as a DTensor holds its shard."""
+    return issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind)
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that a wrapper holds on this rank, or the tensor itself."""
+    if not is_wrapper(type(tensor)):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+    held = (getattr(tensor, name) for name in names)  # a DTensor holds its mesh too
+    return [inner for each in held if isinstance(each, torch.Tensor) for inner in inner_tensors(each)]
+
+
 def has_storage(tensor: torch.Tensor) -> bool:
     """Return True if the tensor's bytes are in one storage; a sparse tensor's are in several."""
     return tensor.layout == torch.strided
@@ -325,14 +489,15 @@ def has_storage(tensor: torch.Tensor) -> bool:
 class SavedTensor:
     """A tensor that autograd keeps for the backward pass; it counts as saved while this object exists."""
 
-    __slots__ = ("_key", "_storages", "tensor")
+    __slots__ = ("_keys", "_storages", "tensor")
 
     def __init__(self, tensor: torch.Tensor, storages: Storages) -> None:
         self.tensor = tensor
         self._storages = storages
-        counts = has_storage(tensor) and isinstance(tensor, FakeTensor)  # a real one is an input
-        self._key = storages.save(tensor) if counts else None
+        inner = inner_tensors(tensor)
+        # A real tensor is an input.
+        self._keys = [storages.save(t) for t in inner if has_storage(t) and isinstance(t, FakeTensor)]
 
     def __del__(self) -> None:
-        if self._key is not None:
-            self._storages.release(self._key)
+        for key in self._keys:
+            self._storages.release(key)

@@ -1,0 +1,111 @@
+"""Weigh a PyTorch module for a fleet that need not exist, as PyTorch runs it.
+
+Imports: `torch_account`, which runs the module on fake tensors. Used by: `_weigh`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import Layout
+from ..errors import InputError
+from ..hardware import Fleet
+from ..results import Phase, TorchWeighing
+from ..torch_account import MeshAccount, account_named, require_torch
+
+DEFAULT_LAYOUT = "fsdp=-1"
+_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|transformers|diffusers|timm|torchvision)\b", re.M)
+_JAX = re.compile(r"^\s*(?:import|from)\s+(?:jax|flax|equinox|haiku|optax|numpyro|keras)\b", re.M)
+
+
+def weigh_module(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    fleet: Fleet,
+    layout: str | None,
+    tokens_per_step: int | None,
+    on_event: Callable[[Phase], None],
+    **parts: Any,
+) -> TorchWeighing:
+    """Weigh a module in this process. `parts`: parallelize, optimizer, loss and autocast."""
+    require_torch()
+    from ..torch_account._mesh_step import account_on_mesh
+
+    mesh = _mesh(fleet, layout)
+    account = account_on_mesh(
+        module,
+        tuple(args),
+        dict(kwargs),
+        name=type(module).__name__,
+        fleet=fleet,
+        layout=mesh,
+        on_phase=lambda name: on_event(Phase(name=name)),
+        **parts,
+    )
+    return _made(account, fleet, mesh, tokens_per_step)
+
+
+def weigh_torch_function(
+    name: str,
+    fleet: Fleet,
+    layout: str | None,
+    knobs: Mapping[str, str],
+    tokens_per_step: int | None,
+    on_event: Callable[[Phase], None],
+) -> TorchWeighing:
+    """Weigh the module that a function returns, "package.module:function", in a process of its own."""
+    mesh = _mesh(fleet, layout)
+    account = account_named(
+        name, fleet=fleet, layout=mesh, knobs=knobs, on_phase=lambda name: on_event(Phase(name=name))
+    )
+    return _made(account, fleet, mesh, tokens_per_step)
+
+
+def is_torch_function(name: str) -> bool:
+    """Return whether the file of a function imports PyTorch, or a library of its models, and not JAX.
+
+    The file is read and not run: a function of PyTorch is to be called on the meta device.
+    """
+    module_name, _, _ = name.rpartition(":")
+    try:
+        text = _source(module_name)
+    except (OSError, UnicodeDecodeError, ValueError):
+        return False
+    return bool(_TORCH.search(text)) and not _JAX.search(text)
+
+
+def _source(module_name: str) -> str:
+    """Return the text of a module's file, which is looked up first in the working directory; "" if none."""
+    parts = module_name.removesuffix(".py").replace("/", ".").split(".")
+    if module_name.endswith(".py"):
+        return Path(module_name).read_text("utf-8")
+    for file in (Path(*parts).with_suffix(".py"), Path(*parts, "__init__.py")):
+        if file.is_file():
+            return file.read_text("utf-8")
+    if importlib.util.find_spec(parts[0]) is None:
+        return ""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ModuleNotFoundError:
+        return ""
+    origin = None if spec is None else spec.origin
+    return Path(origin).read_text("utf-8") if origin and os.path.isfile(origin) else ""
+
+
+def _mesh(fleet: Fleet, layout: str | None) -> Layout:
+    if fleet.chip.platform == "tpu":
+        raise InputError(
+            f"a PyTorch module is weighed as PyTorch runs it on GPUs, and {fleet.chip.name} is a TPU",
+            hint="name a fleet of GPUs, 8xH100; `meshwright fleets` lists them",
+        )
+    return Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
+
+
+def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, tokens_per_step: int | None) -> TorchWeighing:
+    return TorchWeighing(fleet=fleet, layout=mesh, account=account, tokens_per_step=tokens_per_step)

@@ -1,0 +1,151 @@
+"""Account the module of a function on a mesh in a process of its own, which the function may end or crash.
+
+`python -m meshwright.torch_account._apart PARENT_PID FOLDER` is that process. It reads FOLDER/request.json,
+writes its phases to FOLDER/phase, and FOLDER/answer.json last. torch is imported there alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.children import end_session, guard, own_python, working_folder
+from meshwright.config import Layout
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.hardware import Fleet
+from meshwright.records import read_record
+
+from ._records import MeshAccount
+
+POLL_SECONDS = 0.05
+SHOWN_LINES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A function, its arguments as text, and the fleet and mesh of the account."""
+
+    function: str
+    fleet: Fleet
+    layout: Layout
+    knobs: dict[str, str]
+    search_path: tuple[str, ...]
+
+
+def account_named(
+    function: str,
+    *,
+    fleet: Fleet,
+    layout: Layout,
+    knobs: Mapping[str, str],
+    on_phase: Callable[[str], None],
+) -> MeshAccount:
+    """Return the account of the module that a function returns, "package.module:function".
+
+    Args:
+        fleet, layout: as for `account_on_mesh`.
+        knobs: arguments of the function by name, as text.
+        on_phase: called with the name of each part of the work.
+
+    Raises:
+        InputError: as `account_on_mesh`; or the function does not exist, fails, or ends its process.
+    """
+    from pydantic import TypeAdapter
+
+    request = Request(
+        function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
+    )
+    with working_folder("meshwright-torch-") as folder:
+        (folder / "request.json").write_bytes(TypeAdapter(Request).dump_json(request))
+        with open(folder / "said", "wb") as said:
+            process = subprocess.Popen(
+                own_python("-m", __name__, str(os.getpid()), str(folder)),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        try:
+            _follow(process, folder / "phase", on_phase)
+        finally:
+            end_session(process)
+        return _answer(function, process.returncode, folder)
+
+
+def _follow(process: subprocess.Popen[bytes], file: Path, on_phase: Callable[[str], None]) -> None:
+    last = ""
+    while process.poll() is None:
+        if file.exists() and (phase := file.read_text()) not in ("", last):
+            on_phase(phase)
+            last = phase
+        time.sleep(POLL_SECONDS)
+
+
+def _answer(function: str, status: int, folder: Path) -> MeshAccount:
+    """Return the account, or raise the error in the answer or that of a process without one."""
+    with contextlib.suppress(FileNotFoundError):
+        answer = json.loads((folder / "answer.json").read_text())
+        if "account" in answer:
+            return MeshAccount.from_json(answer["account"])
+        raise InputError(answer["message"], hint=answer["hint"])
+    said = (folder / "said").read_text(errors="replace").splitlines()
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    words = "".join(f"\n    {line}" for line in said[-SHOWN_LINES:])
+    raise InputError(
+        f"{function}, or what it calls, ended its process, which {how}"
+        + (f". Its last words:{words}" * bool(said)),
+        hint="run it by itself to see where it ends",
+    )
+
+
+def main(parent: int, folder: Path) -> None:
+    """Serve the request in `folder`. Every error that the user can act on becomes an answer."""
+    guard(parent)
+    faulthandler.enable()
+    request = read_record(Request, (folder / "request.json").read_text(), name="a request", hint="report it")
+
+    def on_phase(name: str) -> None:
+        (folder / "phase").write_text(name)
+
+    try:
+        answer = {"account": _account(request, on_phase).to_json()}
+    except MeshwrightError as error:
+        answer = {"message": error.message, "hint": error.hint}
+    part = folder / "answer.part"
+    part.write_text(json.dumps(answer))
+    part.rename(folder / "answer.json")
+
+
+def _account(request: Request, on_phase: Callable[[str], None]) -> MeshAccount:
+    from ._account import parts_of_function, require_torch
+
+    on_phase("importing torch")
+    require_torch()
+    from ._mesh_step import account_on_mesh
+
+    on_phase(f"calling {request.function}")
+    parts = parts_of_function(request.function, request.search_path, request.knobs)
+    inputs, keyword_inputs = parts.pop("inputs"), parts.pop("keyword_inputs")
+    return account_on_mesh(
+        parts.pop("module"),
+        inputs,
+        keyword_inputs,
+        name=request.function,
+        fleet=request.fleet,
+        layout=request.layout,
+        on_phase=on_phase,
+        **parts,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,243 @@
+"""Choose the kernels that PyTorch takes on the target's GPUs, for fake tensors that live on a CPU.
+
+Attention is that of PyTorch's rules for CUDA (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp): flash
+attention in 16-bit formats without a mask, memory-efficient attention with one or in fp32, else products.
+cuDNN's attention, which some releases take first on Hopper, keeps the same arrays as flash attention.
+RMS norms are one kernel that keeps a number for each row, dropout keeps a byte for each element, and
+optimizers update all parameters in one call.
+Not chosen: algorithms of cuDNN's convolutions and cuBLAS's products, and the workspaces of theirs.
+This module imports torch, so it is imported only while accounting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import SDPBackend
+
+from meshwright.hardware import Chip
+
+HALVES = (torch.float16, torch.bfloat16)
+WIDEST_HEAD = 256  # of flash attention
+FLASH_CAPABILITY = (8, 0)  # Ampere
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def kernels_of(chip: Chip) -> Iterator[None]:
+    """Choose kernels for `chip` in the block; for a CPU they are the CPU's."""
+    if chip.platform == "cpu":
+        yield
+        return
+    has_flash = chip.target is None or chip.target.compute_capability >= FLASH_CAPABILITY
+    functional = torch.nn.functional
+    # Functions are replaced where modules look them up. A `TorchFunctionMode` would not hold while
+    # checkpointed blocks run again in the backward pass.
+    replaced = {
+        "scaled_dot_product_attention": functools.partial(_attention, has_flash),
+        "dropout": functools.partial(_dropout, functional.dropout),
+        "rms_norm": functools.partial(_rms_norm, functional.rms_norm),
+    }
+    originals = {name: getattr(functional, name) for name in replaced}
+    with _whole_updates():
+        for name, function in replaced.items():
+            setattr(functional, name, function)
+        try:
+            yield
+        finally:
+            for name, function in originals.items():
+                setattr(functional, name, function)
+
+
+def _attention(
+    has_flash: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    tensors = (query, key, value)
+    kernel = _kernel(has_flash, tensors, attn_mask, is_causal=is_causal, grouped=enable_gqa)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if kernel == SDPBackend.FLASH_ATTENTION:
+        width = query.shape[-1]
+        padded = tuple(_pad(tensor, 8) for tensor in tensors)
+        seen = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        return seen if seen.shape[-1] == width else seen[..., :width]
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
+        mask = None if attn_mask is None else _expanded(attn_mask, query, key)
+        keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return aten._scaled_dot_product_efficient_attention(
+            *tensors, mask, keeps, dropout_p, is_causal, scale=scale
+        )[0]
+    return aten._scaled_dot_product_attention_math(
+        *tensors, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _kernel(
+    has_flash: bool,
+    tensors: tuple[torch.Tensor, ...],
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool,
+    grouped: bool,
+) -> SDPBackend:
+    """Return the kernel that PyTorch takes on CUDA."""
+    query, key, _ = tensors
+    plain = all(t.dim() == 4 and not t.is_nested and (t.stride(-1) == 1 or t.shape[-1] == 1) for t in tensors)
+    backends = torch.backends.cuda
+    if not plain or len({t.dtype for t in tensors}) > 1 or query.shape[0] != key.shape[0]:
+        return SDPBackend.MATH
+    square = query.shape[-2] == key.shape[-2]
+    widths = {t.shape[-1] for t in tensors}
+    heads = {t.shape[-3] for t in tensors}
+    flash = has_flash and backends.flash_sdp_enabled() and query.dtype in HALVES and mask is None
+    shared = len(heads) == 1 or (grouped and query.shape[-3] % key.shape[-3] == 0)
+    narrow = len(widths) == 1 and max(widths) <= WIDEST_HEAD
+    if flash and narrow and shared and (square or not is_causal):
+        return SDPBackend.FLASH_ATTENTION
+    step = 8 if query.dtype in HALVES else 4
+    aligned = all(width % step == 0 for width in widths)
+    fits = query.dtype in (*HALVES, torch.float32) and aligned and len(heads) == 1
+    if backends.mem_efficient_sdp_enabled() and fits and (mask is None or not is_causal):
+        return SDPBackend.EFFICIENT_ATTENTION
+    return SDPBackend.MATH
+
+
+def _pad(tensor: torch.Tensor, step: int) -> torch.Tensor:
+    missing = -tensor.shape[-1] % step
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return a mask as numbers to be added, one for each pair of positions, as the kernel takes it."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    if mask.shape[-1] % 8:  # the kernel reads rows in steps, so PyTorch copies the mask into longer ones
+        mask = _pad(mask, 8)[..., : mask.shape[-1]]
+    return mask.expand(*query.shape[:-1], key.shape[-2])
+
+
+def _dropout(
+    original: Callable[..., Any],
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Any:
+    if not training or inplace or not 0 < p < 1 or not input.numel():
+        return original(input, p, training, inplace)
+    return torch.native_dropout(input, p, training)[0]
+
+
+def _rms_norm(
+    original: Callable[..., Any],
+    input: torch.Tensor,
+    normalized_shape: Any,
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    if type(input) is not FakeTensor or (weight is not None and weight.dtype != input.dtype):
+        return original(input, normalized_shape, weight, eps)
+    return _FusedNorm.apply(input, len(tuple(normalized_shape)), weight)
+
+
+class _FusedNorm(torch.autograd.Function):
+    """An RMS norm as one kernel: it keeps its input, its weight, and one number for each row."""
+
+    @staticmethod
+    def forward(
+        context: Any, input: torch.Tensor, num_dims: int, weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows = (*input.shape[: input.dim() - num_dims], *(1,) * num_dims)
+        context.save_for_backward(input, input.new_empty(rows, dtype=torch.float32), weight)
+        return torch.empty_like(input)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        input, _, weight = context.saved_tensors
+        return torch.empty_like(input), None, None if weight is None else torch.empty_like(weight)
+
+
+@contextlib.contextmanager
+def _whole_updates() -> Iterator[None]:
+    """Let optimizers take the loops over all parameters in one call that they take on a GPU by default."""
+    optimizer: Any = sys.modules["torch.optim.optimizer"]  # which torch.optim hides behind its own names
+    original, kinds = optimizer._get_foreach_kernels_supported_devices, optimizer._foreach_supported_types
+    before = list(kinds)
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*original(), "cpu"]
+    kinds.append(FakeTensor)
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = original
+        kinds[:] = before
+
+
+@contextlib.contextmanager
+def as_it_was_written() -> Iterator[None]:
+    """Run parts that a plan has compiled by `torch.compile` as they were before."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def whole_sequences(
+    module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> Iterator[bool]:
+    """Tell `transformers` that no sequences are packed in one row, if no positions are given.
+
+    It asks so of position numbers that it then made itself, and would look at their values. Yields whether it
+    is told.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if masks is None or original is None or _given(module, inputs, keywords, "position_ids"):
+        yield False
+        return
+
+    def answer(position_ids: torch.Tensor) -> None:
+        original(position_ids)  # whose arrays are freed at once
+
+    setattr(masks, "find_packed_sequence_indices", answer)  # noqa: B010  of a module that is not imported here
+    try:
+        yield True
+    finally:
+        setattr(masks, "find_packed_sequence_indices", original)  # noqa: B010
+
+
+def _given(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], name: str) -> bool:
+    try:
+        bound = inspect.signature(module.forward).bind(*inputs, **keywords)
+    except (TypeError, ValueError):
+        return name in keywords
+    return bound.arguments.get(name) is not None or bound.arguments.get("kwargs", {}).get(name) is not None
+
+
+def grouped_product(
+    left: torch.Tensor, right: torch.Tensor, offs: torch.Tensor | None = None, *others: Any, **options: Any
+) -> torch.Tensor:
+    """Return the fake result of PyTorch's `_grouped_mm`, whose own rule for shapes knows bf16 alone."""
+    if left.dtype == torch.bfloat16:
+        return aten._grouped_mm(left, right, offs, *others, **options)
+    if left.dim() == right.dim() == 2:
+        assert offs is not None, "groups of two matrices need their ends"
+        return left.new_empty((offs.shape[0], left.shape[0], right.shape[1]))
+    rows = left.shape[1:2] if right.dim() == 2 else left.shape[:-1]  # the groups divide the right columns
+    return left.new_empty((*rows, right.shape[-1]))

@@ -1,0 +1,173 @@
+"""Account a training step of a PyTorch module on a mesh: run its first and last rank, and sum up.
+
+A rank runs as it would run there: the user's `parallelize`, FSDP2's hooks, DTensor's redistributions, on fake
+tensors and in a process group that moves nothing. Its figures are its own; FLOPs are those of the first rank
+times the ranks.
+This module imports torch, so it is imported only while accounting.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from meshwright.config import Layout
+from meshwright.hardware import Fleet
+from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+
+from ._fakes import check_parts
+from ._kernels import kernels_of
+from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
+from ._records import MeshAccount, RankCount
+from ._step import ALWAYS, Step, surroundings
+from ._timeline import history_of, memory_of, reserved_bytes
+from ._traffic import merged, traffic_of
+from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
+
+ON_A_MESH = (
+    "The inputs are those of one rank. FLOPs are those of the first rank times the ranks, so that work which "
+    "several ranks repeat counts for each.",
+)
+NUMBER = re.compile(r"(?<=/)\d+(?=/|$)|^\d+(?=/|$)")
+WRAPPED = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)(?=\.|$)")
+
+
+def account_on_mesh(
+    module: Any,
+    inputs: tuple[Any, ...],
+    keyword_inputs: dict[str, Any],
+    *,
+    name: str,
+    fleet: Fleet,
+    layout: Layout,
+    parallelize: Plan | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    autocast: Any = None,
+    on_phase: Callable[[str], None] = lambda phase: None,
+) -> MeshAccount:
+    """Return the account of one training step on each rank of a mesh.
+
+    Args:
+        module, inputs, keyword_inputs, optimizer, loss, autocast: as for `account_torch`, of one rank.
+        name: to show it by.
+        fleet: the devices; their number is that of the layout.
+        layout: the mesh's axes, resolved.
+        parallelize: called with a copy of the module and the mesh; None for the default plan.
+        on_phase: called with the name of each part of the work.
+
+    Raises:
+        InputError: as `account_torch`; or an axis needs a plan, or the plan fails.
+    """
+    started = time.process_time()
+    check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
+    check_plan(layout.axes, parallelize)
+    parts = {"loss": loss, "autocast": autocast, "optimizer": optimizer}
+    steps: list[Step] = []
+    for rank in dict.fromkeys((0, layout.num_devices - 1)):
+        if rank and parallelize is None and is_even(steps[0].module):
+            break  # its shards are as large as those of the first
+        on_phase(f"running rank {rank}")
+        with surroundings(), fake_world(layout.axes, rank) as mesh:
+            step = Step(
+                module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
+            )
+            with watching_fsdp(step.storages), watching_dtensors(step.watch), kernels_of(fleet.chip):
+                step.run(**parts)
+            steps.append(step)
+    on_phase("reckoning")
+    return _summed(steps, module, name, fleet, layout, started)
+
+
+def _summed(
+    steps: list[Step], module: torch.nn.Module, name: str, fleet: Fleet, layout: Layout, started: float
+) -> MeshAccount:
+    memories = [_memory(step, fleet, layout) for step in steps]
+    most = max(range(len(steps)), key=lambda place: memories[place].reserved_bytes)
+    fullest = steps[most]
+    traffic, unpriced = traffic_of(fullest.watch.messages, fleet)
+    without_rule = (f"{what}, {times} times" for what, times in sorted(fullest.watch.unknown.items()))
+    ranks = dict.fromkeys((0, layout.num_devices - 1))
+    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *ON_A_MESH]
+    if most:
+        notes.append(f"Memory and traffic are those of rank {layout.num_devices - 1}, which needs the most.")
+    ledger = Ledger(
+        memory=memories[most],
+        flops=_flops(steps[0], layout.num_devices),
+        traffic=traffic,
+        unpriced=(*without_rule, *(f"{what}, {times} times" for what, times in unpriced.items())),
+        assumptions=tuple(words.removesuffix(".") for words in (*notes, *ALWAYS)),
+    )
+    return MeshAccount(
+        name=name,
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        ledger=ledger,
+        messages=merged(message for message, _ in fullest.watch.messages),
+        ranks=tuple(
+            _rank_count(rank, step, memory)
+            for rank, step, memory in zip(ranks, steps, memories, strict=False)
+        ),
+        torch_version=torch.__version__,
+        seconds=time.process_time() - started,
+    )
+
+
+def _memory(step: Step, fleet: Fleet, layout: Layout) -> MemoryLedger:
+    """Return the memory of a rank; on GPUs its allocator reserves more than is alive."""
+    storages = step.storages
+    reserved = None if fleet.chip.platform == "cpu" else reserved_bytes(storages.changes)
+    return memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
+
+
+def _rank_count(rank: int, step: Step, memory: MemoryLedger) -> RankCount:
+    by_phase = Counter[str]()
+    for (phase, _), count in step.watch.flops.items():
+        by_phase[phase] += count
+    assert memory.peak_bytes is not None, "a step's peak is known"
+    return RankCount(
+        rank=rank,
+        parameters_bytes=step.storages.live["parameters"],
+        gradients_bytes=step.gradients_bytes,
+        optimizer_state_bytes=step.optimizer_state_bytes,
+        saved_activation_bytes=step.saved_activation_bytes,
+        peak_bytes=memory.peak_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        flops_by_phase={phase: by_phase[phase] for phase in (FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER)},
+    )
+
+
+def _flops(step: Step, num_ranks: int) -> FlopLedger:
+    """Return the FLOPs of all ranks; modules of one list count together: "layers/*/mlp"."""
+    by_phase, by_module, model_by_module = Counter[str](), Counter[str](), Counter[str]()
+    for (phase, path), count in step.watch.flops.items():
+        scope = scope_of(path)
+        by_phase[phase] += num_ranks * count
+        by_module[scope] += num_ranks * count
+        if phase in (FORWARD, BACKWARD):
+            model_by_module[scope] += num_ranks * count
+    recomputed = by_phase.pop(RECOMPUTED, 0)
+    return FlopLedger(
+        model=by_phase[FORWARD] + by_phase[BACKWARD],
+        executed=by_phase.total() + recomputed,
+        recomputed=recomputed,
+        by_phase={phase: n for phase, n in {**by_phase, "recompute": recomputed}.items() if n},
+        by_format={name: num_ranks * count for name, count in step.watch.by_format.most_common()},
+        by_module=dict(by_module.most_common()),
+        model_by_module=dict(model_by_module.most_common()),
+        waste_by_module={},
+        rule_6nd=None,
+    )
+
+
+def scope_of(path: str | None) -> str:
+    """Return a module's path as a scope, without wrappers and with numbers of lists left open.
+
+    >>> scope_of("model.layers.3._checkpoint_wrapped_module.mlp")
+    'model/layers/*/mlp'
+    """
+    return NUMBER.sub("*", WRAPPED.sub("", path or "").strip(".").replace(".", "/"))

@@ -1,0 +1,98 @@
+"""Hold what a step of a PyTorch module costs on the ranks of a mesh. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.ledger import Ledger
+from meshwright.records import read_record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Collectives of one kind over the same axes in one phase, on one rank in one step.
+
+    payload_bytes, wire_bytes, overlapped_count: as in `meshwright.ledger.Collective`.
+    array_bytes: the whole arrays: the result of an all-gather, the operand of a reduce-scatter.
+    phase: forward | backward | recomputed | optimizer.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    group_size: int
+    phase: str
+    count: int
+    payload_bytes: int
+    wire_bytes: int
+    array_bytes: int
+    overlapped_count: int
+
+    def __add__(self, other: Message) -> Message:
+        names = ("count", "payload_bytes", "wire_bytes", "array_bytes", "overlapped_count")
+        return dataclasses.replace(
+            self, **{name: getattr(self, name) + getattr(other, name) for name in names}
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCount:
+    """What one rank holds and does; bytes are those of the storages, FLOPs those of this rank alone.
+
+    parameters_bytes, gradients_bytes, optimizer_state_bytes: its shards, at the end of the step.
+    saved_activation_bytes: storages that autograd keeps, at the end of the forward pass.
+    peak_bytes: the most that is alive at one instant. reserved_bytes: what the caching allocator then has.
+    flops_by_phase: forward | backward | recomputed | optimizer; `backward` is without `recomputed`.
+    """
+
+    rank: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    saved_activation_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    flops_by_phase: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAccount:
+    """The cost of one training step of a PyTorch module on a mesh, as PyTorch runs it.
+
+    name: of the module or of the function that returned it.
+    num_parameters: of the whole module.
+    ledger: memory and traffic of the rank that needs the most memory, FLOPs of the fleet.
+    messages: that rank's collectives by kind, axes and phase.
+    ranks: the ranks that were run: the first, and the last, whose shards may be smaller.
+    seconds: of processor time that the account took.
+    """
+
+    name: str
+    num_parameters: int
+    ledger: Ledger
+    messages: tuple[Message, ...]
+    ranks: tuple[RankCount, ...]
+    torch_version: str
+    seconds: float
+
+    def to_json(self) -> str:
+        """Return the JSON text that `from_json` reads."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> MeshAccount:
+        """Read the text of `to_json`."""
+        return read_record(
+            MeshAccount, text, name="a module's account", hint="Meshwright wrote it: report it"
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a weighing adds to its ledger in JSON: messages, ranks and versions."""
+        return {
+            "messages": [dataclasses.asdict(message) for message in self.messages],
+            "ranks": [dataclasses.asdict(rank) for rank in self.ranks],
+            "torch_version": self.torch_version,
+            "seconds": self.seconds,
+        }

@@ -1,0 +1,219 @@
+"""What a PyTorch module costs on a mesh, by hand, and what cannot be accounted, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import meshwright as mw  # noqa: E402
+from meshwright.errors import InputError  # noqa: E402
+
+
+class Stack(torch.nn.Module):
+    """Square layers without biases."""
+
+    def __init__(self, width=64, num_layers=3):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Linear(width, width, bias=False) for _ in range(num_layers)]
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def weigh(module=None, *inputs, on="4xH100", **how):
+    made = Stack() if module is None else module
+    return mw.weigh(made, args=inputs or (torch.zeros(8, 64),), on=on, **how)
+
+
+def messages(weighing):
+    return {(m.kind, m.phase): (m.count, m.array_bytes, m.wire_bytes) for m in weighing.account.messages}
+
+
+def test_each_repeated_block_is_gathered_twice_and_its_gradients_are_scattered_once():
+    weighing = weigh(optimizer=torch.optim.AdamW)
+    layer = 64 * 64 * 4
+    assert str(weighing.layout) == "fsdp=4"
+    assert messages(weighing) == {
+        ("all-gather", "forward"): (3, 3 * layer, 3 * layer * 3 // 4),
+        ("all-gather", "backward"): (3, 3 * layer, 3 * layer * 3 // 4),
+        ("reduce-scatter", "backward"): (3, 3 * layer, 3 * layer * 3 // 4),
+    }
+    (rank,) = weighing.account.ranks  # the shards are even, so the last rank is as the first
+    assert rank.parameters_bytes == rank.gradients_bytes == 3 * layer // 4
+    assert rank.optimizer_state_bytes == 2 * 3 * layer // 4 + 3 * 4  # and a step's number for each layer
+    assert rank.flops_by_phase == {
+        "forward": 3 * 2 * 8 * 64 * 64,
+        "backward": 5 * 2 * 8 * 64 * 64,  # the first layer's input has no gradient
+        "recomputed": 0,
+        "optimizer": 0,
+    }
+    assert weighing.ledger.flops.executed == 4 * 8 * 2 * 8 * 64 * 64
+    assert weighing.ledger.flops.by_module == {"layers/*": weighing.ledger.flops.executed}
+    assert weighing.fits is True
+
+
+def test_the_memory_adds_up_in_each_of_its_forms():
+    memory = weigh(optimizer=torch.optim.AdamW).ledger.memory
+    assert sum(memory.by_category.values()) == memory.reserved_bytes
+    by_buffer = dict.fromkeys(memory.by_category, 0)
+    for buffer in memory.buffers:
+        by_buffer[buffer.category] += buffer.num_bytes
+    idle = memory.by_category.get("fragmentation", 0)
+    by_buffer["fragmentation"] = idle
+    assert {k: v for k, v in by_buffer.items() if v} == memory.by_category
+    place = memory.timeline.instants.index(memory.timeline.peak_instant)
+    at_peak = {name: sizes[place] for name, sizes in memory.timeline.by_category.items() if sizes[place]}
+    assert at_peak == {name: size for name, size in memory.by_category.items() if name != "fragmentation"}
+    for sizes in zip(*memory.timeline.by_category.values(), strict=True):
+        assert sum(sizes) <= memory.peak_bytes
+    for name in ("parameters", "gathered_parameters", "optimizer_state", "saved_activations"):
+        assert name in memory.timeline.by_category, name
+
+
+def test_uneven_shards_are_padded_and_both_ends_of_the_mesh_are_run():
+    weighing = weigh(torch.nn.Sequential(torch.nn.Linear(64, 5, bias=False)), torch.zeros(8, 64))
+    first, last = weighing.account.ranks
+    assert (first.rank, last.rank) == (0, 3)
+    assert first.parameters_bytes == last.parameters_bytes == 2 * 64 * 4  # two rows, also where none is left
+    assert messages(weighing)["all-gather", "forward"][1] == 4 * 2 * 64 * 4
+
+
+def split(module, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+
+@pytest.mark.parametrize("layout", ["tensor=2", "tensor=4"])
+def test_a_split_over_tensor_divides_the_flops_of_a_rank_and_sends_one_sum_each_way(layout):
+    module = torch.nn.Sequential(torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False))
+    x = torch.zeros(8, 64, requires_grad=True)
+    size = int(layout[-1])
+    alone = weigh(module, x, on="1xH100").account.ranks[0]
+    weighing = weigh(module, x, on=f"{size}xH100", layout=layout, parallelize=split)
+    rank = weighing.account.ranks[0]
+    assert rank.flops_by_phase == {phase: count // size for phase, count in alone.flops_by_phase.items()}
+    assert rank.parameters_bytes == alone.parameters_bytes // size
+    whole = 8 * 64 * 4
+    assert messages(weighing) == {
+        ("all-reduce", "forward"): (1, whole, 2 * whole * (size - 1) // size),
+        ("all-reduce", "backward"): (1, whole, 2 * whole * (size - 1) // size),
+    }
+    assert {item.axes for item in weighing.ledger.traffic} == {("tensor",)}
+
+
+def test_data_and_fsdp_are_hybrid_and_data_alone_is_ddp():
+    hybrid = weigh(on="16xH100", layout="data=2,fsdp=8")
+    layer = 64 * 64 * 4
+    assert {(item.kind, item.axes, item.link) for item in hybrid.ledger.traffic} == {
+        ("all-gather", ("fsdp",), "inside"),
+        ("reduce-scatter", ("fsdp",), "inside"),
+        ("all-reduce", ("data",), "between"),
+    }
+    assert messages(hybrid)["all-reduce", "backward"][1] == 3 * layer // 8
+    replicated = weigh(layout="data=4")
+    assert messages(replicated) == {("all-reduce", "backward"): (1, 3 * layer, 3 * layer * 2 * 3 // 4)}
+    assert replicated.account.ranks[0].parameters_bytes == 3 * layer
+    assert replicated.ledger.memory.timeline.by_category["communication_buffers"][0] == 3 * layer
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules, when they are imported
+def test_a_plan_compiled_by_torch_runs_as_it_was_written():
+    def compiled(module, mesh):
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in module.layers:
+            layer.compile()
+        fully_shard(module, mesh=mesh["fsdp"])
+
+    weighing = weigh(parallelize=compiled)
+    assert weighing.account.ranks[0].flops_by_phase["forward"] == 3 * 2 * 8 * 64 * 64
+
+
+def offloaded(module, mesh):
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+def fails(module, mesh):
+    raise KeyError(mesh.mesh_dim_names[0])
+
+
+@pytest.mark.parametrize(
+    ("how", "message", "hint"),
+    [
+        ({"layout": "tensor=4"}, "how to split the module over tensor is not known", "give parallelize=f"),
+        ({"layout": "fsdp=2,data=2"}, "replicas of FSDP2's shards lie outside", "write data=2,fsdp=2"),
+        ({"layout": "fsdp=3"}, "layout fsdp=3: fsdp = 3 is not the fleet's 4 devices", "use fsdp=4"),
+        ({"parallelize": 3}, "parallelize is a int, not callable", "give a function of the module"),
+        ({"parallelize": lambda module: module}, "parallelize cannot be called with a module", "def f("),
+        ({"parallelize": fails}, "parallelize failed at ", "it is called with the module and a mesh"),
+        ({"parallelize": lambda module, mesh: 3}, "parallelize returned a int, not a module", "return the"),
+        ({"parallelize": offloaded}, "FSDP2 keeps the module's shards in the host's memory", "leave offl"),
+        ({"on": "v5p-8"}, "a PyTorch module is weighed as PyTorch runs it on GPUs, and v5p is a", "name a"),
+        ({"tokens": "1B"}, "a PyTorch module takes no tokens", "leave tokens out"),
+        ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_spread_is_said(how, message, hint):
+    with pytest.raises(InputError) as raised:
+        weigh(**how)
+    assert raised.value.message.startswith(message)
+    assert raised.value.hint.startswith(hint)
+
+
+def test_a_mesh_without_a_fleet_is_refused():
+    with pytest.raises(InputError, match="accounted on one device, takes no layout") as raised:
+        mw.weigh(Stack(), args=(torch.zeros(8, 64),), layout="fsdp=2")  # pyright: ignore
+    assert raised.value.hint == "name a fleet: on='8xH100'"
+
+
+def test_a_process_that_is_a_rank_already_is_told_to_name_a_function(monkeypatch):
+    import torch.distributed as dist
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with pytest.raises(InputError, match=r"torch\.distributed is initialised in this process") as raised:
+        weigh()
+    assert "package.module:function" in raised.value.hint
+
+
+def test_a_module_that_is_spread_already_is_told_to_give_what_spreads_it():
+    from meshwright.torch_account._mesh import fake_world
+
+    module = Stack()
+    with fake_world((("fsdp", 4),), 0) as mesh:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(module, mesh=mesh)
+        with pytest.raises(InputError, match="FSDPStack are spread over a mesh already") as raised:
+            mw.account_torch(module, torch.zeros(8, 64))
+    assert raised.value.hint.endswith("the function that spreads it as parallelize")
+
+
+def test_nothing_is_left_of_the_ranks():
+    import torch.distributed as dist
+
+    before = (torch.UntypedStorage.resize_, torch.nn.functional.dropout, dist.Reducer)
+    weigh(layout="data=4")
+    assert not dist.is_initialized()
+    assert before == (torch.UntypedStorage.resize_, torch.nn.functional.dropout, dist.Reducer)
+
+
+def test_it_prints_as_other_weighings_do_and_comes_as_json_and_as_a_page(tmp_path):
+    weighing = weigh(optimizer=torch.optim.AdamW, tokens_per_step="2K")
+    text = str(weighing)
+    assert text.startswith("Stack on 4xH100, layout fsdp=4, 12.3K parameters, 2,000 tokens per step\nFITS: ")
+    assert "STEP: none: the time of eager PyTorch has not been compared with measured runs yet" in text
+    fields = weighing.to_dict()
+    assert fields["pytorch"]["messages"][0]["axes"] == ("fsdp",)
+    assert fields["ledger"]["memory"]["fits"] is True
+    page = weighing.to_html(tmp_path / "page.html")
+    for words in ("Collectives of one rank by phase", "Ranks that were run", "gathered parameters"):
+        assert words in page

@@ -1,0 +1,72 @@
+"""What a rank holds and sends on fake tensors is what real processes hold and send, over gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import meshwright as mw
+
+HERE = Path(__file__).parent
+MODELS = ("perceptrons", "decoder", "tied", "patches", "convolutions", "mixed")
+PLANS = {
+    "fsdp": (2, 4),
+    "checkpoint": (2, 4),
+    "kept": (2, 4),
+    "bf16": (2,),
+    "tensor": (2, 4),
+    "fsdp_tensor": (4,),
+    "data": (2, 4),
+    "hybrid": (4,),
+}
+# In `make test`: uneven shards with gathers, and functional collectives within a block.
+ALWAYS = {("perceptrons", "fsdp", 2), ("mixed", "tensor", 2)}
+NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
+CASES = [
+    pytest.param(model, plan, num_ranks, marks=() if (model, plan, num_ranks) in ALWAYS else pytest.mark.wide)
+    for model in MODELS
+    for plan, sizes in PLANS.items()
+    for num_ranks in sizes
+    if not ("tensor" in plan and model in NOT_SPLIT)
+]
+
+
+def real_ranks(model, plan, layout, num_ranks, folder):
+    """Run the ranks, each in a process, and return what each of them held and sent."""
+    command = [sys.executable, str(HERE / "mesh_rank.py"), model, plan, layout]
+    running = [
+        subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
+        for rank in range(num_ranks)
+    ]
+    said = [process.communicate()[1] for process in running]
+    assert [process.returncode for process in running] == [0] * num_ranks, said[0][-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+@pytest.mark.parametrize(("model", "plan", "num_ranks"), CASES)
+def test_bytes_and_messages_are_those_of_real_ranks(model, plan, num_ranks, cases, tmp_path):
+    import torch
+
+    layout = cases.PLANS[plan][1][num_ranks]
+    with torch.device("meta"):
+        made = cases.make(model, plan)
+    weighing = mw.weigh(
+        made.pop("module"), args=made.pop("inputs"), on=f"{num_ranks}xCPU", layout=layout, **made
+    )
+    real = real_ranks(model, plan, layout, num_ranks, tmp_path)
+    calls, sizes = Counter(), Counter()
+    for message in weighing.account.messages:
+        calls[message.kind] += message.count
+        sizes[message.kind] += message.payload_bytes
+    assert calls == real[0]["calls"]
+    assert sizes == real[0]["bytes"]
+    for ours in weighing.account.ranks:
+        for name in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
+            assert getattr(ours, name) == real[ours.rank][name], name
+        # What differs is memory that a kernel takes and frees within one operation.
+        assert ours.peak_bytes == pytest.approx(real[ours.rank]["peak_bytes"], rel=0.03)
