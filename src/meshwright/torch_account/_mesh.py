@@ -86,7 +86,8 @@ def _answering_ddp() -> Iterator[None]:
     In its first step DDP has one bucket. It then fills buckets in the order in which the gradients came, for
     which the order of the parameters, reversed, stands here. The fake group's futures hold no result.
     """
-    kind, distributed = torch.nn.parallel.DistributedDataParallel, sys.modules["torch.distributed"]
+    distributed: Any = sys.modules["torch.distributed"]
+    kind = torch.nn.parallel.DistributedDataParallel
     original, make = kind.__init__, distributed.Reducer
 
     def reducer(parameters: Any, _: Any, __: Any, *others: Any) -> Any:
