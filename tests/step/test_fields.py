@@ -216,6 +216,7 @@ ELSEWHERE = {
     "layout": "says which mesh the step is built on",
     "batch.sequences_per_replica": "gives batch.sequences: tests/config/test_layout_checks.py",
     "pipeline": "is of the stages, and here is one: tests/step/test_pipeline.py",
+    "pipeline_chunks": "is of the stages, and here is one: tests/step/test_pipeline.py",
     "deterministic": "chooses the compiler's options: tests/compiler/test_record.py",
     "seed": "is an argument of the program that makes the state, and seeds the data",
     "data.synthetic.source": "chooses what the step's batches hold",
