@@ -100,7 +100,23 @@ def close(ours, theirs, tolerance=1e-6):
             ("centered=true", "momentum=0.9", "epsilon=1e-4"),
             lambda o, w: o.RMSprop(w.values(), lr=RATE, centered=True, momentum=0.9, eps=1e-4),
         ),
+        (
+            "rmsprop",
+            ("weight_decay=0.1", "weight_decay_on=all", "momentum=0.9"),
+            lambda o, w: o.RMSprop(w.values(), lr=RATE, weight_decay=0.1, momentum=0.9),
+        ),
+        ("adagrad", (), lambda o, w: o.Adagrad(w.values(), lr=RATE)),
+        (
+            "adagrad",
+            ("weight_decay=0.1", "weight_decay_on=all", "epsilon=1e-2"),
+            lambda o, w: o.Adagrad(w.values(), lr=RATE, weight_decay=0.1, eps=1e-2),
+        ),
         ("adam", (), lambda o, w: o.Adam(w.values(), lr=RATE)),
+        (
+            "adam",
+            ("weight_decay=0.1", "weight_decay_on=all"),
+            lambda o, w: o.Adam(w.values(), lr=RATE, weight_decay=0.1),
+        ),
         (
             "adamw",
             ("weight_decay_on=all",),

@@ -92,14 +92,17 @@ def test_sgd_keeps_a_trace_only_with_momentum(momentum):
     assert num_numbers == (15 if momentum else 0)
 
 
-def test_adagrad_divides_by_the_root_of_all_squares_so_far_with_epsilon_under_it():
-    config = load_config("linear", ("optimizer.kind=adagrad", "optimizer.epsilon=0.1"))
+@pytest.mark.parametrize("under", [False, True], ids=["on the root", "under the root"])
+def test_adagrad_divides_by_the_root_of_all_squares_so_far(under):
+    overrides = ("optimizer.epsilon=0.1", f"optimizer.epsilon_under_root={str(under).lower()}")
+    config = load_config("linear", ("optimizer.kind=adagrad", *overrides))
     first, gradients, found = updated(config)
     for name in DECLARED:
         w, squares = first[name].astype(np.float64), 0.0
         for gradient in gradients:  # Duchi, Hazan & Singer 2011, the diagonal form
             squares = squares + gradient[name].astype(np.float64) ** 2
-            w = w - 0.1 * gradient[name] / np.sqrt(squares + 0.1)
+            root = np.sqrt(squares + 0.1) if under else np.sqrt(squares) + 0.1
+            w = w - 0.1 * gradient[name] / root
         np.testing.assert_allclose(found[name], w, rtol=1e-5, atol=1e-6, err_msg=name)
     state = jax.tree.leaves(jax.eval_shape(optimizer_of(config, DECLARED).init, first))
     assert sum(math.prod(leaf.shape) for leaf in state if leaf.dtype == jnp.float32) == 15

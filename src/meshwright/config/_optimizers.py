@@ -59,6 +59,14 @@ WeightDecay = Annotated[
         "Effect: pulls parameters to zero; nothing that is weighed.\nUnit: none"
     ),
 ]
+CoupledDecay = Annotated[
+    NotNegativeFloat,
+    Field(
+        description="Weight decay that is not decoupled: this x parameter is added to the gradient.\n"
+        "It is added before any moment, as in PyTorch.\n"
+        "Effect: pulls parameters to zero; nothing that is weighed.\nUnit: none"
+    ),
+]
 Beta1 = Annotated[
     Fraction,
     Field(
@@ -117,10 +125,7 @@ class SGDOptimizer(NesterovOptimizer):
     learning_rate: LearningRate
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
-    weight_decay: NotNegativeFloat = 0.0
-    """Weight decay that is not decoupled: this x parameter is added to the gradient, as PyTorch does.
-    It is added before momentum.
-    Effect: pulls parameters to zero; nothing that is weighed. Unit: none"""
+    weight_decay: CoupledDecay = 0.0
     weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
@@ -128,14 +133,20 @@ class SGDOptimizer(NesterovOptimizer):
 class AdaGradOptimizer(Section):
     """AdaGrad: each gradient divided by the root of the sum of its squares so far; one moment each.
 
-    The sum starts from zero.
+    The sum starts from zero. By default it is `torch.optim.Adagrad`.
     """
 
     kind: Literal["adagrad"]
     """Update rule. Effect: one moment, 4 bytes a parameter."""
     learning_rate: LearningRate
-    epsilon: PositiveFloat = 1e-5
-    """Number added to the sum of squares, under the root. Effect: bounds the first updates. Unit: none"""
+    epsilon: PositiveFloat = 1e-10
+    """Number added to the root of the sum of squares.
+    Effect: bounds the update where gradients are tiny. Unit: none"""
+    epsilon_under_root: bool = False
+    """Add `epsilon` to the sum of squares instead, as Optax and many lecture notes do, often with 1e-5.
+    Effect: smaller first updates where gradients are small."""
+    weight_decay: CoupledDecay = 0.0
+    weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
 
@@ -154,11 +165,13 @@ class RMSPropOptimizer(NesterovOptimizer):
     Effect: one moment more, 4 bytes a parameter."""
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
+    weight_decay: CoupledDecay = 0.0
+    weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
 
 class AdamOptimizer(Section):
-    """Adam without weight decay; two moments per parameter."""
+    """Adam, whose weight decay is part of the gradient; two moments per parameter."""
 
     kind: Literal["adam"]
     """Update rule. Effect: two moments, 8 bytes a parameter."""
@@ -166,6 +179,8 @@ class AdamOptimizer(Section):
     beta1: Beta1 = 0.9
     beta2: Beta2 = 0.999
     epsilon: Epsilon = 1e-8
+    weight_decay: CoupledDecay = 0.0
+    weight_decay_on: DecayOn = "matrices"
     clip_norm: ClipNorm = None
 
 

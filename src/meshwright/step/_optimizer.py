@@ -59,19 +59,19 @@ def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTr
     decayed = jax.tree.map(lambda p: on_all or is_matrix(p), declared, is_leaf=is_parameter)
     match chosen:
         case sections.SGDOptimizer():
-            update = optax.chain(
-                optax.add_decayed_weights(chosen.weight_decay, decayed) if chosen.weight_decay else _NOTHING,
-                optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov),
-            )
-        case sections.AdaGradOptimizer():  # Optax adds epsilon under the root, as the config defines it
-            update = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
+            update = optax.sgd(1.0, momentum=chosen.momentum or None, nesterov=chosen.nesterov)
+            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
+        case sections.AdaGradOptimizer():
+            update = _with_coupled_decay(_adagrad(chosen), chosen.weight_decay, decayed)
         case sections.RMSPropOptimizer():
             update = optax.rmsprop(
                 1.0, decay=chosen.decay, eps=chosen.epsilon, eps_in_sqrt=False, centered=chosen.centered,
                 momentum=chosen.momentum or None, nesterov=chosen.nesterov,
             )  # fmt: skip
+            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
         case sections.AdamOptimizer():
             update = optax.adam(1.0, b1=chosen.beta1, b2=chosen.beta2, eps=chosen.epsilon)
+            update = _with_coupled_decay(update, chosen.weight_decay, decayed)
         case sections.AdamWOptimizer():
             b1, b2, decay = chosen.beta1, chosen.beta2, chosen.weight_decay
             update = optax.adamw(1.0, b1=b1, b2=b2, eps=chosen.epsilon, weight_decay=decay, mask=decayed)
@@ -87,6 +87,36 @@ def optimizer_of(config: sections.RunConfig, declared: Tree) -> optax.GradientTr
 
 
 _NOTHING = optax.identity()
+
+
+def _with_coupled_decay(
+    update: optax.GradientTransformation, weight_decay: float, decayed: Tree
+) -> optax.GradientTransformation:
+    """Add `weight_decay` x parameter to the gradients before `update`, as PyTorch does."""
+    decay = optax.add_decayed_weights(weight_decay, decayed) if weight_decay else _NOTHING
+    return optax.chain(decay, update)
+
+
+def _adagrad(chosen: sections.AdaGradOptimizer) -> optax.GradientTransformation:
+    """Return `torch.optim.Adagrad`, which adds epsilon to the root, or `optax.adagrad`, which adds it under.
+
+    Optax has no option for the first.
+    """
+    by_optax = optax.adagrad(1.0, initial_accumulator_value=0.0, eps=chosen.epsilon)
+    if chosen.epsilon_under_root:
+        return by_optax
+
+    def init(params: Tree) -> optax.ScaleByRssState:
+        return optax.ScaleByRssState(sum_of_squares=jax.tree.map(jnp.zeros_like, params))
+
+    def apply(
+        updates: Tree, state: optax.ScaleByRssState, params: Tree = None
+    ) -> tuple[Tree, optax.ScaleByRssState]:
+        sums = jax.tree.map(lambda total, g: total + g * g, state.sum_of_squares, updates)
+        changes = jax.tree.map(lambda g, total: -g / (jnp.sqrt(total) + chosen.epsilon), updates, sums)
+        return changes, optax.ScaleByRssState(sum_of_squares=sums)
+
+    return optax.GradientTransformation(init, apply)
 
 
 def _adafactor(
