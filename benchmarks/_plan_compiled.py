@@ -20,7 +20,10 @@ from meshwright.planning import Candidates
 from meshwright.predict import Prediction
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "numpy")
-SETTINGS = ("layout", "remat", "zero1", "offload", "pipeline", "batch.microbatch_sequences")
+SETTINGS = (
+    *("layout", "remat", "zero1", "offload", "pipeline", "pipeline_chunks"),
+    "batch.microbatch_sequences",
+)
 LEAST_SHARE = 0.005  # of the slower step: smaller differences of one kind of work are not named
 One = TypeVar("One")
 
@@ -96,14 +99,19 @@ def add_line(path: Path | None, row: Mapping[str, Any]) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def setting(row: Mapping[str, Any], name: str) -> Any:
+    """Return one of `SETTINGS` of a row; records from before pipelines had chunks do not name them."""
+    return row.get(name, 1) if name == "pipeline_chunks" else row[name]
+
+
 def place_of(candidates: Candidates, overrides: Mapping[str, Any]) -> int | None:
     """Return the place of the candidate with these overrides; None if the planner's space has none."""
-    wanted = {name: overrides[name] for name in SETTINGS}
+    wanted = {name: setting(overrides, name) for name in SETTINGS}
     sequences = candidates.microbatch == overrides["batch.microbatch_sequences"]
     for place in sequences.nonzero()[0].tolist():
         if str(candidates.layout(place)) == wanted["layout"]:
             found = candidates.overrides(place)
-            if all(found[name] == value for name, value in wanted.items()):
+            if all(setting(found, name) == value for name, value in wanted.items()):
                 return int(place)
     return None
 
@@ -111,9 +119,9 @@ def place_of(candidates: Candidates, overrides: Mapping[str, Any]) -> int | None
 def why_faster(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return what differs between two rows, and where the step waits less and more, in words."""
     changed = [
-        f"{name.rpartition('.')[2]} {theirs[name]} -> {ours[name]}"
+        f"{name.rpartition('.')[2]} {setting(theirs, name)} -> {setting(ours, name)}"
         for name in SETTINGS
-        if ours[name] != theirs[name]
+        if setting(ours, name) != setting(theirs, name)
     ]
     if not changed:
         return "the same candidate"

@@ -10,7 +10,7 @@ TABLE = 128_256 * 4096
 
 @pytest.fixture(scope="module")
 def weighed():
-    one_microbatch = ["batch.sequences=16", "batch.microbatch_sequences=none"]
+    one_microbatch = ["batch.sequences=16", "batch.microbatch_sequences=none", "layer_loop=keep"]
     return mw.weigh("llama3-8b", on="16xH100", layout="data=2,fsdp=8", overrides=one_microbatch)
 
 

@@ -120,10 +120,10 @@ def test_a_second_copy_is_made_only_when_the_first_is_written_and_gone(
     alive: list[int] = []
     copy_off = _checkpoints.copy_off
 
-    def counting(state: Any) -> Any:
+    def counting(state: Any, num_layers: int | None) -> Any:
         gc.collect()
         alive.append(sum(copy() is not None for copy in copies))
-        arrays = copy_off(state)
+        arrays = copy_off(state, num_layers)
         copies.extend(weakref.ref(piece) for array in arrays for piece in array.pieces)
         return arrays
 

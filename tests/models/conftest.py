@@ -16,7 +16,7 @@ def context(mesh: Callable[..., Mesh]) -> Callable[..., Context]:
 
     def make(*, dropout_key: Any = None, **said: Any) -> Context:
         run = {"remat": "none", "dtype": jnp.float32, "platform": "cpu"}
-        fields = {*run, "compute_capability"}
+        fields = {*run, "compute_capability", "layer_loop"}
         run |= {name: said.pop(name) for name in list(said) if name in fields}
         return Context(mesh=mesh(**said), dropout_key=dropout_key, **run)
 

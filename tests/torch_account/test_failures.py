@@ -44,7 +44,7 @@ X = torch.randn(4, 8)
         (
             nn.DataParallel(nn.ReLU()),
             "the module is wrapped in DataParallel already",
-            "give its .module",
+            "give its .module; on a mesh, wrap it in the function that is given as parallelize",
         ),
         (
             torch.compile(nn.ReLU(), backend="eager"),

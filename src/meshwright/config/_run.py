@@ -457,9 +457,11 @@ class RunConfig(Section):
         if self.remat != "none" and not model.has_blocks:
             what = f"= {self.remat!r} has no effect on a {model.kind} model"
             yield "remat", what, 'use remat = "none"'
-        if self.layer_loop != "auto" and not (isinstance(model, TransformerModel) and not model.unroll):
-            unrolled = " whose layers are separate parameters (model.unroll)" if model.has_blocks else ""
-            what = f"= {self.layer_loop!r} has no effect on a {model.kind} model{unrolled}"
+        if self.layer_loop != "auto" and not model.has_blocks:
+            what = f"= {self.layer_loop!r} has no effect on a {model.kind} model"
+            yield "layer_loop", what, 'use layer_loop = "auto"'
+        if self.layer_loop == "keep" and isinstance(model, TransformerModel) and model.unroll:
+            what = "= 'keep', but the layers are separate parameters (model.unroll), which no loop can take"
             yield "layer_loop", what, 'use layer_loop = "auto"'
         if self.precision == "fp8" and not model.has_fp8_products:
             who = "experts have" if isinstance(model, TransformerModel) else f"a {model.kind} model has"
