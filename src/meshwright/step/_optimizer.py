@@ -106,12 +106,10 @@ def _adagrad(chosen: sections.AdaGradOptimizer) -> optax.GradientTransformation:
     if chosen.epsilon_under_root:
         return by_optax
 
-    def init(params: Tree) -> optax.ScaleByRssState:
+    def init(params: Tree) -> Any:
         return optax.ScaleByRssState(sum_of_squares=jax.tree.map(jnp.zeros_like, params))
 
-    def apply(
-        updates: Tree, state: optax.ScaleByRssState, params: Tree = None
-    ) -> tuple[Tree, optax.ScaleByRssState]:
+    def apply(updates: Tree, state: Any, params: Tree = None) -> tuple[Tree, Any]:
         sums = jax.tree.map(lambda total, g: total + g * g, state.sum_of_squares, updates)
         changes = jax.tree.map(lambda g, total: -g / (jnp.sqrt(total) + chosen.epsilon), updates, sums)
         return changes, optax.ScaleByRssState(sum_of_squares=sums)
