@@ -66,7 +66,7 @@ def parameters_of(vocab: int) -> int:
 
 
 def test_a_transformers_bytes_with_nothing_rematerialised_are_those_by_hand():
-    """Two microbatches of T tokens, whose peak lies in the loss. Saved of each token, in float32:
+    """Two microbatches of T tokens, whose peak lies where the loss ends. Saved of each token, in float32:
 
     * two norms: the input, 1/rms, and the result, which the matrices take: 4 E + 2;
     * attention: query, key, value, and its output: 2 E + 2 KV (scores are made again, not kept);
@@ -84,9 +84,14 @@ def test_a_transformers_bytes_with_nothing_rematerialised_are_those_by_hand():
     assert categories["gradients"] == FLOAT * (parameters + beside)
     assert categories["batch"] == 4 * 128 * (LENGTH + 1)
     saved = FLOAT * tokens * (2 * (6 * E + 2 * KV + 3 * M + 2) + E + 1)
-    assert categories["saved_activations"] == pytest.approx(saved, rel=0.01)
-    # Logits and their gradient, and a few numbers of each token.
-    assert categories["logits_and_loss"] == pytest.approx(FLOAT * tokens * 2 * 256, rel=0.01)
+    if jax.__version_info__ < (0, 12):
+        assert categories["saved_activations"] == pytest.approx(saved, rel=0.01)
+        # Logits and their gradient, and a few numbers of each token.
+        assert categories["logits_and_loss"] == pytest.approx(FLOAT * tokens * 2 * 256, rel=0.01)
+    else:  # The peak lies a little later: gradients have taken the places of two arrays.
+        changed = FLOAT * tokens * (E + M)  # the last norm's input, and the last layer's product
+        assert categories["saved_activations"] == pytest.approx(saved - changed, rel=0.01)
+        assert categories["activation_gradients"] == pytest.approx(changed, rel=0.01)
     assert_hardly_a_byte_is_without_an_owner(found)
 
 

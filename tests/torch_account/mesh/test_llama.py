@@ -39,6 +39,8 @@ def test_llama_8b_on_64_ranks_is_as_by_hand_in_a_minute_of_one_processor():
     attention = 32 * 4 * 4096 * (8192 * 8193 // 2)
     assert rank["flops_by_phase"]["forward"] == products + attention
     assert (products + attention) / 1e12 == pytest.approx(140.55, abs=5e-3)
-    # The blocks run again, without the head and the embedding.
-    assert rank["flops_by_phase"]["recomputed"] > 32 * 2 * 8192 * layer
+    # The blocks run again up to their last product, where PyTorch's checkpoints stop. In the backward pass
+    # flash attention computes the scores once more, half of what its forward pass computes.
+    again = 2 * 8192 * 32 * (layer - 4096 * 14_336)
+    assert rank["flops_by_phase"]["recomputed"] == again + attention + attention // 2
     assert found["pytorch"]["seconds"] < 60  # of processor time, some 15 on a quiet machine

@@ -27,12 +27,13 @@ PLANS = {
 # In `make test`: uneven shards with gathers, and functional collectives within a block.
 ALWAYS = {("perceptrons", "fsdp", 2), ("mixed", "tensor", 2)}
 NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
+NOT_RUN = {("convolutions", "bf16")}  # the CPU's batch norm takes no weights and statistics of two formats
 CASES = [
     pytest.param(model, plan, num_ranks, marks=() if (model, plan, num_ranks) in ALWAYS else pytest.mark.wide)
     for model in MODELS
     for plan, sizes in PLANS.items()
     for num_ranks in sizes
-    if not ("tensor" in plan and model in NOT_SPLIT)
+    if not ("tensor" in plan and model in NOT_SPLIT) and (model, plan) not in NOT_RUN
 ]
 
 
@@ -48,6 +49,9 @@ def real_ranks(model, plan, layout, num_ranks, folder):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module"
+)  # of a view that `mixed` returns; real ranks warn too
 @pytest.mark.parametrize(("model", "plan", "num_ranks"), CASES)
 def test_bytes_and_messages_are_those_of_real_ranks(model, plan, num_ranks, cases, tmp_path):
     import torch
