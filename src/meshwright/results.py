@@ -480,10 +480,10 @@ class Plan(Shown):
     `config`: the run; or "package.module:function", whose meshes and knobs these are.
     `num_layouts`: ways to divide the devices over the axes. `num_considered`: legal candidates, all with an
     estimate. `removed`: what was left out, by rule. `num_open`: candidates that neither a bound removed nor
-    anyone compiled. `candidates`: compiled or failed, in that order of time. `best`: the weighing of the
-    fastest that fits. `ended`: why the search ended. `price`: where the price of a device-hour comes from, if
-    it was not given. `suggestions`: where nothing fits, changes after which a compiled candidate does.
-    `smaller`: if the smallest fleet was asked for, the smaller ones, each with why it is not the answer.
+    anyone compiled. `candidates`: compiled or failed, in that order of time; the last may be an earlier one
+    without its loop over layers. `best`: the weighing of the fastest that fits. `ended`: why the search
+    ended. `price`: where the price of a device-hour comes from, if it was not given. `suggestions`: where
+    nothing fits, changes after which one does. `smaller`: smaller fleets, if asked for, each with why not.
     """
 
     config: RunConfig | str

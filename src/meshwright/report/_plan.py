@@ -270,10 +270,12 @@ def _searched(plan: Plan) -> Iterator[Words]:
     failed = len(plan.candidates) - compiled
     cached = sum(candidate.cached for candidate in plan.candidates)
     from_cache = f" ({cached} from the cache)" if cached else ""
+    again = sum(candidate.overrides.get("layer_loop") == "unroll" for candidate in plan.candidates)
+    in_two_ways = f", {again} of them once more without the loop over layers" if again else ""
     considered = f"{plan.num_considered:,} candidates of {plan.num_layouts:,} layouts"
     yield Words(
-        text=f"{considered} in {format_seconds(plan.seconds)}: {compiled} compiled{from_cache}, "
-        f"{failed} failed, {plan.num_open:,} not tried: {plan.ended}."
+        text=f"{considered} in {format_seconds(plan.seconds)}: {compiled} compiled{from_cache}"
+        f"{in_two_ways}, {failed} failed, {plan.num_open:,} not tried: {plan.ended}."
     )
     if plan.removed:
         listed = sorted(plan.removed.items(), key=lambda item: -item[1])
