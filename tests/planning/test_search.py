@@ -68,6 +68,15 @@ def test_a_candidate_that_failed_is_not_tried_again_and_the_search_goes_on(space
     assert search.num_begun == 2
 
 
+def test_of_equal_candidates_the_first_to_finish_is_the_best(space, estimates):
+    """A plan's winner is the first too, and its file must be the winner's."""
+    search = Search(space.candidates, estimates, np.full(len(space.candidates), math.inf))
+    first, second = search.next(), search.next()
+    for row in (second, first):
+        search.finish(row, Outcome(seconds=1.0, reserved_bytes=1))
+    assert search.best == second
+
+
 def test_what_cannot_fit_is_never_compiled(space, estimates):
     search = Search(space.candidates, estimates, np.full(len(space.candidates), 1e6))
     assert search.num_too_large == len(space.candidates)

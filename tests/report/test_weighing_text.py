@@ -204,7 +204,7 @@ def test_what_is_not_counted_and_what_the_lint_found_go_before_losses(weighing, 
 def test_memory_that_lacks_matters_most_with_what_makes_it_smaller(weighing, text):
     first, second, *_ = matters(text(weighing(memory={"reserved_bytes": 98 * GIB}), width=1000))
     assert first == "memory most of it is saved activations (36.0 GiB) and optimizer state (8.00 GiB)"
-    assert second == "Smaller with --set remat=full; --verbose has other changes"
+    assert second == "Smaller with --set remat=full --set layer_loop=keep; --verbose has other changes"
 
 
 def test_a_change_that_is_enough_is_said_to_fit(weighing, text):

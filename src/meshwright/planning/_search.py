@@ -145,7 +145,7 @@ class Search:
 
     @property
     def best(self) -> int | None:
-        """The fastest compiled candidate that fits; None so far."""
+        """The fastest compiled candidate that fits, of equal ones the first to finish; None so far."""
         fitting = [
             (outcome.seconds, row)
             for row, outcome in self.outcomes.items()
@@ -153,7 +153,7 @@ class Search:
             and outcome.reserved_bytes is not None
             and outcome.reserved_bytes <= self._room[row]
         ]
-        return min(fitting)[1] if fitting else None
+        return min(fitting, key=lambda each: each[0])[1] if fitting else None
 
     def most_promising(self, count: int) -> list[int]:
         """Return the candidates with the largest probability of fitting over expected seconds, best first."""

@@ -192,7 +192,9 @@ def _activation_suggestions(config: RunConfig, layout: Layout, fleet: Fleet) -> 
         yield Suggestion(overrides=(f"batch.microbatch_sequences={fewer}",), effect=effect)
     if config.model.has_blocks and config.remat != "full":
         effect = f"keeps only each block's input for the backward pass (now: {config.remat})"
-        yield Suggestion(overrides=("remat=full",), effect=f"{effect}; more recomputation")
+        # Without a loop XLA begins work of many blocks at once, which costs most of what `full` saves.
+        loop = ("layer_loop=keep",) if config.layer_loop == "unroll" else ()
+        yield Suggestion(overrides=("remat=full", *loop), effect=f"{effect}; more recomputation")
     for times in (8, 4, 2):  # move most devices from fsdp to tensor in a fast domain
         fsdp, rest = divmod(layout.size("fsdp"), times)
         tensor = layout.size("tensor") * times
