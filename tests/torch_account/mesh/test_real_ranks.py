@@ -28,8 +28,17 @@ PLANS = {
 ALWAYS = {("perceptrons", "fsdp", 2), ("mixed", "tensor", 2)}
 NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
 NOT_RUN = {("convolutions", "bf16")}  # the CPU's batch norm takes no weights and statistics of two formats
+
+
+def _marks(model: str, plan: str, num_ranks: int) -> list[pytest.MarkDecorator]:
+    """Two ranks of every model in `make test-wide`, four of one model too; the others in `make test-long`."""
+    if (model, plan, num_ranks) in ALWAYS:
+        return []
+    return [pytest.mark.wide if num_ranks == 2 or model == "decoder" else pytest.mark.long]
+
+
 CASES = [
-    pytest.param(model, plan, num_ranks, marks=() if (model, plan, num_ranks) in ALWAYS else pytest.mark.wide)
+    pytest.param(model, plan, num_ranks, marks=_marks(model, plan, num_ranks))
     for model in MODELS
     for plan, sizes in PLANS.items()
     for num_ranks in sizes
