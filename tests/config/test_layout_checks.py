@@ -179,15 +179,6 @@ def test_zero1_splits_embed_over_data_as_well():
     check_layout(load_config("bytes-nano", overrides[:1]), Layout.parse("data=12,fsdp=2"))
 
 
-def test_the_loss_must_be_made_of_whole_chunks_of_what_each_device_holds():
-    config = load_config("bytes-nano", ["batch.sequence_length=192", "model.loss_chunk=64"])
-    with pytest.raises(InputError) as caught:
-        check_layout(config, Layout.parse("context=2"))
-    assert "model.loss_chunk = 64 does not divide the 96 positions of context = 2" in caught.value.message
-    assert "use model.loss_chunk = 48" in caught.value.hint
-    check_layout(config, Layout.parse("context=4"))  # 48 are fewer than a chunk
-
-
 def test_the_sizes_that_are_suggested_do_work():
     config = load_config("llama3-8b", ["batch.microbatch_sequences=2"])
     with pytest.raises(InputError, match=r"use batch.sequences = 384 or 576, or data\*fsdp = 64 or 128"):
@@ -229,22 +220,6 @@ def test_layers_that_are_not_stacked_cannot_be_stages():
     ):
         check_layout(config, Layout.parse("stage=2"))
     check_layout(config, Layout.parse("stage=1"))
-
-
-def test_the_heads_work_is_split_over_the_stages_by_position():
-    def refused(sequence: int, chunk: int, layout: str) -> InputError:
-        sets = [f"batch.sequence_length={sequence}", f"model.loss_chunk={chunk}"]
-        with pytest.raises(InputError) as caught:
-            check_layout(load_config("bytes-nano", sets), Layout.parse(layout))
-        return caught.value
-
-    error = refused(30, 30, "stage=2,context=3,tensor=2")
-    assert "batch.sequence_length = 30 does not divide over context*tensor*stage = 12" in error.message
-    assert error.hint == "use batch.sequence_length = 24 or 36"
-    error = refused(192, 64, "stage=2,tensor=2")
-    assert "model.loss_chunk = 64 does not divide the 96 positions of stage = 2" in error.message
-    assert error.hint == "use model.loss_chunk = 48"
-    check_layout(load_config("bytes-nano", ["batch.sequence_length=48"]), Layout.parse("stage=2,tensor=2"))
 
 
 def test_stages_keep_their_activations_on_the_devices():

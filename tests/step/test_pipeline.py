@@ -1,6 +1,7 @@
 """Loss and gradients through stages against one device; what the compiled pipeline sends and keeps."""
 
 import functools
+import math
 import re
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import meshwright as mw
 from meshwright.config import load_config
 from meshwright.models import Context, initial_parameters, is_parameter, model_of
+from meshwright.models.loss import LEFT_OUT
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._build import declarations
@@ -190,6 +192,7 @@ CASES = [
         {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=WIDE
     ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
+    pytest.param({"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven positions, tensor"),
     pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=WIDE),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=WIDE),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=WIDE),
@@ -304,6 +307,7 @@ NUM_ROWS, LENGTH, WIDTH = 2, 16, 4
         {"stage": 4, "tensor": 2},
         {"stage": 2, "context": 2, "tensor": 2},
         {"stage": 2, "fsdp": 2},
+        {"stage": 3, "tensor": 2},  # 8 positions a device: 3 for each stage, one of them filled
     ],
     ids=str,
 )
@@ -317,7 +321,8 @@ def test_positions_and_their_targets_go_together_and_come_back_whole(axes, mesh)
         share = scatter_positions(
             jnp.where(is_last, held, jnp.nan), here
         )  # what the others hold does not count
-        return share[None], own_positions(numbers, here)[None], gather_positions(share, here)[None]
+        whole = gather_positions(share, LENGTH, here)
+        return share[None], own_positions(numbers, here)[None], whole[None]
 
     each = jax.shard_map(
         stage,
@@ -328,8 +333,12 @@ def test_positions_and_their_targets_go_together_and_come_back_whole(axes, mesh)
         check_vma=False,
     )
     shares, targets, back = jax.jit(each)(numbers)
-    assert shares.shape == (axes[AXIS], NUM_ROWS, LENGTH // axes[AXIS], WIDTH)
-    np.testing.assert_array_equal(shares, np.repeat(targets[..., None], WIDTH, axis=3))
-    assert sorted(np.ravel(targets)) == list(range(NUM_ROWS * LENGTH))  # each position once
+    tensor = axes.get("tensor", 1)
+    held = math.ceil(LENGTH / tensor / axes[AXIS]) * tensor
+    assert shares.shape == (axes[AXIS], NUM_ROWS, held, WIDTH)
+    held = np.where(targets == LEFT_OUT, 0, targets)
+    np.testing.assert_array_equal(shares, np.repeat(held[..., None], WIDTH, axis=3))
+    judged = np.ravel(targets)
+    assert sorted(judged[judged != LEFT_OUT]) == list(range(NUM_ROWS * LENGTH))  # each position once
     for whole in back:
         np.testing.assert_array_equal(whole[:, :, 0], numbers)

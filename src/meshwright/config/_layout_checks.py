@@ -85,8 +85,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
     Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
     each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
-    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in
-    whole chunks there.
+    positions of sequences over tensor and over context, there in two pieces for each device.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
@@ -108,7 +107,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
         problems += _axis_problems(axes, layout, dict(itertools.chain(*split)))
     problems += _block_problems(config, layout)
-    problems += list(_context_problems(config, layout)) or list(_position_problems(config, layout))
+    problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
 
@@ -210,33 +209,6 @@ def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     ):
         what = f"= {size}: the ring of attention over context has no {lacking}"
         yield "layout.context", what, f"use context=1; tensor={size} splits the heads instead"
-
-
-def _position_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
-    """Yield problems with the split of positions.
-
-    `context` splits the positions of a sequence. Over stages, the head's work is split by position too, as
-    `context` and `tensor` split the residual.
-    """
-    model, length, stages = config.model, config.batch.sequence_length, layout.size("stage")
-    if not isinstance(model, TransformerModel):
-        return
-    axes = (*ACTIVATION_RULES["residual_sequence"], "stage") if stages > 1 else ACTIVATION_RULES["sequence"]
-    axes = [axis for axis in axes if layout.size(axis) > 1]
-    num_parts = math.prod(layout.size(axis) for axis in axes)
-    if length % num_parts:
-        what = f"= {length} does not divide over {'*'.join(axes)} = {num_parts}"
-        # Each part of `context` has two halves.
-        multiple = math.lcm(num_parts, 2 * layout.size("context")) if "context" in axes else num_parts
-        hint = f"use batch.sequence_length = {or_list(near_multiples(multiple, length))}"
-        yield "batch.sequence_length", what, hint
-        return
-    held = length // (layout.size("context") * stages)
-    chunk = min(model.loss_chunk, held)
-    if held % chunk:
-        names = "*".join(axis for axis in axes if axis != "tensor")
-        what = f"= {model.loss_chunk} does not divide the {held} positions of {names} = {length // held}"
-        yield "model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(held, chunk)[0]}"
 
 
 def _batch_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -190,9 +190,9 @@ class TransformerModel(ModelKind):
     """Write the blocks out one after the other instead of scanning over them.
     Effect: a longer compilation; on a CPU a faster step; not with `stage`."""
     loss_chunk: Positive = 512
-    """Positions of each sequence whose logits are held at once.
+    """Most positions of each sequence whose logits are held at once.
     Logits are the largest array of a small model; whole in fp32 those of a large vocabulary would not fit.
-    Effect: larger chunks need more memory and fewer passes; it must divide the sequence. Unit: positions"""
+    Effect: larger chunks need more memory and fewer passes. Unit: positions"""
     num_experts: OptionalPositive = None
     """Experts of each block, of which a token meets `experts_per_token`; `none` is one MLP for all.
     Effect: parameters grow in proportion, FLOPs do not; `expert` must divide it. Unit: experts"""
@@ -388,14 +388,10 @@ class TransformerModel(ModelKind):
         return self.num_experts is None
 
     def length_problems(self, length: int) -> Iterator[Problem]:
-        """Yield the problems of sequences longer than the positions, or not in whole chunks of the loss."""
+        """Yield the problem of sequences that are longer than the learned positions."""
         if self.max_positions is not None and length > self.max_positions:
             what = f"= {length} is longer than model.max_positions = {self.max_positions} learned positions"
             yield "batch.sequence_length", what, f"use at most batch.sequence_length = {self.max_positions}"
-        chunk = min(self.loss_chunk, length)
-        if length % chunk:
-            what = f"= {self.loss_chunk} does not divide batch.sequence_length = {length}"
-            yield "model.loss_chunk", what, f"use model.loss_chunk = {near_divisors(length, chunk)[0]}"
 
     @property
     def _num_mlp_matrices(self) -> int:

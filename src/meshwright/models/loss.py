@@ -11,6 +11,7 @@ every chunk, or gather the vocabulary.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -52,16 +53,17 @@ def mean_cross_entropy(
         head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`.
         targets: of the positions of `hidden`. The sum is divided by the number of the whole batch's positions
             that count. If none counts, the loss is 0.
-        most_positions: the most positions whose logits may exist at once on a device. It must divide the
-            length of the device's part of the sequence, or exceed it.
+        most_positions: the most positions whose logits may exist at once on a device. The device's part of
+            the sequence is computed in the fewest chunks of that size or less, all of one length; positions
+            that fill the last chunk are left out of the loss.
         cap: logits become cap x tanh(logits / cap); None leaves them as they are.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
-    chunk = min(most_positions, held)
-    assert held % chunk == 0, f"chunks of {chunk} would leave out some of {held} positions"
+    chunk = math.ceil(held / math.ceil(held / most_positions))
+    gaps = targets.gaps or held % chunk > 0
     ids = context.pin(targets.ids, "batch", "sequence")
     whole = ids if targets.whole is None else targets.whole
-    total: Array = _summed(context, (chunk, targets.gaps, cap), hidden, head, ids)  # type: ignore[assignment]
+    total: Array = _summed(context, (chunk, gaps, cap), hidden, head, ids)  # type: ignore[assignment]
     if not targets.gaps:
         return total / whole.size
     # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
@@ -113,6 +115,12 @@ def _d_logits(logits: Array, log_sum_exp: Array, is_target: Array, labels: Array
     return jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0) if gaps else d_logits
 
 
+def with_positions(x: Array, multiple: int, value: int) -> Array:
+    """Return `x` [batch, positions, ...] with `value` appended until `multiple` divides its positions."""
+    lacking = -x.shape[1] % multiple
+    return jnp.pad(x, [(0, lacking if dim == 1 else 0) for dim in range(x.ndim)], constant_values=value)
+
+
 def _per_device(
     context: Context, how: How, differentiates: bool, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, ...]:
@@ -124,6 +132,9 @@ def _per_device(
     others = tuple(axis for axis in split if axis not in scattered)
 
     def local(hidden: Array, head: Array, targets: Array) -> tuple[Array, ...]:
+        held = hidden.shape[1]
+        hidden, targets = with_positions(hidden, chunk, 0), with_positions(targets, chunk, LEFT_OUT)
+
         def one(carry: tuple[Array, ...], index: Array) -> tuple[tuple[Array, ...], None]:
             total, *gradients = carry
             x, labels = (
@@ -146,6 +157,7 @@ def _per_device(
         first = (jnp.float32(0), *zeros)
         (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
         gradients[1:] = [over_devices(d_head, head.dtype) for d_head in gradients[1:]]
+        gradients[:1] = [jax.lax.slice_in_dim(d_hidden, 0, held, axis=1) for d_hidden in gradients[:1]]
         return jax.lax.psum(total, split) if split else total, *gradients
 
     def over_devices(d_head: Array, dtype: jax.typing.DTypeLike) -> Array:

@@ -303,7 +303,8 @@ class _Form:
         model = self.config.model
         if not isinstance(model, TransformerModel):
             return self.tokens * model.sizes.layer_outputs * 2 * FP32
-        chunk = np.minimum(model.loss_chunk, self.length / self.context)
+        held = self.length / self.context
+        chunk = held / np.ceil(held / model.loss_chunk)
         return 2 * FP32 * self.micro * chunk * self.vocab / self.tensor
 
     # Time
@@ -566,7 +567,7 @@ class _Form:
         hidden = self._at_most(HIDDEN) * gathers
         exposed = gathers - hidden + np.maximum(0.0, hidden - work)
         length = self.length / self.context
-        chunks = length / np.minimum(self.loss_chunk, length)
+        chunks = np.ceil(length / self.loss_chunk)
         summed = 0.0 if self.frozen else chunks * (FP32 * 2 + NARROW) * self.width * vocab
         return work, self._passes(rows * vocab * HEAD_BYTES + summed / self.stage), exposed
 

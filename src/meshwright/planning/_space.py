@@ -388,13 +388,8 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
         rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
-    if isinstance(model, TransformerModel):
-        if model.not_in_a_ring(length):
-            rules["the ring over context lacks the model's attention"] = context == 1
-        parts = np.where(stage > 1, context * tensor * stage, context)
-        held = np.maximum(length // (context * stage), 1)
-        whole = (length % parts == 0) & (held % np.minimum(model.loss_chunk, held) == 0)
-        rules["positions do not divide over stage, context and tensor"] = whole
+    if isinstance(model, TransformerModel) and model.not_in_a_ring(length):
+        rules["the ring over context lacks the model's attention"] = context == 1
     return rules
 
 

@@ -20,6 +20,7 @@ the others are the bubble.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -31,9 +32,10 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from ..config import Ticks
+from ..config import ACTIVATION_RULES, Ticks
 from ..models import RESIDUAL, Context
-from ..sharding import AnyMesh, activation_spec, on_each_device, pin
+from ..models.loss import LEFT_OUT, with_positions
+from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
 from ._gradients import without_axes
 from ._schedule import Schedule, Segment, Table, Work
 
@@ -46,7 +48,8 @@ AXIS = "stage"
 def scatter_positions(y: Array, mesh: AnyMesh) -> Array:
     """Scatter the last stage's `y` over the stages by position; return [batch, sequence / stages, embed].
 
-    The result is sharded as residuals.
+    The result is sharded as residuals. Where the stages do not divide a device's positions, the last ones
+    receive zeros to fill their share.
 
     Args:
         y: [batch, sequence, embed] on each stage; only the last stage's value is used.
@@ -55,23 +58,32 @@ def scatter_positions(y: Array, mesh: AnyMesh) -> Array:
     num_stages = mesh.shape[AXIS]
 
     def local(y: Array) -> Array:
-        y = jnp.where(lax.axis_index(AXIS) == num_stages - 1, y, 0)
+        y = with_positions(jnp.where(lax.axis_index(AXIS) == num_stages - 1, y, 0), num_stages, 0)
         return lax.psum_scatter(y, AXIS, scatter_dimension=1, tiled=True)
 
     spec = activation_spec(RESIDUAL, mesh)
     return on_each_device(local, mesh, (spec,), spec)(y)
 
 
-def gather_positions(x: Array, mesh: AnyMesh) -> Array:
-    """Gather all positions [batch, sequence, embed] on every stage; the inverse of `scatter_positions`."""
+def gather_positions(x: Array, length: int, mesh: AnyMesh) -> Array:
+    """Gather [batch, length, embed] on every stage, without what fills shares: undo `scatter_positions`."""
     spec = activation_spec(RESIDUAL, mesh)
-    return on_each_device(lambda x: lax.all_gather(x, AXIS, axis=1, tiled=True), mesh, (spec,), spec)(x)
+    held = length // _num_parts(mesh)
+
+    def local(x: Array) -> Array:
+        return lax.slice_in_dim(lax.all_gather(x, AXIS, axis=1, tiled=True), 0, held, axis=1)
+
+    return on_each_device(local, mesh, (spec,), spec)(x)
 
 
 def own_positions(targets: Array, mesh: AnyMesh) -> Array:
-    """Select the positions of `targets` [batch, sequence] that `scatter_positions` sends to this stage."""
+    """Select the positions of `targets` [batch, sequence] that `scatter_positions` sends to this stage.
+
+    Positions that fill a share are `LEFT_OUT`.
+    """
 
     def local(targets: Array) -> Array:
+        targets = with_positions(targets, mesh.shape[AXIS], LEFT_OUT)
         share = targets.shape[1] // mesh.shape[AXIS]
         return lax.dynamic_slice_in_dim(targets, lax.axis_index(AXIS) * share, share, axis=1)
 
@@ -79,6 +91,11 @@ def own_positions(targets: Array, mesh: AnyMesh) -> Array:
     # Pin first: otherwise the source tokens get this sharding too, and shifting them by one communicates.
     targets = pin(targets, mesh, "batch", "sequence")
     return on_each_device(local, mesh, (spec,), spec)(targets)
+
+
+def _num_parts(mesh: AnyMesh) -> int:
+    """Return over how many devices of a stage the positions of a residual are split."""
+    return math.prod(axis_size(mesh, axis) for axis in ACTIVATION_RULES[RESIDUAL[1]])
 
 
 @runtime_checkable
@@ -113,7 +130,7 @@ class Staged(Protocol):
         ...
 
     def targets(self, batch: Tree, context: Context) -> Any:
-        """Return the batch's targets: a named tuple with `ids` [rows, positions], and `whole` = None."""
+        """Return the batch's targets: a named tuple of `ids` [rows, positions], `gaps` and `whole` (None)."""
         ...
 
     def head_loss(self, parameters: Tree, x: Array, targets: Any, context: Context) -> Float[Array, ""]:
@@ -389,7 +406,7 @@ class Stage:
         head_loss, x = self.head_loss(y, its.microbatch)
         more, pullback = jax.vjp(head_loss, _shared(self.parameters), x)
         gradient, d_x = pullback(scale.astype(more.dtype))
-        d_y = jnp.where(self.is_last, gather_positions(d_x, self.mesh), carry.d_y)
+        d_y = jnp.where(self.is_last, gather_positions(d_x, y.shape[1], self.mesh), carry.d_y)
         totals = carry.totals._replace(loss=carry.totals.loss + more)
         return carry._replace(totals=totals, d_y=d_y, gradient=self.added(carry.gradient, gradient))
 
@@ -397,7 +414,9 @@ class Stage:
         """Return the loss of this stage's positions as a function of parameters and `x`, and its `x`."""
         part, context = self.microbatch(number)
         targets = self.model.targets(part, context)
-        targets = targets._replace(ids=own_positions(targets.ids, self.mesh), whole=targets.ids)
+        fills = targets.ids.shape[1] // _num_parts(self.mesh) % self.ticks.num_stages > 0
+        own = own_positions(targets.ids, self.mesh)
+        targets = targets._replace(ids=own, gaps=targets.gaps or fills, whole=targets.ids)
         head_loss = lambda parameters, x: self.model.head_loss(parameters, x, targets, context)  # noqa: E731
         return head_loss, scatter_positions(y, self.mesh)
 
