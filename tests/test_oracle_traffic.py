@@ -129,10 +129,12 @@ FP32_IN_USE = NORMS + 256  # vectors are gathered as they are used
 
 
 @pytest.mark.wide
-def test_accumulation_reduces_once_over_data_however_many_microbatches():
+@pytest.mark.parametrize("layout", ["data=8", "data=2,context=4", "context=8"])
+def test_accumulation_reduces_once_over_data_and_context_however_many_microbatches(layout):
     """Textbook: one all-reduce of fp32 sums of gradients. Nothing is added, and none lies in a loop."""
-    ledger = weighed("data=8", "batch.microbatch_sequences=1")
-    (reduction,) = ledger.traffic
+    ledger = weighed(layout, "batch.microbatch_sequences=1")
+    (reduction,) = (each for each in ledger.traffic if each.kind != "collective-permute")
+    assert set(reduction.axes) == {part.split("=")[0] for part in layout.split(",")}
     assert (reduction.kind, reduction.count, reduction.in_loop) == ("all-reduce", 1, False)
     assert reduction.wire_bytes == pytest.approx(2 * ring(4 * PARAMETERS), abs=SCALARS)
     assert not ledger.findings

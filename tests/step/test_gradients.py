@@ -81,17 +81,31 @@ PACKED += (
     "batch.sequences=8",
     "batch.sequence_length=32",
 )
+LEARNED = ("model.position=learned", "model.rope_theta=none", "model.max_positions=32")
+LEARNED += ("model.tied_embeddings=true",)
 
 
-def test_gaps_and_dropout_do_not_depend_on_which_replica_sees_a_row(mesh):
-    """Rows of different numbers of documents, so that replicas count different numbers of tokens."""
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"data": 2, "fsdp": 2},
+        {"data": 2, "context": 2, "tensor": 2},
+        pytest.param({"fsdp": 2, "context": 4}, marks=pytest.mark.wide),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("learned", [False, pytest.param(True, marks=pytest.mark.wide)])
+def test_gaps_and_dropout_do_not_depend_on_which_device_sees_a_token(axes, learned, mesh):
+    """Rows of different numbers of documents, so that devices count different numbers of tokens."""
     random = np.random.default_rng(0)
     segments = np.sort(random.integers(0, np.arange(1, 17, 2)[:, None], (8, 33)), axis=1)
     batch = {"tokens": random.integers(256, size=(8, 33)), "segments": segments}
     found = []
-    for axes, rows in (({}, 4), ({"data": 2, "fsdp": 2}, 1)):
-        config = load_config("bytes-nano", (*PACKED, f"batch.microbatch_sequences={rows}"))
-        built = build_step(config, mesh(**axes))
+    for where in ({}, axes):
+        rows = 4 // (where.get("data", 1) * where.get("fsdp", 1))
+        model = (*PACKED, *(LEARNED if learned else ()), f"batch.microbatch_sequences={rows}")
+        config = load_config("bytes-nano", model)
+        built = build_step(config, mesh(**where))
         placed = jax.tree.map(
             lambda x, like: jax.device_put(x.reshape(like.shape).astype(np.int32), like.sharding),
             batch,

@@ -211,20 +211,32 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
     assert worst(of_layers(through_stages, gradient), gradient) < 1e-5
 
 
-def test_documents_in_a_window_and_bf16_are_as_on_one_device(mesh, run_of, alone):
-    run = Run(4, "precision=bf16", packed=True)
+@pytest.mark.parametrize(
+    ("axes", "more", "bound"),
+    [
+        ({"stage": 2, "data": 2}, ("precision=bf16",), 2e-2),
+        ({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5),
+        pytest.param({"stage": 2, "context": 2, "tensor": 2}, ("pipeline=gpipe",), 1e-5, marks=WIDE),
+    ],
+    ids=str,
+)
+def test_documents_in_a_window_are_as_on_one_device(axes, more, bound, mesh, run_of, alone):
+    run = Run(4, *more, packed=True)
     value, gradient = alone(run, mesh())
-    step, arguments = run.compiled(mesh(stage=2, data=2))
+    step, arguments = run.compiled(mesh(**axes))
     found, through_stages = step(*arguments)
-    assert float(found) == pytest.approx(float(value), rel=2e-2)
-    assert worst(through_stages, gradient) < 2e-2
+    assert float(found) == pytest.approx(float(value), rel=bound)
+    assert worst(through_stages, gradient) < bound
 
 
-def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(mesh):
+@pytest.mark.parametrize(
+    "layout", [{"stage": 2}, pytest.param({"stage": 2, "context": 2}, marks=WIDE)], ids=str
+)
+def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(layout, mesh):
     """Under fp16, so that the loss scale goes along."""
     config = load_config("bytes-nano", (*TINY, "precision=fp16", "batch.microbatch_sequences=2"))
     metrics, states, start = [], [], None
-    for axes in ({}, {"stage": 2}):
+    for axes in ({}, layout):
         built = build_step(config, mesh(**axes))
         start = start or jax.tree.map(np.asarray, built.init(np.uint32(0)))
         state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), start, built.state)
@@ -292,6 +304,19 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
     assert paid("collective-permute") == 2 * passes * activation
     # For the head a stage is sent a quarter of each microbatch, and gathers the gradients.
     assert (paid("reduce-scatter"), paid("all-gather")) == (8 * activation / 4, 8 * activation)
+
+
+def test_a_pipeline_sums_gradients_over_context_once_a_step():
+    """However many ticks it has; in them keys, values and their gradients go round the ring alone."""
+    overrides = (*TINY, "precision=fp32", "batch.sequences=8", "batch.microbatch_sequences=1")
+    weighed = mw.weigh("bytes-nano", on="8xH100", layout="stage=2,context=4", overrides=overrides)
+    over = [each for each in weighed.ledger.traffic if "context" in each.axes]
+    in_loops = {(each.kind, each.axes) for each in over if each.in_loop}
+    assert in_loops == {("collective-permute", ("context",))}
+    outside = sum(each.payload_bytes for each in over if not each.in_loop)
+    num_layers, tables = 4 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) // 2, 2 * 64 * 16 + 16  # of a stage
+    scalars = 64
+    assert outside == pytest.approx(4 * (num_layers + tables), abs=scalars)
 
 
 # What each stage judges: its positions of what the last stage holds, beside the targets of the same.

@@ -39,7 +39,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin
+from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin, ring_size
 from ._base import Context, Tree
 from .attention_blocks import (
     Blocks,
@@ -61,8 +61,11 @@ Saved = tuple[Array, Array, Array, Array | None, PartResult]
 
 
 def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
-    """Reorder `x` [batch, sequence] to ring order; return it unchanged if `context` has one device."""
-    size = axis_size(mesh, AXIS)
+    """Reorder `x` [batch, sequence] to ring order; return it unchanged if `context` has one device.
+
+    Where `context` is manual, return this device's part of it.
+    """
+    size = ring_size(mesh)
     if size == 1:
         return x
 
@@ -76,12 +79,17 @@ def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
 
 
 def ring_positions(length: int, mesh: AnyMesh) -> Int[Array, " sequence"]:
-    """Return each token's position in its window, in ring order; 0, 1, 2, ... if `context` has one device."""
-    size = axis_size(mesh, AXIS)
+    """Return each token's position in its window, in ring order; 0, 1, 2, ... if `context` has one device.
+
+    Where `context` is manual, `length` and the positions are those of this device's part.
+    """
+    size = ring_size(mesh)
     if size == 1:
         return jnp.arange(length)
-    slot, num = jnp.arange(length), length // (2 * size)  # two pieces per device, `num` slots each
-    device, second, place = slot // (2 * num), slot // num % 2, slot % num
+    # Two pieces per device, `num` slots each.
+    slot, num = jnp.arange(length), length // (2 * axis_size(mesh, AXIS))
+    device = jax.lax.axis_index(AXIS) if AXIS in mesh.manual_axes else slot // (2 * num)
+    second, place = slot // num % 2, slot % num
     piece = jnp.where(second == 1, 2 * size - 1 - device, device)
     return pin(piece * num + place, mesh, "sequence")
 
@@ -114,7 +122,7 @@ def _forward(
     query: Array, key: Array, value: Array, segments: Array | None, mesh: AnyMesh, cudnn: bool
 ) -> tuple[Array, Saved]:
     arguments, result_spec = _specs(mesh)
-    local = partial(_round, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
+    local = partial(_round, Cudnn() if cudnn else Blocks(), ring_size(mesh))
     result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
     result = PartResult(*(checkpoint_name(x, NAME) for x in result))
     return result.out, (query, key, value, segments, result)
@@ -122,7 +130,7 @@ def _forward(
 
 def _backward(mesh: AnyMesh, cudnn: bool, saved: Saved, d_out: Array) -> tuple[Array, Array, Array, None]:
     arguments, result_spec = _specs(mesh)
-    local = partial(_round_back, Cudnn() if cudnn else Blocks(), axis_size(mesh, AXIS))
+    local = partial(_round_back, Cudnn() if cudnn else Blocks(), ring_size(mesh))
     each = on_each_device(local, mesh, (*arguments, result_spec, result_spec.out), arguments[:3])
     return *each(*saved, d_out), None
 
@@ -299,7 +307,7 @@ def documents_of(
 
     `segments` are in the order of the window and never decrease within a row.
     """
-    ring = axis_size(context.mesh, "context") > 1
+    ring = ring_size(context.mesh) > 1
     with jax.named_scope("documents"):
         if not ring:
             segments = context.pin(segments, "batch", "sequence")
@@ -351,7 +359,7 @@ def causal_attention(
     )
     cudnn = cudnn and shape.cap is None
     with jax.named_scope("attention"):
-        if axis_size(context.mesh, AXIS) > 1:
+        if ring_size(context.mesh) > 1:
             assert shape == PLAIN, f"check_layout refuses {shape} over a ring"
             assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
             segments = None if documents is None else documents.segments

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel
-from ..sharding import axis_size, gather, look_up, num_shards, rows_here
+from ..sharding import gather, look_up, num_shards, ring_size, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
@@ -495,7 +495,7 @@ def _places(
     """Return each token's position in its document or window; None if positions are 0, 1, 2, ..."""
     if documents is not None:
         return documents.positions
-    if axis_size(context.mesh, "context") == 1:
+    if ring_size(context.mesh) == 1:
         return None
     return ring_positions(length, context.mesh)[None]
 

@@ -72,7 +72,7 @@ HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
 # The same in a pipeline whose stages do not recompute everything: all messages, and those that nothing hides.
 PASSES_IN_PIPELINE, EXPOSED_IN_PIPELINE = 3.0, 1.25
-SUMS_OVER_CONTEXT = (2.0, 1.4)  # of the exposed sums of gradients over `context`: in a pipeline, and without
+SUMS_OVER_CONTEXT = 1.4  # of the exposed sums of one microbatch's gradients over `context`
 PASSES_OF_SLOTS = 6.0  # over what a pipeline keeps: written, copied into a slot and out of it, read
 REPEATED_IN_PIPELINE = 0.9  # of the forward products, under `full`; without stages, all but the last
 EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
@@ -368,7 +368,8 @@ class _Form:
         parts = {name: blocks * seconds for name, seconds in compute.items()}
         parts["tensor"] = blocks * messages
         parts["expert"] = blocks * self._expert_messages() * (2 + repeats["matmul"]) * exposed
-        parts["context"] = blocks * (ring + np.where(self.stage > 1, *SUMS_OVER_CONTEXT) * summed)
+        in_passes = np.where((self.stage > 1) | (self.passes > 1), 0.0, SUMS_OVER_CONTEXT * summed)
+        parts["context"] = blocks * (ring + in_passes) + self._sum_over_context()
         parts["fsdp"] = blocks * fsdp
         parts["host"] = blocks * waits
         parts["stage"] = np.where(self.stage > 1, 2 * self.ticks * self.chunks * hop, 0.0)
@@ -582,6 +583,18 @@ class _Form:
         during = np.maximum(0.0, 2 * self._gather(held * NARROW, DATA) - 0.5 * in_blocks)
         gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
         return np.where(self.passes > 1, after, during) + gathered
+
+    def _sum_over_context(self) -> Numbers:
+        """Return the seconds of the one sum of gradients over `context` that follows several microbatches.
+
+        It is an all-reduce of what ZeRO-1 leaves of them; otherwise it is one with that over `data`, and the
+        dearer of both counts.
+        """
+        held = np.broadcast_to(self._held_trained(over_data=False) * FP32, self.tokens.shape)
+        left = held / np.where(self.zero1, self.candidates.sizes[:, DATA], 1.0)
+        alone = self._collective("all-reduce", left, CONTEXT, times=2.0)
+        with_data = np.where(self.zero1, 0.0, 2.0 * self._gather(held, DATA))
+        return np.where((self.stage > 1) | (self.passes > 1), np.maximum(0.0, alone - with_data), 0.0)
 
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""

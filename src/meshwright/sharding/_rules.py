@@ -30,6 +30,11 @@ def axis_size(mesh: AnyMesh, axis: str) -> int:
     return 1 if axis in mesh.manual_axes else mesh.shape.get(axis, 1)
 
 
+def ring_size(mesh: AnyMesh) -> int:
+    """Return how many devices share a sequence, also where `context` is manual; 1 without the axis."""
+    return mesh.shape.get("context", 1)
+
+
 def num_shards(mesh: AnyMesh) -> int:
     """Return the product of `axis_size` over all axes."""
     return math.prod(axis_size(mesh, axis) for axis in mesh.axis_names)
@@ -42,8 +47,9 @@ def mesh_here(mesh: Mesh) -> AnyMesh:
 
 
 def mean_over_manual(x: Array, mesh: AnyMesh) -> Array:
-    """Return the mean of `x` over the batch's manual axes, along which the code already sees one shard."""
-    axes = tuple(axis for axis in ACTIVATION_RULES["batch"] if axis in mesh.manual_axes)
+    """Return the mean of `x` over the tokens' manual axes, along which the code already sees one shard."""
+    splitting = (*ACTIVATION_RULES["batch"], *ACTIVATION_RULES["sequence"])
+    axes = tuple(axis for axis in splitting if axis in mesh.manual_axes)
     return jax.lax.pmean(x, axes) if axes else x
 
 

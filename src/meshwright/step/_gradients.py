@@ -8,6 +8,7 @@ a non-finite step halves it, and `GOOD_STEPS` finite steps in a row double it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ Gradients = Callable[[Loss, Tree, Tree, Tree, Tree, Key[Array, ""], Tree], tuple
 batch's mean loss, outcome (state after the last microbatch, mean metrics) and mean gradient in float32.
 `gradients_of` is one. With frozen parameters, the loss takes them as the keyword `frozen`."""
 REPLICAS = "data"
+_SUMMED_LAST = (REPLICAS, "context")
 
 
 def gradients_of(
@@ -76,59 +78,79 @@ def gradients_by_replica(
     key: Key[Array, ""],
     frozen: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
-    """Return loss, outcome and mean gradient as `gradients_of`, with one reduction over `data` per step.
+    """Return loss, outcome and mean gradient as `gradients_of`, with one reduction per step over `own_axes`.
 
-    Each replica sums the gradients of its own rows. `loss` then runs on a mesh whose axis `data` is manual.
-    It must return a value for the replica's rows such that the mean over replicas is the whole batch's loss.
-    The model state must not depend on the rows. A single microbatch is left to the partitioner, which places
-    the reductions inside the backward pass, where computation can hide them.
+    Each device sums the gradients of its own tokens: rows of `data`, positions of `context`. `loss` then runs
+    on a mesh whose `own_axes` are manual. It must return a value for the device's tokens such that the mean
+    over these axes is the whole batch's loss. The model state must not depend on the tokens. A single
+    microbatch is left to the partitioner, which places the reductions inside the backward pass, where
+    computation can hide them.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
-    if jax.tree.leaves(batch)[0].shape[0] == 1 or axis_size(mesh, REPLICAS) == 1:
+    axes = own_axes(mesh)
+    if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
         return gradients_of(loss, shardings, parameters, state, batch, key, frozen)
 
     def local(
         parameters: Tree, state: Tree, batch: Tree, key: Array, frozen: Tree
     ) -> tuple[Array, Outcome, Tree]:
         left = jax.sharding.get_abstract_mesh()
-        here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, {REPLICAS})), shardings)
+        here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, axes)), shardings)
         value, outcome, total = gradients_of(loss, here, parameters, state, batch, key, frozen)
-        value, metrics = jax.lax.pmean((value, outcome.metrics), REPLICAS)
+        value, metrics = jax.lax.pmean((value, outcome.metrics), axes)
         return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
 
-    whole, split = PartitionSpec(), PartitionSpec(REPLICAS)
+    whole = PartitionSpec()
     each = jax.shard_map(
         local,
         mesh=mesh,
-        axis_names={REPLICAS},
-        in_specs=(whole, whole, PartitionSpec(None, REPLICAS), whole, whole),
-        out_specs=(whole, whole, split),
+        axis_names=set(axes),
+        in_specs=(whole, whole, rows_spec(axes), whole, whole),
+        out_specs=(whole, whole, PartitionSpec(axes)),
         check_vma=False,
     )
     value, outcome, parts = each(parameters, state, batch, key, frozen)
-    return value, outcome, mean_over_replicas(parts, shardings)
+    return value, outcome, mean_over_parts(parts, shardings)
 
 
-def mean_over_replicas(parts: Tree, shardings: Tree) -> Tree:
-    """Average arrays [replicas, ...] over their first dim, of which each replica holds its own part.
+def own_axes(mesh: AnyMesh) -> tuple[str, ...]:
+    """Return the axes over which gradients are summed once a step, each device having summed its own tokens'.
 
-    Each array takes one all-reduce over `data`, or one reduce-scatter if `shardings` shard its result over
-    `data` too.
+    They split rows (`data`) or positions (`context`), and all parameters are whole along them in a step.
+    """
+    return tuple(axis for axis in _SUMMED_LAST if axis_size(mesh, axis) > 1)
+
+
+def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
+    """Return the PartitionSpec of a batch [microbatches, rows, ...] in code that is manual along `axes`.
+
+    Along `context` it is whole: the model takes its positions, which lie apart in the window.
+    """
+    return PartitionSpec(None, REPLICAS if REPLICAS in axes else None)
+
+
+def mean_over_parts(parts: Tree, shardings: Tree) -> Tree:
+    """Average arrays [parts, ...] over their first dim, of which each place of `own_axes` holds its own part.
+
+    Each array takes one all-reduce over these axes. If `shardings` shard its result over `data` too, it takes
+    a reduce-scatter over `data`, and an all-reduce of what is left over `context`.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
+    axes = own_axes(mesh)
+    num_parts = math.prod(mesh.shape[axis] for axis in axes)
 
-    def mean(part: Array, spec: PartitionSpec) -> Array:
-        split = [place for place, axes in enumerate(spec) if REPLICAS in axes_of(axes)]
-        if split:
-            total = jax.lax.psum_scatter(part, REPLICAS, scatter_dimension=split[0], tiled=True)
-        else:
-            total = jax.lax.psum(part, REPLICAS)
-        return total / mesh.shape[REPLICAS]
+    def mean(total: Array, spec: PartitionSpec) -> Array:
+        left = axes
+        for place, split in enumerate(spec):
+            if REPLICAS in axes_of(split):
+                total = jax.lax.psum_scatter(total, REPLICAS, scatter_dimension=place, tiled=True)
+                left = tuple(axis for axis in axes if axis != REPLICAS)
+        return (jax.lax.psum(total, left) if left else total) / num_parts
 
     def local(parts: Tree) -> Tree:
         return jax.tree.map(lambda part, s: mean(part[0], s.spec), parts, shardings)
 
-    inputs = jax.tree.map(lambda s: PartitionSpec(REPLICAS, *without_axes(s.spec, {REPLICAS})), shardings)
+    inputs = jax.tree.map(lambda s: PartitionSpec(axes, *without_axes(s.spec, {REPLICAS})), shardings)
     results = jax.tree.map(lambda s: s.spec, shardings)
     with jax.named_scope("replicas"):
         return jax.shard_map(local, mesh=mesh, in_specs=(inputs,), out_specs=results, check_vma=False)(parts)

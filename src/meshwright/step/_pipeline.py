@@ -2,8 +2,8 @@
 
 A stage holds one or several chunks of layers, which lie apart in the model. All stages run the same loops of
 ticks; `Ticks` says which chunk and microbatch each stage has. Between ticks a stage sends its result to its
-neighbour, and the last stage to the first where there are several chunks. A data replica sums its own
-gradients; the mean over replicas is taken once per step.
+neighbour, and the last stage to the first where there are several chunks. Along `data` and `context` each
+device sums the gradients of its own tokens; the mean over both is taken once per step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxtyping import Array, Key
 
 from ..config import PipelineSchedule, Ticks
 from ..models import Outcome
-from ._gradients import REPLICAS, mean_over_replicas
+from ._gradients import mean_over_parts, own_axes, rows_spec
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
 Tree = Any
@@ -56,15 +56,16 @@ class Pipeline:
         def local(parameters: Tree, batch: Tree, key: Array, scale: Array) -> tuple[Totals, Tree]:
             stage = self._stage(parameters, batch, jax.random.wrap_key_data(key))
             totals, gradient = stage.gradients(scale)
-            if self.replicas:
-                totals, gradient = lax.pmean(totals, REPLICAS), jax.tree.map(lambda g: g[None], gradient)
+            if self.axes:
+                totals, gradient = lax.pmean(totals, self.axes), jax.tree.map(lambda g: g[None], gradient)
             return totals, gradient
 
-        parts = jax.tree.map(lambda spec: PartitionSpec(*self.replicas, *spec), self._stage_specs)
+        first = (self.axes,) if self.axes else ()
+        parts = jax.tree.map(lambda spec: PartitionSpec(*first, *spec), self._stage_specs)
         each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
         totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
-        if self.replicas:
-            gradient = mean_over_replicas(gradient, self.shardings)
+        if self.axes:
+            gradient = mean_over_parts(gradient, self.shardings)
         if "loss_scale" in state:
             gradient = jax.tree.map(lambda g: g / scale, gradient)
         return totals.loss, Outcome({}, self._summary(totals)), gradient
@@ -74,7 +75,7 @@ class Pipeline:
 
         def local(parameters: Tree, batch: Tree) -> Totals:
             totals = self._stage(parameters, batch, None).evaluate()
-            return lax.pmean(totals, REPLICAS) if self.replicas else totals
+            return lax.pmean(totals, self.axes) if self.axes else totals
 
         totals = self._on_each_stage(local, (), _TOTALS)(parameters, batch)
         return {"loss": totals.loss, **self._summary(totals)}
@@ -104,9 +105,9 @@ class Pipeline:
         return jax.tree.leaves(self.shardings)[0].mesh
 
     @property
-    def replicas(self) -> tuple[str, ...]:
-        """The axis of the data replicas, if there is more than one."""
-        return (REPLICAS,) if self.mesh.shape.get(REPLICAS, 1) > 1 else ()
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which each device sums the gradients of its own tokens."""
+        return own_axes(self.mesh)
 
     @property
     def _stage_specs(self) -> Tree:
@@ -118,12 +119,12 @@ class Pipeline:
         return jax.tree.map(spec, self.shardings)
 
     def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
-        """Wrap `local` of parameters, batch and more to run on each stage of each replica."""
+        """Wrap `local` of parameters, batch and more to run on each stage of each part of the tokens."""
         return jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(self._stage_specs, PartitionSpec(None, *self.replicas), *more_inputs),
+            in_specs=(self._stage_specs, rows_spec(self.axes), *more_inputs),
             out_specs=outputs,
-            axis_names={AXIS, *self.replicas},
+            axis_names={AXIS, *self.axes},
             check_vma=False,
         )
