@@ -346,18 +346,23 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
     Eager frameworks' "none" keeps each operation's result; ours that keeps matmuls and attention repeats
-    elementwise work only, which is nearer than keeping what XLA would otherwise fuse away.
+    elementwise work only, which is nearer than keeping what XLA would otherwise fuse away. "Selective" alone
+    is option "op" in torchtitan's own rows (tt), and elsewhere Megatron-LM's: attention's core.
     """
     words = row["act_ckpt"].lower()
     if not words:
         notes.append("rematerialisation not stated: dots-attention if that fits, else full")
         return "dots-attention", False
-    if "every" in words or "custom" in words or "qkv" in words:
+    if "custom" in words or "qkv" in words:
         raise InexpressibleError("rematerialisation of its own kind")
     if words.startswith("full"):
         return "full", True
-    if "save_dot" in words or "dots_saveable" in words:
+    if every := re.search(r"every (\d+)", words):
+        return f"full-every-{every[1]}", True
+    if "per-op" in words or (words == "selective" and source_of(row) == "tt"):
+        return "alternate-dots", True
+    if "save_dot" in words or "dots_saveable" in words or words in ("selective", "minimal"):
         return "dots", True
-    if words.startswith(("none", "selective", "minimal")):
+    if words.startswith("none") or words == "minimal_with_context":
         return "dots-attention", True
     raise InexpressibleError("rematerialisation of its own kind")

@@ -4,7 +4,8 @@ The same initial parameters bitwise; losses and gradients within 1e-5 of the lar
 bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one device's
 own rounding, against float32; and there every expert is chosen, since rounding decides between two that are
 nearly as good. Every layout meets both models, both formats, rematerialisation or none, and accumulation or
-none, and every two of those meet too: a pairwise cover. `make test` runs a case of each axis but `fsdp` (see
+none, and every two of those meet too: a pairwise cover. Layouts take the policies of rematerialisation in
+turn, so that each policy meets every axis. `make test` runs a case of each axis but `fsdp` (see
 tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover, `make test-long` all
 combinations. One device's program is compiled for each model and format only: rematerialisation changes no
 number, and accumulation none either where there are no experts, whose balance is that of a microbatch.
@@ -62,6 +63,9 @@ WITH_EXPERTS = (
 )
 
 
+POLICIES = ("full", "alternate-dots", "full-every-2")
+
+
 @dataclass(frozen=True)
 class Case:
     layout: str
@@ -81,7 +85,7 @@ class Case:
         return "bf16" if self.bf16 else "fp32"
 
     def overrides(self, replicas: int) -> tuple[str, ...]:
-        remat = "full" if self.remat else "none"
+        remat = policy_of(self.layout) if self.remat else "none"
         told = (
             *MODEL,
             f"model.num_layers={self.num_layers}",
@@ -106,8 +110,13 @@ def everything() -> list[Case]:
     ]
 
 
+def policy_of(layout: str) -> str:
+    return POLICIES[(*LAYOUTS, *WITH_EXPERTS).index(layout) % len(POLICIES)]
+
+
 def num_layers(layout: str) -> int:
-    return max(2, Layout.parse(layout).size("stage"))
+    each = 2 if policy_of(layout) == "full-every-2" else 1
+    return max(2, Layout.parse(layout).size("stage") * each)
 
 
 def cover() -> set[Case]:
@@ -180,6 +189,17 @@ def test_a_layout_trains_as_one_device_does(case):
     assert loss_here == pytest.approx(loss, rel=bound)
     for one, here in zip(gradients, gradients_here, strict=True):
         np.testing.assert_allclose(here, one, rtol=0, atol=bound * largest)
+
+
+def test_every_policy_of_rematerialisation_meets_every_axis_in_the_cover():
+    met = {
+        (policy_of(case.layout), axis)
+        for case in cover()
+        for axis, _ in Layout.parse(case.layout).axes
+        if case.remat
+    }
+    axes = ("stage", "data", "fsdp", "context", "expert", "tensor")
+    assert met == set(itertools.product(POLICIES, axes))
 
 
 def test_the_cover_is_pairwise_and_small():

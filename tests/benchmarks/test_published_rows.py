@@ -41,7 +41,7 @@ def test_a_row_becomes_the_run_that_it_states():
     assert found.config.model.num_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert not found.config.model.tied_embeddings
     assert found.config.layout == "fsdp=64"
-    assert found.config.remat == "dots-attention"
+    assert found.config.remat == "alternate-dots"
     assert found.fleet.name == "64xA100-80GB"
     assert found.measured_seconds == pytest.approx(8192 / 2973)
     assert found.standard
@@ -83,12 +83,28 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
         ({"sharding": "ZeRO-1", "global_batch_seqs": "128"}, "one reduction for several micro batches"),
         ({"n_kv_heads": "5"}, "our configuration refuses it"),
-        ({"act_ckpt": "selective(every 2nd layer)"}, "rematerialisation of its own kind"),
+        ({"act_ckpt": "selective (norm, MLA up-proj)"}, "rematerialisation of its own kind"),
     ],
 )
 def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
     with pytest.raises(InexpressibleError, match=reason):
         express({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "remat"),
+    [
+        ("someone", "none", "dots-attention"),
+        ("someone", "selective", "dots"),
+        ("tt", "selective", "alternate-dots"),
+        ("tt", "selective(every 2nd layer)", "full-every-2"),
+        ("maxtext", "minimal", "dots"),
+        ("maxtext", "minimal_with_context", "dots-attention"),
+        ("nnscaler", "full (per decoder layer)", "full"),
+    ],
+)
+def test_a_policy_is_that_of_whoever_published_the_row(source, words, remat):
+    assert express({**LLAMA, "id": f"{source}-001", "act_ckpt": words}).config.remat == remat
 
 
 def test_whose_attention_ran_is_what_the_row_says():

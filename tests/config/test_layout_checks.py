@@ -302,3 +302,16 @@ def test_a_model_without_products_in_eight_bits_is_refused():
         load_config("cruncher", ("precision=fp8",))
     with pytest.raises(InputError, match="experts have no products in eight bits"):
         load_config("bytes-moe", ("precision=fp8",))
+
+
+@pytest.mark.parametrize(("num_layers", "held"), [(7, 2), (4, 1)])
+def test_a_stage_holds_whole_groups_of_blocks_of_which_some_are_repeated(num_layers, held):
+    layout = Layout.parse("stage=4")
+
+    def run(layers):
+        changes = [f"model.num_layers={layers}", "remat=full-every-2"]
+        return resolve_batch(load_config("bytes-nano", changes), layout)
+
+    check_layout(run(8), layout)
+    with pytest.raises(InputError, match=rf"remat = 'full-every-2' has groups of 2 .*a chunk has {held} "):
+        check_layout(run(num_layers), layout)

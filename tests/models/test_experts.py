@@ -278,7 +278,9 @@ def test_eight_devices_train_as_one_does(layout, fields, remat, context):
     assert_near(ours, gradients)
 
 
-@pytest.mark.parametrize(("remat", "products"), [("dots", 0), ("dots-attention", 0), ("full", 3)])
+@pytest.mark.parametrize(
+    ("remat", "products"), [("dots", 0), ("dots-attention", 0), ("alternate-dots", 1), ("full", 3)]
+)
 def test_policies_that_keep_products_run_no_expert_twice(remat, products, context):
     """Between experts of width 12 and 24, what is computed again differs by the products that are."""
 

@@ -14,6 +14,7 @@ from meshwright.config import TransformerModel
 from meshwright.models import Parameter, initial_parameters
 from meshwright.models.rematerialisation import BLOCK_INPUT, rematerialised
 from meshwright.models.transformer import Transformer
+from meshwright.worker._traced import count_traced
 
 # The Transformer against a plain one, written out here: no scan, no blocks, no chunks, no mesh.
 
@@ -163,7 +164,7 @@ def test_loss_and_gradients_are_those_of_a_plain_transformer(name, expected, con
     assert_equal(ours(CONFIGS[name], context(), parameters_of(CONFIGS[name])), expected[name])
 
 
-@pytest.mark.parametrize("remat", ["dots", "dots-attention", "full"])
+@pytest.mark.parametrize("remat", ["dots", "dots-attention", "alternate-dots", "full", "full-every-2"])
 def test_what_is_kept_does_not_change_the_gradients(remat, expected, context):
     assert_equal(ours(LLAMA, context(remat=remat), parameters_of(LLAMA)), expected["llama"])
 
@@ -321,3 +322,85 @@ def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     assert many < two + each
     assert products(2, "layer_loop=keep") < two
     assert products(17, "layer_loop=unroll") >= 17 * each
+
+
+# Blocks of heads of 64 in bf16, whose attention is a call of cuDNN, on one GPU.
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, HIDDEN, ROWS, LENGTH = 4, 128, 4, 2, 64, 256, 16, 512
+TOKENS_OF_STEP, HEADS_WIDTH, KEYS_WIDTH = ROWS * LENGTH, HEADS * HEAD, KV_HEADS * HEAD
+SIZES = (
+    *(f"model.num_layers={LAYERS}", f"model.embed_dim={WIDTH}", f"model.num_heads={HEADS}"),
+    *(f"model.num_kv_heads={KV_HEADS}", f"model.head_dim={HEAD}", f"model.mlp_dim={HIDDEN}"),
+    *(f"batch.sequences={ROWS}", f"batch.sequence_length={LENGTH}"),
+    *("precision=bf16", "layer_loop=keep", "data.source=synthetic"),
+)
+# Of one block: FLOPs by product, those of attention's forward pass, and numbers that are kept by product.
+FLOPS = {
+    name: 2 * TOKENS_OF_STEP * inputs * outputs
+    for name, inputs, outputs in [
+        ("query", WIDTH, HEADS_WIDTH),
+        *((name, WIDTH, KEYS_WIDTH) for name in ("key", "value")),
+        ("output", HEADS_WIDTH, WIDTH),
+        *((name, WIDTH, HIDDEN) for name in ("up", "gate")),
+    ]
+}
+ATTENTION = 4 * TOKENS_OF_STEP * LENGTH * HEADS_WIDTH // 2  # causal
+STATISTICS = 4 * (2 + HEADS)  # float32, of each token: 1 / sigma of two norms, and attention's log-sum-exp
+ALL_KEPT = 2 * (2 * WIDTH + 2 * HEADS_WIDTH + 2 * KEYS_WIDTH + 2 * HIDDEN) + STATISTICS  # with the residuals
+HALF_KEPT = 2 * (WIDTH + 2 * HEADS_WIDTH + KEYS_WIDTH + HIDDEN) + STATISTICS
+INPUT = 2 * WIDTH
+AGAIN = {  # FLOPs that all blocks run again, and bytes that they keep of each token
+    "alternate-dots": (
+        LAYERS * (FLOPS["key"] + FLOPS["output"] + FLOPS["gate"]),
+        LAYERS * HALF_KEPT,
+    ),
+    "full-every-2": (
+        LAYERS // 2 * (sum(FLOPS.values()) + ATTENTION),
+        LAYERS // 2 * (ALL_KEPT + INPUT),
+    ),
+    "full-every-4": (sum(FLOPS.values()) + ATTENTION, 3 * ALL_KEPT + INPUT),
+}
+
+
+@pytest.mark.parametrize(
+    "remat", ["alternate-dots", *(pytest.param(n, marks=pytest.mark.wide) for n in list(AGAIN)[1:])]
+)
+def test_a_policy_repeats_and_keeps_what_it_says_by_hand(remat):
+    """In the compiled program, against `dots-attention`, which repeats no product and keeps all."""
+    all_kept, found = (
+        mw.weigh("bytes-nano", on="1xH100", overrides=(*SIZES, f"remat={name}")).ledger
+        for name in ("dots-attention", remat)
+    )
+    flops, kept = AGAIN[remat]
+    assert found.flops.recomputed - all_kept.flops.recomputed == flops
+    assert found.flops.executed - all_kept.flops.executed == flops
+    assert found.flops.model == all_kept.flops.model
+    saved = [one.memory.by_category["saved_activations"] for one in (all_kept, found)]
+    assert saved == pytest.approx([TOKENS_OF_STEP * LAYERS * ALL_KEPT, TOKENS_OF_STEP * kept], rel=0.05)
+
+
+def test_what_a_message_over_tensor_brought_is_not_asked_for_again(context):
+    """As torchtitan's: the output's product is repeated on one device; with `tensor` its result is kept."""
+
+    def repeated(**axes):
+        run = context(remat="alternate-dots", **axes)
+        shapes = jax.eval_shape(lambda: parameters_of(LLAMA))
+        traced = jax.jit(
+            jax.grad(lambda p: Transformer(LLAMA).loss(p, {}, {"tokens": jnp.array(TOKENS)}, run)[0])
+        )
+        return count_traced(traced.trace(shapes).jaxpr.jaxpr, "cuda").by_phase["recompute"]
+
+    tokens, heads = TOKENS[:, 1:].size, LLAMA.num_heads * LLAMA.head_dim
+    assert repeated() - repeated(tensor=2) == LLAMA.num_layers * 2 * tokens * heads * LLAMA.embed_dim
+
+
+def test_blocks_of_a_group_have_no_copy_of_their_parameters_saved(context):
+    """A layer's parameters, taken out of its group's, would be written to a stack of copies."""
+    config = LLAMA.model_copy(update={"num_layers": 4})
+    parameters = parameters_of(config)
+    run = context(remat="full-every-2")
+    step = jax.grad(lambda p: Transformer(config).loss(p, {}, {"tokens": jnp.array(TOKENS)}, run)[0])
+    loops = [e for e in jax.make_jaxpr(step)(parameters).jaxpr.eqns if e.primitive.name == "scan"]
+    made = [v.aval.shape for loop in loops[:1] for v in loop.outvars]
+    assert made
+    of_matrix = parameters["layers"]["mlp"]["up"].shape[1:]
+    assert not [shape for shape in made if shape[-2:] == of_matrix]

@@ -116,6 +116,28 @@ def test_fixed_and_varied_knobs_restrict_the_candidates():
     assert set(parsed_knobs({"tensor": [4, 8], "zero1": True})["tensor"]) == {"4", "8"}
 
 
+def test_policies_beside_the_four_are_searched_if_asked_or_if_they_are_the_runs_own():
+    fleet = Fleet.parse("8xCPU")
+
+    def searched(knobs=(), *changes):
+        candidates = space_of(load_config("bytes-nano", changes), fleet, parsed_knobs(knobs)).candidates
+        return {candidates.overrides(row)["remat"] for row in range(len(candidates))}
+
+    four = {"none", "dots", "dots-attention", "full"}
+    assert searched() == four
+    assert searched((), "remat=alternate-dots") == {*four, "alternate-dots"}
+    assert searched(["remat=full-every-2,full"]) == {"full-every-2", "full"}
+
+
+def test_stages_with_whole_groups_of_blocks_are_candidates_and_others_are_not():
+    run, fleet = load_config("bytes-nano", ["model.num_layers=8", "remat=full-every-4"]), Fleet.parse("4xCPU")
+    knobs = parsed_knobs(["remat=full-every-4", "microbatch=1", "offload=none", "zero1=false", "tensor=1"])
+    candidates = space_of(run, fleet, knobs).candidates
+    rows = [candidates.overrides(row) for row in range(len(candidates))]
+    assert all(is_accepted(run, chosen, fleet) for chosen in rows)
+    assert {Layout.parse(chosen["layout"]).size("stage") for chosen in rows} == {1, 2}  # 4 hold two layers
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -189,6 +189,16 @@ CASES = [
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=WIDE),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=WIDE),
     pytest.param(
+        *({"stage": 4}, 4, ("model.num_layers=6",), ("remat=full-every-2",)),
+        id="six layers over four stages, every second block repeated",
+        marks=WIDE,
+    ),
+    pytest.param(
+        *({"stage": 2}, 4, EIGHT, (*TWO, "remat=full-every-2")),
+        id="two chunks, every second block repeated",
+        marks=WIDE,
+    ),
+    pytest.param(
         {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=WIDE
     ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from ..compiler import warm_workers
-from ..config import Layout, check_layout
+from ..config import Layout, block_policies, check_layout
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
 from ..planning import Suggestion, suggestions
@@ -19,7 +19,11 @@ from ._weigh import weigh
 
 LEAST_EXPOSED_SHARE = 0.01  # share of the step spent waiting on an axis: below it, the axis is not changed
 FIGURES = ("reserved_bytes", "saved_bytes", "fits", "extra_executed_flops", "step_seconds", "extra_seconds")
-REMAT = ("none", "dots-attention", "dots", "full")  # from the most results kept to the fewest
+# From the most results kept to the fewest. Those that repeat some blocks only are compiled if a run has them.
+REMAT = (
+    *("none", "dots-attention", "dots", "full-every-4", "full-every-3", "alternate-dots", "full-every-2"),
+    "full",
+)
 
 
 @warm_workers()
@@ -67,7 +71,7 @@ def _other_remat(weighing: Weighing, known: tuple[Suggestion, ...]) -> list[Sugg
             effect=f"keeps {'more' if place < now else 'less'} for the backward pass (now: {config.remat})",
         )
         for place, name in enumerate(REMAT)
-        if place != now and f"remat={name}" not in mentioned
+        if place != now and f"remat={name}" not in mentioned and len(block_policies(name)) == 1
     ]
 
 

@@ -77,3 +77,4 @@ from ._run import SyntheticData as SyntheticData
 from ._run import TokenFileData as TokenFileData
 from ._run import TokenFormat as TokenFormat
 from ._transformer import TransformerModel as TransformerModel
+from ._transformer import block_policies as block_policies

@@ -150,6 +150,8 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         held = f"{groups} groups of {group} layers" if group > 1 else f"{groups} layers"
         what = f"= {chunks} does not divide the {held} of each of stage = {stages}"
         yield "pipeline_chunks", what, f"use pipeline_chunks = {or_list(near_divisors(groups, chunks))}"
+    else:
+        yield from _group_problems(config, groups // chunks * group, stages)
     sequences, replicas = config.batch.sequences, layout.num_replicas
     rows = (config.batch.microbatch_sequences or sequences // replicas) * replicas
     if chunks > 1 and rows and sequences % rows == 0 and sequences // rows % stages:
@@ -159,6 +161,19 @@ def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         what += f"pass in groups of stage = {stages}"
         hint = f"use batch.sequences = {or_list(near_multiples(rows * stages, sequences))}"
         yield "batch.sequences", what, f"{hint}, or pipeline_chunks = 1"
+
+
+def _group_problems(config: RunConfig, num_layers: int, stages: int) -> Iterator[Problem]:
+    """Yield the reason why a stage's chunk of layers is no whole number of `remat`'s groups of blocks."""
+    model = config.model
+    assert isinstance(model, TransformerModel), "_stage_problems refuses other models"
+    size = model.group_size(config.remat)
+    if size > len(model.windows) and (num_layers % size or model.num_layers % size):
+        what = (
+            f"= {config.remat!r} has groups of {size} blocks, and of model.num_layers = {model.num_layers} "
+        )
+        what += f"a chunk has {num_layers} (stage = {stages}, pipeline_chunks = {config.pipeline_chunks})"
+        yield "remat", what, 'use remat = "alternate-dots", which holds for each block alone'
 
 
 def _axis_problems(axes: Sequence[str], layout: Layout, sizes: Mapping[str, int]) -> Iterator[Problem]:

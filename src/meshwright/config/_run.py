@@ -320,7 +320,16 @@ class FaultConfig(Section):
     Effect: a run that hangs gives its machines back. Unit: seconds"""
 
 
-Remat = Literal["none", "dots", "dots-attention", "full"]
+Remat = Literal[
+    "none",
+    "dots",
+    "dots-attention",
+    "full",
+    "alternate-dots",
+    "full-every-2",
+    "full-every-3",
+    "full-every-4",
+]
 LayerLoop = Literal["auto", "keep", "unroll"]
 
 
@@ -350,12 +359,15 @@ class RunConfig(Section):
     remat: Remat = Field(default_factory=lambda data: _default_remat(data))
     """Results that a block keeps for the backward pass.
     The others are computed again. `none` keeps every intermediate result, `dots` those of products,
-    `dots-attention` those and attention's, `full` only the block's input.
+    `dots-attention` those and attention's, `alternate-dots` attention's and those of every second product,
+    `full` only the block's input, `full-every-N` only the input of every N-th block: the others are under
+    `dots-attention`.
     Effect: less saved memory for more FLOPs: `full` repeats the forward pass.
+    [Whose each is](how-weighing-works.md#rematerialisation).
     Default: `dots-attention` for a transformer, else `none`"""
     layer_loop: LayerLoop = "auto"
     """Whether the program has a loop over stacked layers (`keep`), or each layer by itself (`unroll`).
-    `auto` unrolls at most 16 layers on one GPU, without experts, and not under `remat = "full"`.
+    `auto` unrolls at most 16 layers on one GPU, without experts, and where no block is under `full`.
     Effect: a loop copies to a stack what its layers keep, so `unroll` is faster, and compiles longer the
     more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose
     stages have a loop of their own: [loops over layers](how-weighing-works.md#loops-over-layers)."""

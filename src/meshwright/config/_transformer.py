@@ -5,6 +5,7 @@ One record holds GPT-2, Llama, Gemma and DeepSeek: each key adds or changes one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -323,6 +324,10 @@ class TransformerModel(ModelKind):
             return (self.window,)
         return (*(self.window,) * (self.global_every - 1), None)
 
+    def group_size(self, remat: str) -> int:
+        """Return the number of layers after which their windows, and their policies under `remat`, repeat."""
+        return math.lcm(len(self.windows), len(block_policies(remat)))
+
     @property
     def num_expert_layers(self) -> int:
         """Number of layers with experts."""
@@ -379,7 +384,7 @@ class TransformerModel(ModelKind):
         # On several GPUs XLA would join the messages of all layers into one that nothing hides. A block that
         # saves its input alone has little to copy; experts compile slowly, each by itself.
         one_gpu = platform == "cuda" and num_devices == 1
-        worth = one_gpu and remat != "full" and self.num_experts is None
+        worth = one_gpu and "full" not in block_policies(remat) and self.num_experts is None
         return worth and num_layers <= MOST_BY_ITSELF and len(self.windows) == 1
 
     @property
@@ -564,6 +569,18 @@ class TransformerModel(ModelKind):
         if self.position == "rotary" and self.head_dim % 2:
             what = f"= {self.head_dim} is odd; rotary positions turn pairs of numbers"
             yield "head_dim", what, f"use head_dim = {self.head_dim + 1}"
+
+
+def block_policies(remat: str) -> tuple[str, ...]:
+    """Return the policy of each block of a group; groups repeat. Most policies have groups of one block.
+
+    >>> block_policies("dots")
+    ('dots',)
+    >>> block_policies("full-every-3")
+    ('dots-attention', 'dots-attention', 'full')
+    """
+    policy, every, number = remat.partition("-every-")
+    return (*("dots-attention",) * (int(number) - 1), policy) if every else (remat,)
 
 
 def _default_head_dim(data: dict[str, Any]) -> int:

@@ -30,6 +30,7 @@ from ..sharding import activation_spec, axis_size, on_each_device, parameter_spe
 from ._base import RESIDUAL, Context, Parameter
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
+SECOND_NAME = "second_expert_product"  # and these, unless they save every second product only
 
 
 ROUTER = ("router", "router_bias")  # parameters in float32
@@ -273,7 +274,7 @@ def _mlp(x: Array, matrices: dict[str, Array], activation: Callable[[Array], Arr
     up = checkpoint_name(product(x, "up"), NAME)
     if "gate" not in matrices:
         return product(activation(up), "down")
-    gate = checkpoint_name(product(x, "gate"), NAME)
+    gate = checkpoint_name(product(x, "gate"), SECOND_NAME)
     return product(activation(gate) * up, "down")
 
 

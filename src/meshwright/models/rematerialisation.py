@@ -1,17 +1,23 @@
 """Choose what a block saves for its backward pass; the rest is computed again (rematerialisation).
 
-The blocks of a transformer name what is worth saving: the results of matrix products (`PRODUCT`), the
-residual after attention, attention's output, the statistics of norms, and experts' buffers. What lies between
-(norms, biases, gates, rotations) is cheap, and the backward pass computes it again inside the kernels that
-read it. Nothing in float32 is saved by accident. An activation without a gate is saved beside its input, for
-the next product's gradient reads it.
+The blocks of a transformer name what is worth saving: the results of matrix products (`PRODUCT`, every
+second one `SECOND_PRODUCT`), the residual after attention, attention's output, the statistics of norms, and
+experts' buffers. What lies between (norms, biases, gates, rotations) is cheap, and the backward pass computes
+it again inside the kernels that read it. Nothing in float32 is saved by accident. An activation without a
+gate is saved beside its input, for the next product's gradient reads it.
 
 | policy | saves | known elsewhere as |
 |---|---|---|
 | `none` | everything but gathered weights | no recomputation |
-| `dots-attention` | every product and attention | |
-| `dots` | every product; attention runs again | JAX's `dots_with_no_batch_dims_saveable` |
+| `dots-attention` | every product and attention | MaxText's `minimal_with_context` |
+| `dots` | every product; attention runs again | Megatron-LM's selective recomputation, of `core_attn` |
+| `alternate-dots` | attention and every second product | torchtitan's selective checkpointing, "op" |
 | `full` | the block's input | "full" in Megatron-LM and torchtitan |
+| `full-every-N` | `full` for every N-th block, `dots-attention` for others | torchtitan's selective, "N" |
+
+Megatron's selective recomputation keeps attention's output too, which the next product needs; here it comes
+out of the attention that runs again. torchtitan counts a block's products in the order in which they run, and
+keeps what a message over `tensor` brought; so no message is repeated.
 """
 
 from __future__ import annotations
@@ -21,14 +27,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..sharding import num_shards
+from ..config import block_policies
+from ..sharding import axis_size, num_shards
 from ._base import Context
 from .attention import NAME as ATTENTION
 from .experts import NAME as EXPERTS
+from .experts import SECOND_NAME as SECOND_EXPERTS
 from .norms import STATISTICS
 
 BLOCK_INPUT = "block_input"  # all that `full` saves; it may be offloaded to host memory
 PRODUCT, AFTER_ATTENTION = "product", "after_attention"
+SECOND_PRODUCT = "second_product"  # every second product of a block, which `alternate-dots` computes again
 SCORES_RANK = 5  # batch, kv_heads, group, queries, keys: only attention has arrays of this rank
 
 
@@ -41,6 +50,7 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
     """
     if context.remat == "none" and num_shards(context.mesh) == 1:
         return block
+    assert block_policies(context.remat) == (context.remat,), "each block of a group has a policy of its own"
     policies = jax.checkpoint_policies
     if context.offloads:
         assert context.remat == "full", f"remat {context.remat!r} saves more than a block's input"
@@ -52,12 +62,14 @@ def rematerialised(block: Any, context: Context, scanned: bool) -> Any:
         )
         return jax.checkpoint(block, policy=offloaded, prevent_cse=not scanned)
     both, named = policies.save_from_both_policies, policies.save_only_these_names
+    alternate = (PRODUCT, ATTENTION, EXPERTS, STATISTICS)
+    every = (*alternate, SECOND_PRODUCT, SECOND_EXPERTS, AFTER_ATTENTION)
+    sent = (AFTER_ATTENTION,) if axis_size(context.mesh, "tensor") > 1 else ()
     policy = {
         "none": _saves_all_but_gathered,
-        "dots": both(policies.dots_with_no_batch_dims_saveable, named(EXPERTS, STATISTICS)),
-        "dots-attention": both(
-            named(PRODUCT, AFTER_ATTENTION, ATTENTION, EXPERTS, STATISTICS), _saves_attention
-        ),
+        "dots": both(policies.dots_with_no_batch_dims_saveable, named(EXPERTS, SECOND_EXPERTS, STATISTICS)),
+        "dots-attention": both(named(*every), _saves_attention),
+        "alternate-dots": both(named(*alternate, *sent), _saves_attention),
         "full": policies.nothing_saveable,
     }[context.remat]
     return jax.checkpoint(block, policy=policy, prevent_cse=not scanned)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from ..config import LoraConfig, TransformerModel
+from ..config import LoraConfig, TransformerModel, block_policies
 from ..sharding import gather, look_up, num_shards, ring_size, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
@@ -29,7 +29,7 @@ from .latent_attention import latent_parameters, latent_projections
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
 from .quantised import CODES, SCALES, dequantised
-from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, rematerialised
+from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, SECOND_PRODUCT, rematerialised
 from .rotary import frequencies, rotated, score_factor
 
 ACTIVATIONS = {
@@ -38,6 +38,8 @@ ACTIVATIONS = {
     "gelu-erf": partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
 }
+PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
+"""A block's matrix products, in the order in which they run; no model has all of them."""
 
 
 def _projected(x: Array, weight: Array, context: Context) -> Array:
@@ -76,6 +78,8 @@ class Transformer(Model):
             for group, parameters in block.items()
             for name, parameter in parameters.items()
         }
+        present = [name for name in PRODUCTS if {("attention", name), ("mlp", name)} & self._dims.keys()]
+        self._second = frozenset(present[1::2])
 
     def parameters(self) -> Tree:
         """Declare `embedding`, `positions` (if learned), `layers`, `final_norm` and `head` (if not tied).
@@ -199,15 +203,28 @@ class Transformer(Model):
                 x = x + (table[: tokens.shape[1]][None] if places is None else table[places])
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
-    def _blocks(self, context: Context, documents: Documents | None, scanned: bool) -> list[Any]:
-        """Return the blocks of a group of layers, each a function of its input and (parameters, number)."""
+    def _blocks(
+        self, context: Context, documents: Documents | None, scanned: bool, grouped: bool = False
+    ) -> list[Any]:
+        """Return the blocks of a group of layers, each a function of its input and (parameters, number).
 
-        def block(window: int | None, x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
-            x = checkpoint_name(x, BLOCK_INPUT)
-            return self._block(x, layer[0], layer[1], context, documents, window)
+        Each block of a group has its window, and its policy of rematerialisation. If `grouped`, each takes
+        the parameters and numbers of the whole group: a layer's, taken out before, would be saved as a copy.
+        """
 
-        each = (partial(block, window) for window in self.config.windows)
-        return [rematerialised(one, context, scanned=scanned) for one in each]
+        def block(place: int, x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
+            x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
+            return self._block(x, parameters, number, context, documents, windows[place % len(windows)])
+
+        policies, windows = block_policies(context.remat), self.config.windows
+        return [
+            rematerialised(
+                partial(block, place),
+                replace(context, remat=policies[place % len(policies)]),
+                scanned=scanned,
+            )
+            for place in range(self.config.group_size(context.remat))
+        ]
 
     def _through_blocks(
         self, layers: Tree, x: Array, context: Context, documents: Documents | None, first: Array | int = 0
@@ -221,7 +238,7 @@ class Transformer(Model):
         with jax.named_scope("layers"):
             if unrolled:
                 return _one_by_one(blocks(scanned=False), x, list(zip(layers, indices, strict=True)))
-            size = len(self.config.windows)
+            size = self.config.group_size(context.remat)
             is_unrolled = self.config.unrolls(
                 context.layer_loop,
                 remat=context.remat,
@@ -235,9 +252,10 @@ class Transformer(Model):
             whole = num_layers // size * size
 
             def group(x: Array, layers: Tree) -> tuple[Array, Balance | None]:
-                return _one_by_one(inner, x, [_at(layers, place) for place in range(size)])
+                return _one_by_one(inner, x, [layers] * size)
 
-            inner = blocks(scanned=not is_unrolled)
+            # XLA takes a loop of one round apart, and would then keep what is computed again.
+            inner = blocks(scanned=not is_unrolled and whole > size, grouped=True)
             grouped = jax.tree.map(
                 lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), (layers, indices)
             )
@@ -290,10 +308,9 @@ class Transformer(Model):
         tokens, segments = _inputs(batch)
         return self._embedded(parameters, tokens, context, self._documents(segments, context))
 
-    @property
-    def group_size(self) -> int:
-        """Number of layers after which their windows repeat."""
-        return len(self.config.windows)
+    def group_size(self, context: Context) -> int:
+        """Return the number of layers after which their windows and their policies repeat."""
+        return self.config.group_size(context.remat)
 
     def for_layers(self, batch: Batch, context: Context) -> Documents | None:
         """Return the documents of a batch's windows; None if each is one."""
@@ -402,7 +419,7 @@ class Transformer(Model):
         if self.config.mlp == "gated":
             up = activation(self._project(h, layer, "mlp", "gate", context)) * up
         else:
-            up = checkpoint_name(activation(up), PRODUCT)
+            up = checkpoint_name(activation(up), SECOND_PRODUCT)
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
@@ -430,7 +447,8 @@ class Transformer(Model):
                 y = y + bias.reshape(1, 1, *bias.shape)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
             is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
-            return checkpoint_name(y, PRODUCT) if is_read else y
+            named = SECOND_PRODUCT if name in self._second else PRODUCT
+            return checkpoint_name(y, named) if is_read else y
 
     def _norm(self, x: Array, group: Tree, context: Context, splits: bool = False) -> Array:
         """Apply RMSNorm or LayerNorm in float32, sharded by position.

@@ -38,6 +38,7 @@ from meshwright.config import (
     RunConfig,
     SGDOptimizer,
     TransformerModel,
+    block_policies,
 )
 from meshwright.errors import InputError
 from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
@@ -48,8 +49,15 @@ Numbers = NDArray[np.float64]
 
 FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
 MOST_DEVICES = 10**6
-NONE, DOTS, DOTS_ATTENTION, FULL = range(4)
-"""Places of the rematerialisation policies in `SETTINGS`."""
+NONE, DOTS, DOTS_ATTENTION, FULL, ALTERNATE_DOTS = range(5)
+"""Places in `SETTINGS` of the rematerialisation policies that hold for single blocks."""
+BLOCKS_UNDER = np.array(
+    [
+        [blocks.count(name) / len(blocks) for name in SETTINGS["remat"][: ALTERNATE_DOTS + 1]]
+        for blocks in map(block_policies, SETTINGS["remat"])
+    ]
+)
+"""Share of the blocks under each of these, by the run's policy."""
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
@@ -64,6 +72,7 @@ KEPT_BYTES = {
     DOTS: (4.0, 4.0, 2.0, 2.0),
     DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
     FULL: (0.0, 0.0, 0.0, 0.0),
+    ALTERNATE_DOTS: (2.0, 2.0, 4.0, 1.0),
 }
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
@@ -176,7 +185,8 @@ class _Form:
         self.context, self.expert, self.tensor = sizes[:, CONTEXT], sizes[:, EXPERT], sizes[:, TENSOR]
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
-        self.remat, self.offload = candidates.settings["remat"], candidates.settings["offload"]
+        self.under = BLOCKS_UNDER[candidates.settings["remat"]]
+        self.offload = candidates.settings["offload"]
         self.zero1 = (candidates.settings["zero1"] == 1) & (self.data > 1)
         self.length = float(config.batch.sequence_length)
         self.tokens = self.micro * self.length / self.context  # of one microbatch on one device
@@ -294,9 +304,8 @@ class _Form:
             inside = (
                 hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
             )
-            found = np.where(
-                self.remat == policy, whole * self.width / self.tensor + inside / self.tensor, found
-            )
+            one = whole * self.width / self.tensor + inside / self.tensor
+            found = found + self.under[:, policy] * one
         return found * scale
 
     def _logits(self) -> Numbers:
@@ -347,7 +356,7 @@ class _Form:
             "memory-bound": light * (1 + repeats["light"]) + heavy + kept + merged,
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
-        in_pipeline = (self.stage > 1) & (self.remat != FULL)
+        in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)
         passes = FORWARD_AND_BACKWARD + repeats["matmul"]  # of messages, in units of a forward pass's
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
@@ -480,9 +489,19 @@ class _Form:
     def _repeats(self) -> dict[str, Numbers]:
         """Return how often the backward pass repeats each kind of forward work under a candidate's policy."""
         down = self.width * self.hidden * self.layers / max(self.config.model.num_matmul_parameters, 1)
-        full = np.where(self.remat == FULL, np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down), 0.0)
-        not_kept = np.isin(self.remat, (DOTS, FULL)).astype(float)
-        return {"matmul": full, "attention": not_kept, "light": (self.remat != NONE).astype(float)}
+        full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
+        products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
+        return {
+            "matmul": products,
+            "attention": self.under[:, DOTS] + self.under[:, FULL],
+            "light": 1 - self.under[:, NONE],
+        }
+
+    def _second_products(self) -> Any:
+        """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
+        hidden = self._mlp_share() * self.hidden
+        second = self.keys_width + self.heads_width + hidden * self._gated
+        return second / max(2 * (self.keys_width + self.heads_width) + hidden * (2 + self._gated), 1)
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""

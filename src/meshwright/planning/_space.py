@@ -30,6 +30,7 @@ from meshwright.config import (
     RunConfig,
     SGDOptimizer,
     TransformerModel,
+    block_policies,
     check_precision,
 )
 from meshwright.errors import InputError, nearest_name
@@ -47,6 +48,7 @@ SETTINGS: Mapping[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16", "fp16", "fp8"),
 }
 """The settings that a candidate has, and their values in the order of the columns' numbers."""
+SEARCHED_REMAT = ("none", "dots", "dots-attention", "full")  # unless `fix` or `vary` names others
 MICROBATCH, INNER = "microbatch", "inner"
 KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
 """Everything that `fix` and `vary` may name."""
@@ -211,7 +213,8 @@ def space_of(config: RunConfig, fleet: Fleet, fix: Mapping[str, Sequence[str]] |
     Args:
         config: with `batch.sequences` set; what is not a knob stays as it is here.
         fix: values that a knob may have, from `parsed_knobs`; a knob that is not named has all its values,
-            but for `precision`, which is the run's own.
+            but for `precision`, which is the run's own, and `remat`, which is one of `SEARCHED_REMAT` or
+            the run's own.
 
     Raises:
         InputError: there are more than two million candidates.
@@ -405,8 +408,9 @@ def _with_settings(
 ) -> Candidates:
     """Return each layout with each of its settings, without those that make the same program twice."""
     choices: dict[str, list[int]] = {}
+    usual = {"precision": (config.precision,), "remat": dict.fromkeys((*SEARCHED_REMAT, config.remat))}
     for name, values in SETTINGS.items():
-        chosen = allowed.get(name, (config.precision,) if name == "precision" else values)
+        chosen = allowed.get(name, usual.get(name, values))
         choices[name] = [values.index(value) for value in chosen]
     inners = [AXES.index(name) for name in allowed.get(INNER, AXES)]
     micro = [n for n in _divisors(config.batch.sequences) if str(n) in allowed.get(MICROBATCH, (str(n),))]
@@ -524,6 +528,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
     fp8 = candidates.settings["precision"] == SETTINGS["precision"].index("fp8")
     return {
         "remat needs blocks": (remat == 0) | model.has_blocks,
+        "remat has no whole groups of blocks on a stage": _has_whole_groups(config, candidates),
         "offload of activations needs remat = full and one stage": ~activations
         | (full & model.has_blocks & (candidates.size(STAGE) == 1)),
         "offload of moments needs moments": ~moments | has_moments,
@@ -535,6 +540,18 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }
+
+
+def _has_whole_groups(config: RunConfig, candidates: Candidates) -> NDArray[np.bool_]:
+    """Return which candidates have one stage, or whole groups of `remat`'s blocks in each chunk of layers."""
+    model, stage = config.model, candidates.size(STAGE)
+    if not isinstance(model, TransformerModel):
+        return np.ones(len(candidates), bool)
+    sizes = np.array([len(block_policies(name)) for name in SETTINGS["remat"]])
+    groups = np.lcm(len(model.windows), sizes)[candidates.settings["remat"]]
+    held = groups_of_stage(config, stage) // candidates.chunks * len(model.windows)
+    alike = sizes[candidates.settings["remat"]] == 1
+    return (stage == 1) | alike | ((held % groups == 0) & (model.num_layers % groups == 0))
 
 
 def _has_units(config: RunConfig, fleet: Fleet, precision: str) -> bool:

@@ -102,9 +102,8 @@ def _num_parts(mesh: AnyMesh) -> int:
 class Staged(Protocol):
     """A model whose loss splits into three parts: before the layers, groups of layers, after the layers."""
 
-    @property
-    def group_size(self) -> int:
-        """Number of layers in a group; all groups are alike."""
+    def group_size(self, context: Context) -> int:
+        """Return the number of layers in a group; all groups are alike."""
         ...
 
     def embed(self, parameters: Tree, batch: Tree, context: Context) -> Array:
@@ -214,7 +213,8 @@ class Stage:
         self.number = lax.axis_index(AXIS)
         self.is_first, self.is_last = self.number == 0, self.number == self.behind
         self.chunk_size = jax.tree.leaves(self.layers)[0].shape[int(self.num_chunks > 1)]
-        self.num_groups = self.chunk_size // self.model.group_size
+        self.group_size = self.model.group_size(context_of(None))
+        self.num_groups = self.chunk_size // self.group_size
         self.is_padded = ticks.num_padded_layers > ticks.num_layers
         # With one group of layers, a tick's backward pass has read its slot before the forward pass writes.
         self.schedule = Schedule(self.ticks, reads_first=self.num_groups == 1)
@@ -252,7 +252,7 @@ class Stage:
 
     def parts_of(self, tree: Tree, chunk: Array, group: Array) -> Tree:
         """Return one group's part of a tree of stacked layers, its layers as the first dim."""
-        size = self.model.group_size
+        size = self.group_size
 
         def part(x: Array) -> Array:
             start = group * size
@@ -267,7 +267,7 @@ class Stage:
         """Return what a group of layers uses besides its parameters and its input."""
         part, context = self.microbatch(its.microbatch)
         first = (its.chunk * self.ticks.num_stages + self.number) * self.chunk_size
-        first = first + group * self.model.group_size
+        first = first + group * self.group_size
         is_layer = first < self.ticks.num_layers if self.is_padded else None
         return self.model.for_layers(part, context), context.dropout_key, first, is_layer
 
@@ -291,7 +291,7 @@ class Stage:
             chunk, at, _ = lax.optimization_barrier((its.chunk, group, jnp.int32(number)))
             parts.append(self.parts_of(leaf, chunk, at))
         each = (jax.tree.unflatten(structure, [part[place] for part in parts])
-                for place in range(self.model.group_size))  # fmt: skip
+                for place in range(self.group_size))  # fmt: skip
         return list(each)
 
     def forward(
@@ -325,7 +325,7 @@ class Stage:
         loss = totals.loss + jnp.where(its.exists, more, 0)
 
         def store(all: Array, one: Array) -> Array:
-            at = its.microbatch, its.chunk, group * self.model.group_size
+            at = its.microbatch, its.chunk, group * self.group_size
             one = jnp.where(its.exists, one[None, None], lax.dynamic_slice(all, at, (1, 1, one.size)))
             return lax.dynamic_update_slice(all, one, at)
 
