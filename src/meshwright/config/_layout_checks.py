@@ -84,8 +84,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     """Raise if a resolved `config` cannot be split evenly over a resolved `layout`.
 
     Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
-    each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
-    positions of sequences over tensor and over context, there in two pieces for each device; and the loss in
+    each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters,
+    unless `tensor` is a multiple of the key-value heads, each of which then serves several devices; positions of sequences over tensor and over context, there in two pieces for each device; and the loss in
     whole chunks there.
 
     Raises:
@@ -103,6 +103,7 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
     problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
+    dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
@@ -111,6 +112,11 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     problems += list(_context_problems(config, layout)) or list(_position_problems(config, layout))
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:
+    """Return whether each key-value head serves several whole devices along `tensor`."""
+    return all(layout.size("tensor") % size == 0 for size in kv_heads.values())
 
 
 def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -60,7 +60,8 @@ class TransformerModel(ModelKind):
     Unit: heads"""
     num_kv_heads: Positive
     """Key and value heads, each shared by `num_heads` / `num_kv_heads` query heads.
-    Effect: fewer save parameters and the keys and values that `context` sends; `tensor` must divide it.
+    Effect: fewer save parameters and the keys and values that `context` sends. `tensor` must divide it, or be a
+    multiple of it: each head then serves several devices.
     Unit: heads"""
     head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
     """Width of one head.

@@ -9,6 +9,7 @@ for the backward pass is named here and chosen in `rematerialisation`.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel
-from ..sharding import axis_size, gather, look_up, num_shards, rows_here
+from ..sharding import axis_size, gather, look_up, num_repeats, num_shards, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
@@ -411,8 +412,9 @@ class Transformer(Model):
         On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice
         as long (benchmarks/train_cpu.py).
         """
-        with jax.named_scope(name):
-            dims = self._dims[group, name]
+        dims = self._dims[group, name]
+        shape = (self.block if group in self.block else self.dense_block)[group][name].shape
+        with jax.named_scope(name), _as_needed(num_repeats(dims, shape, context.mesh)):
             num_inputs = x.ndim - 2
             outputs = dims[num_inputs:]
             if name in layer[group]:
@@ -498,6 +500,11 @@ def _places(
     if axis_size(context.mesh, "context") == 1:
         return None
     return ring_positions(length, context.mesh)[None]
+
+
+def _as_needed(repeats: int) -> AbstractContextManager[None]:
+    """Return the scope of a product that several devices repeat: one of them counts as model FLOPs."""
+    return jax.named_scope(f"needed_1_of_{repeats}") if repeats > 1 else nullcontext()
 
 
 def _scattered(y: Array, context: Context) -> Array:

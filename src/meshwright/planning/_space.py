@@ -375,14 +375,17 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         "the batch does not divide": batch.sequences % replicas == 0,
     }
     both = {**ACTIVATION_RULES, **PARAMETER_RULES}
-    layers = dims.pop("layers", None)
+    layers, kv_heads = dims.pop("layers", None), dims.pop("kv_heads", {})
     if layers is None:
         rules["stage splits nothing of the model"] = stage == 1
     else:
         rules["stage is more than the model's layers"] = stage <= min(layers.values())
     for axis, place in (("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
         split = [size for dim, by_key in dims.items() if axis in both[dim] for size in by_key.values()]
-        rules[f"{axis} does not divide the model's sizes"] = _all_divisible(split, sizes[:, place])
+        divides = _all_divisible(split, sizes[:, place])
+        if axis == "tensor":
+            divides &= _divide_or_repeat(kv_heads.values(), tensor)
+        rules[f"{axis} does not divide the model's sizes"] = divides
         if not split:
             rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
     if takes_sequences:
@@ -402,6 +405,14 @@ def _all_divisible(split: Iterable[int], ways: Column) -> NDArray[np.bool_]:
     mask = np.ones(len(ways), bool)
     for size in split:
         mask &= size % ways == 0
+    return mask
+
+
+def _divide_or_repeat(kv_heads: Iterable[int], tensor: Column) -> NDArray[np.bool_]:
+    """Return which sizes of `tensor` divide the key-value heads, or are a multiple of them."""
+    mask = np.ones(len(tensor), bool)
+    for size in kv_heads:
+        mask &= (size % tensor == 0) | (tensor % size == 0)
     return mask
 
 

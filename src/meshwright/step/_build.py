@@ -350,7 +350,8 @@ def whole_over_replicas(
         if not zero1:
             return cast
         split, whole = (
-            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
+            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1, declared.shape))
+            for zero1 in (True, False)
         )
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
@@ -382,7 +383,9 @@ def abstract_state(
 
     def by_dims(declared: Tree) -> Tree:
         return jax.tree.map(
-            lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
+            lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape)),
+            declared,
+            is_leaf=is_parameter,
         )
 
     shardings["parameters"] = by_dims(declared)
