@@ -1,4 +1,4 @@
-"""Layers that take turns, caps, and key-value heads fewer than `tensor` train on a layout as on one device.
+"""Layers that take turns, caps, few key-value heads and odd vocabularies train on a layout as on one device.
 
 Losses and gradients in float32, within 1e-5 of the largest gradient. Parameters are drawn by one device.
 """
@@ -16,7 +16,7 @@ from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
 SIZES = (
-    *("data.source=synthetic", "precision=fp32", "model.vocab_size=64", "model.embed_dim=32"),
+    *("data.source=synthetic", "precision=fp32", "model.vocab_size=61", "model.embed_dim=32"),
     *("model.num_heads=4", "model.num_kv_heads=4", "model.mlp_dim=16", "batch.sequence_length=32"),
     *("batch.sequences=8", "optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=none"),
 )

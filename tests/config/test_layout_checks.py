@@ -36,6 +36,7 @@ from meshwright.hardware import Fleet
         ("mistral-7b-v0.3", "fsdp=4,context=2"),
         ("deepseek-v3", "fsdp=8,expert=8,tensor=8"),
         ("llama3-8b", "tensor=32"),  # four devices share each of eight key-value heads
+        ("gpt2-124m", "fsdp=16,tensor=4"),  # four divides the columns of the table, not its 50,257 rows
     ],
 )
 def test_layouts_that_split_evenly_pass(preset: str, layout: str):
@@ -64,9 +65,10 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
         ("gpt2-124m", "tensor=5", "model.mlp_dim = 3072 does not divide over tensor = 5", "3070 or 3075"),
         (
             "gpt2-124m",
-            "tensor=2",
-            "model.vocab_size = 50257 does not divide over tensor = 2",
-            "50256 or 50258",
+            "fsdp=128,tensor=4",
+            "model.embed_dim = 768 does not divide over fsdp*tensor = 512, which split the columns of tables "
+            "with model.vocab_size = 50257 rows",
+            "use fsdp*tensor=384 or 768, or model.vocab_size = 50256 or 50260",
         ),
         (
             "gpt2-124m",

@@ -342,7 +342,9 @@ class Transformer(Model):
     ) -> Float[Array, ""]:
         head = self.head(parameters, context)
         c = self.config
-        return mean_cross_entropy(hidden, head, targets, context, c.loss_chunk, c.logit_cap)
+        return mean_cross_entropy(
+            hidden, head, targets, context, c.loss_chunk, c.logit_cap, num_ids=c.vocab_size
+        )
 
     def _block(
         self,
@@ -502,7 +504,7 @@ def _places(
     return ring_positions(length, context.mesh)[None]
 
 
-def _as_needed(repeats: int) -> AbstractContextManager[None]:
+def _as_needed(repeats: int) -> AbstractContextManager[Any]:
     """Return the scope of a product that several devices repeat: one of them counts as model FLOPs."""
     return jax.named_scope(f"needed_1_of_{repeats}") if repeats > 1 else nullcontext()
 

@@ -265,6 +265,7 @@ class _Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
+        copies = copies + np.where(self.vocab % self.tensor, tables * FP32, 0.0)  # whose rows are padded
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,

@@ -376,6 +376,7 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     }
     both = {**ACTIVATION_RULES, **PARAMETER_RULES}
     layers, kv_heads = dims.pop("layers", None), dims.pop("kv_heads", {})
+    vocabulary = dims.pop("vocab", {})
     if layers is None:
         rules["stage splits nothing of the model"] = stage == 1
     else:
@@ -388,6 +389,9 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         rules[f"{axis} does not divide the model's sizes"] = divides
         if not split:
             rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
+    for rows in vocabulary.values():
+        by_columns = _all_divisible(dims["embed"].values(), sizes[:, FSDP] * tensor)
+        rules["fsdp and tensor divide no side of the tables"] = (rows % tensor == 0) | by_columns
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
         rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
@@ -534,6 +538,9 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
     ]  # fmt: skip
+    tensor, replicas = candidates.size(TENSOR), candidates.size(DATA) * candidates.size(FSDP)
+    widths = model.sizes.split_dims.get("embed", {}).values()
+    by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), tensor)
     lacking = [
         place for place, name in enumerate(SETTINGS["precision"]) if not _has_units(config, fleet, name)
     ]
@@ -545,7 +552,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "offload of moments needs moments": ~moments | has_moments,
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
-        | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
+        | (_all_divisible(split, replicas) & (~by_columns | _all_divisible(widths, replicas * tensor))),
         "adapters have one stage and no zero1": (config.lora.rank is None)
         | ((candidates.size(STAGE) == 1) & ~zero1),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,

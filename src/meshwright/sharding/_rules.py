@@ -90,11 +90,14 @@ def parameter_spec(
 ) -> PartitionSpec:
     """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`.
 
-    `shape`: of a parameter that may have key-value heads, which are whole where `tensor` has more devices.
+    `shape`: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
+    with a vocabulary that `tensor` does not divide, it splits the columns.
     """
     rules = ZERO1_RULES if zero1 else PARAMETER_RULES
     if shape is not None and num_repeats(dims, shape, mesh) > 1:
         rules = {**rules, KV_HEADS: ()}
+    if shape is not None and "vocab" in dims and shape[dims.index("vocab")] % axis_size(mesh, "tensor"):
+        rules = {**rules, "vocab": (), "embed": (*rules["embed"], "tensor")}
     return _spec(dims, mesh, rules)
 
 
