@@ -4,11 +4,13 @@ The same initial parameters bitwise; losses and gradients within 1e-5 of the lar
 bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one device's
 own rounding, against float32; and there every expert is chosen, since rounding decides between two that are
 nearly as good. Every layout meets both models, both formats, rematerialisation or none, and accumulation or
-none, and every two of those meet too: a pairwise cover. Layouts take the policies of rematerialisation in
-turn, so that each policy meets every axis. `make test` runs a case of each axis but `fsdp` (see
-tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover, `make test-long` all
-combinations. One device's program is compiled for each model and format only: rematerialisation changes no
-number, and accumulation none either where there are no experts, whose balance is that of a microbatch.
+none, and every two of those meet too: a pairwise cover. Each of the four key-value heads serves two devices
+where `tensor` has eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the policies
+of rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each axis but
+`fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover,
+`make test-long` all combinations. One device's program is compiled for each model and format only:
+rematerialisation changes no number, and accumulation none either where there are no experts, whose balance is
+that of a microbatch.
 """
 
 import functools
@@ -27,7 +29,7 @@ from meshwright.step import build_step
 
 SEQUENCES, MICROBATCHES = 32, 4
 MODEL = ("data.source=synthetic", "model.embed_dim=64", "model.num_heads=8")
-MODEL += ("model.num_kv_heads=8", "model.mlp_dim=128", "model.vocab_size=64", "batch.sequence_length=32")
+MODEL += ("model.num_kv_heads=4", "model.mlp_dim=128", "model.vocab_size=61", "batch.sequence_length=32")
 # Momentum from zero: after one step its trace is the gradient.
 MODEL += (
     f"batch.sequences={SEQUENCES}",

@@ -1,4 +1,4 @@
-"""Layers that take turns and caps train on a layout as on one device.
+"""Layers that take turns, caps, few key-value heads and odd vocabularies train on a layout as on one device.
 
 Losses and gradients in float32, within 1e-5 of the largest gradient. Parameters are drawn by one device.
 """
@@ -16,7 +16,7 @@ from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
 SIZES = (
-    *("data.source=synthetic", "precision=fp32", "model.vocab_size=64", "model.embed_dim=32"),
+    *("data.source=synthetic", "precision=fp32", "model.vocab_size=61", "model.embed_dim=32"),
     *("model.num_heads=4", "model.num_kv_heads=4", "model.mlp_dim=16", "batch.sequence_length=32"),
     *("batch.sequences=8", "optimizer.kind=sgd", "optimizer.momentum=0.9", "optimizer.clip_norm=none"),
 )
@@ -25,8 +25,14 @@ FAMILIES = {
         *("model.num_layers=4", "model.window=9", "model.global_every=2", "model.norm_place=both"),
         *("model.score_cap=2.0", "model.logit_cap=3.0", "model.score_dim=12", "model.rope_local_theta=50.0"),
     ),
+    "few keys": ("model.num_kv_heads=1", "model.qkv_bias=true", "model.qk_norm=all"),
 }
-CASES = [("turns", "fsdp=2,tensor=2", "full")]
+CASES = [
+    ("turns", "fsdp=2,tensor=2", "full"),
+    ("few keys", "fsdp=2,tensor=4", "none"),
+    pytest.param("few keys", "stage=2,tensor=4", "none", marks=pytest.mark.wide),
+    pytest.param("few keys", "context=2,tensor=4", "none", marks=pytest.mark.wide),
+]
 
 
 @functools.cache

@@ -148,9 +148,9 @@ def test_what_fits_passes_the_check(meshwright):
             "use batch.sequences = 8 or 16",
         ),
         (
-            ("llama3-8b", "--on", "16xH100", "--layout", "tensor=16"),
-            "model.num_kv_heads = 8 does not divide over tensor = 16",
-            "use tensor=8",
+            ("llama3-8b", "--on", "64xH100", "--layout", "tensor=64"),
+            "model.num_heads = 32 does not divide over tensor = 64",
+            "use tensor=32",
         ),
         (("nowhere.toml", "--on", "1xCPU"), "no file nowhere.toml", "known"),
         (("linear", "--on", "8xMI300X"), "MI300X", "--simulate"),

@@ -35,6 +35,8 @@ from meshwright.hardware import Fleet
         ("mixtral-8x7b", "fsdp=8,expert=8"),
         ("mistral-7b-v0.3", "fsdp=4,context=2"),
         ("deepseek-v3", "fsdp=8,expert=8,tensor=8"),
+        ("llama3-8b", "tensor=32"),  # four devices share each of eight key-value heads
+        ("gpt2-124m", "fsdp=16,tensor=4"),  # four divides the columns of the table, not its 50,257 rows
     ],
 )
 def test_layouts_that_split_evenly_pass(preset: str, layout: str):
@@ -53,19 +55,20 @@ def test_layouts_that_split_evenly_pass(preset: str, layout: str):
             "use batch.sequences = 4096, or data*fsdp = 512",
         ),
         ("llama3-70b", "fsdp=3", "model.embed_dim = 8192 does not divide over fsdp = 3", "fsdp=2 or 4"),
-        ("llama3-8b", "tensor=64", "model.num_heads = 32 does not divide over tensor = 64", "tensor=8"),
+        ("llama3-8b", "tensor=64", "model.num_heads = 32 does not divide over tensor = 64", "tensor=32"),
         (
             "llama3-8b",
-            "tensor=16",
-            "model.num_kv_heads = 8 does not divide over tensor = 16",
-            "num_kv_heads = 16",
+            "tensor=12",
+            "model.num_kv_heads = 8 does not divide over tensor = 12",
+            "use tensor=8, or model.num_kv_heads = 12",
         ),
         ("gpt2-124m", "tensor=5", "model.mlp_dim = 3072 does not divide over tensor = 5", "3070 or 3075"),
         (
             "gpt2-124m",
-            "tensor=2",
-            "model.vocab_size = 50257 does not divide over tensor = 2",
-            "50256 or 50258",
+            "fsdp=128,tensor=4",
+            "model.embed_dim = 768 does not divide over fsdp*tensor = 512, which split the columns of tables "
+            "with model.vocab_size = 50257 rows",
+            "use fsdp*tensor=384 or 768, or model.vocab_size = 50256 or 50260",
         ),
         (
             "gpt2-124m",

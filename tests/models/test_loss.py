@@ -53,6 +53,27 @@ def test_loss_and_gradients_are_optaxs_whatever_the_chunks_and_the_layout(
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 4}], ids=str)
+def test_rows_of_the_head_that_are_padding_take_no_part(layout, cap, arrays, context):
+    hidden, head, targets = arrays
+    targets = targets.at[:, ::3].set(LEFT_OUT)
+
+    def loss_on(run, num_ids):
+        def loss(hidden, head):
+            return mean_cross_entropy(hidden, head, Targets(targets, gaps=True), run, 6, cap, num_ids)
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+    wanted, (d_hidden, d_head) = loss_on(context(), None)(hidden, head)
+    padded = jnp.concatenate([head, jnp.full((4, EMBED), 9.0)])  # larger logits than the others'
+    value, gradients = loss_on(context(**layout), VOCAB)(hidden, padded)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_allclose(gradients[0], d_hidden, atol=1e-6)
+    np.testing.assert_allclose(gradients[1][:VOCAB], d_head, atol=1e-6)
+    np.testing.assert_array_equal(gradients[1][VOCAB:], 0)
+
+
 @pytest.mark.parametrize("layout", [{}, {"data": 2, "tensor": 2}], ids=str)
 def test_without_gradients_it_is_the_same_loss(layout, arrays, expected, context):
     run = context(**layout)

@@ -85,7 +85,9 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
 
     Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
     each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
-    positions of sequences over tensor and over context, there in two pieces for each device.
+    positions of sequences over tensor and over context, there in two pieces for each device. Key-value heads
+    may also be fewer than `tensor`, each for several whole devices. Where `tensor` does not divide the
+    vocabulary, it has to divide the columns of tables, with the axes of `embed`.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
@@ -102,6 +104,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
     problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
+    dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
+    problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
         split = [sizes.items() for dim, sizes in dims.items() if axis in rules[dim]]
         axes = ZERO1_RULES["embed"][::-1] if config.zero1 and axis == "fsdp" else (axis,)
@@ -110,6 +114,28 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     problems += _context_problems(config, layout)
     if problems:
         raise input_error(f"{config.name} on layout {layout}", problems)
+
+
+def _repeated(kv_heads: Mapping[str, int], layout: Layout) -> bool:
+    """Return whether each key-value head serves several whole devices along `tensor`."""
+    return all(layout.size("tensor") % size == 0 for size in kv_heads.values())
+
+
+def _table_problems(
+    config: RunConfig, layout: Layout, vocabulary: Mapping[str, int], embed: Mapping[str, int]
+) -> Iterator[Problem]:
+    """Yield the widths of tables that do not divide, where `tensor` has to split them and not their rows."""
+    axes = [*(ZERO1_RULES if config.zero1 else PARAMETER_RULES)["embed"], "tensor"]
+    ways, names = math.prod(layout.size(axis) for axis in axes), "*".join(axes)
+    for path, rows in vocabulary.items():
+        if rows % layout.size("tensor") == 0:
+            continue
+        for width_path, width in embed.items():
+            if width % ways:
+                what = f"= {width} does not divide over {names} = {ways}, which split the columns of tables"
+                what += f" with {path} = {rows} rows"
+                hint = f"use {names}={or_list(near_divisors(width, ways))}, or {path} = "
+                yield width_path, what, hint + or_list(near_multiples(layout.size("tensor"), rows))
 
 
 def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -61,7 +61,8 @@ class TransformerModel(ModelKind):
     Unit: heads"""
     num_kv_heads: Positive
     """Key and value heads, each shared by `num_heads` / `num_kv_heads` query heads.
-    Effect: fewer save parameters and the keys and values that `context` sends; `tensor` must divide it.
+    Effect: fewer save parameters and the keys and values that `context` sends. `tensor` must divide it, or
+    be a multiple of it: each head then serves several devices.
     Unit: heads"""
     head_dim: Positive = Field(default_factory=lambda data: _default_head_dim(data))
     """Width of one head.
@@ -72,7 +73,8 @@ class TransformerModel(ModelKind):
     Effect: most of the parameters and FLOPs grow in proportion; `tensor` must divide it. Unit: numbers"""
     vocab_size: Annotated[int, Field(ge=2, le=LARGEST)]
     """Rows of the embedding table and of the head.
-    Effect: both tables and the logits grow in proportion; ids of the data must be below it. Unit: tokens"""
+    Effect: both tables and the logits grow in proportion; ids of the data must be below it. A step pads sizes
+    that do not suit the devices. Unit: tokens"""
     norm: Literal["rms", "layer"] = "rms"
     """RMSNorm or LayerNorm, before attention, MLP and head.
     Effect: the arithmetic of norms; a LayerNorm takes part in `bias`."""

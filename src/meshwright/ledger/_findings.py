@@ -148,8 +148,8 @@ def _duplicated_work(flops: FlopLedger) -> Iterator[Finding]:
                 what=f"{module or 'outside any scope'}: {format_rate(wasted, 'FLOP')} beyond the model's, "
                 f"{100 * wasted / flops.executed:.1f} % of what is executed",
                 source_line="",
-                mend="split its operands over the axis whose devices do the same, or drop the padding: of "
-                "experts, by a smaller capacity factor",
+                mend="split its operands over the axis whose devices do the same (of key-value heads, by a "
+                "smaller tensor), or drop the padding: of experts, by a smaller capacity factor",
             )
 
 

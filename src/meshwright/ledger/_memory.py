@@ -152,7 +152,12 @@ def _range(value: Value, ranges: _Ranges) -> LiveRange:
 
 PARAMETERS = ("parameters", "frozen_parameters")
 FLOATING = ("f64", "f32", "f16", "bf16")
-_LOSS = re.compile(r"[/(]loss[)/]")
+_SCOPE = re.compile(r"[/(](loss|pad_vocabulary|unpad_vocabulary)[)/]")
+_BY_SCOPE = {
+    "loss": "logits_and_loss",
+    "pad_vocabulary": "gathered_parameters",
+    "unpad_vocabulary": "gradients",
+}
 _BY_PHASE = {
     "backward": "activation_gradients",
     "recompute": "recomputed_activations",
@@ -238,12 +243,13 @@ class Owners:
         if shape is not None and trail[0][1].opcode in ("custom-call", "fusion") and _is_bytes(shape):
             return owner("workspaces", "bytes of a library call", "structural")
         certainty = "named" if named else "inherited"
-        in_loss = self._scopes_are_ours and _LOSS.search(maker.op_name) is not None
-        after_forward = phase in ("backward", "other") or (in_loss and "transpose(" in maker.op_name)
+        scope = self._scope_of(maker)
+        after_forward = phase in ("backward", "other") or (scope == "loss" and "transpose(" in maker.op_name)
+        after_forward = after_forward and scope != "pad_vocabulary"
         if after_forward and self._has_shape_of_a_parameter(shape):
             return owner("gradients", "shape of a parameter", "shape" if named else "inherited")
-        if in_loss:
-            return owner("logits_and_loss", "scope loss", certainty)
+        if scope:
+            return owner(_BY_SCOPE[scope], f"scope {scope}", certainty)
         kept = phase == "forward" and self._is_kept(value, trail)
         if not kept and self._serves_a_collective(trail[0]):
             return owner("collective_staging", "a collective's buffer", "structural")
@@ -251,6 +257,11 @@ class Owners:
             category = "saved_activations" if kept else "forward_temporaries"
             return owner(category, "made in the forward pass", certainty)
         return owner(_BY_PHASE[phase], f"phase {phase}", "fallback" if phase == "other" else certainty)
+
+    def _scope_of(self, maker: Instruction) -> str:
+        """Return which of the scopes that decide a category an instruction is in; "" if none."""
+        found = _SCOPE.search(maker.op_name) if self._scopes_are_ours else None
+        return "" if found is None else found[1]
 
     def _named_near(self, trail: list[Place]) -> Instruction | None:
         """Return the named instruction nearest to a value without a name, or to what runs its computation."""
@@ -330,6 +341,11 @@ def _parameter_shapes(
         both = [{here, there} for here, there in zip(array.dims, whole.get(path, array.dims), strict=True)]
         for dims in (both, both[1:]):
             shapes.update(_without_ones(choice) for choice in itertools.product(*dims))
+    pads = (i for _, i in program.instructions() if "/pad_vocabulary/" in i.op_name)
+    # Padded tables have no argument of their shape.
+    rows = {max(array.dims) for instruction in pads for array in instruction.arrays if array.dims}
+    widths = {size for dims in shapes if len(dims) == 2 for size in dims}
+    shapes.update(_without_ones(dims) for dims in itertools.product(rows, widths))
     return shapes - {()}
 
 

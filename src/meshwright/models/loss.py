@@ -12,6 +12,7 @@ every chunk, or gather the vocabulary.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from ..sharding import activation_spec, axis_size, mean_over_manual, on_each_dev
 from ._base import Context
 
 LEFT_OUT = -1  # marks a position that the loss leaves out
+NEVER = -1e18  # the logit of padding: its exponential is 0, and its square is finite
 BACKWARD = "transpose(loss)"  # JAX's name for backward work; here it runs in the forward pass
 
 
@@ -46,6 +48,7 @@ def mean_cross_entropy(
     context: Context,
     most_positions: int,
     cap: float | None = None,
+    num_ids: int | None = None,
 ) -> Float[Array, ""]:
     """Return the sum of -log softmax(hidden . head)[target] over the batch's count, in nats, float32.
 
@@ -57,13 +60,15 @@ def mean_cross_entropy(
             the sequence is computed in the fewest chunks of that size or less, all of one length; positions
             that fill the last chunk are left out of the loss.
         cap: logits become cap x tanh(logits / cap); None leaves them as they are.
+        num_ids: of the vocabulary; rows of `head` beyond it are padding, and belong to no softmax. None: all.
     """
     held = hidden.shape[1] // axis_size(context.mesh, "context")
     chunk = math.ceil(held / math.ceil(held / most_positions))
     gaps = targets.gaps or held % chunk > 0
     ids = context.pin(targets.ids, "batch", "sequence")
     whole = ids if targets.whole is None else targets.whole
-    total: Array = _summed(context, (chunk, gaps, cap), hidden, head, ids)  # type: ignore[assignment]
+    how = How(chunk, gaps, cap, head.shape[0] if num_ids is None else num_ids)
+    total: Array = _summed(context, how, hidden, head, ids)  # type: ignore[assignment]
     if not targets.gaps:
         return total / whole.size
     # If this runs per replica, a mean over replicas follows, so all must divide by the same count.
@@ -71,7 +76,13 @@ def mean_cross_entropy(
     return total / jnp.where(counted > 0, counted, 1.0)
 
 
-How = tuple[int, bool, float | None]  # positions of a chunk, whether targets have gaps, the cap of logits
+class How(NamedTuple):
+    """The settings of a loss: positions of a chunk, and the rows of the head that are no padding."""
+
+    chunk: int
+    gaps: bool
+    cap: float | None
+    num_ids: int
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -80,13 +91,15 @@ def capped(logits: Array, cap: float | None) -> Array:
 
 
 def _chunk_loss(
-    x: Array, head: Array, targets: Array, vocab: str | None, how: How
+    x: Array, head: Array, targets: Array, vocab: str | None, how: How, num_rows: int
 ) -> tuple[Array, Array, Array, Array]:
     """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
-    _, gaps, cap = how
-    logits = capped(jnp.einsum("bse,ve->bsv", x, head).astype(jnp.float32), cap)
+    logits = capped(jnp.einsum("bse,ve->bsv", x, head).astype(jnp.float32), how.cap)
     first = jax.lax.axis_index(vocab) * logits.shape[-1] if vocab else 0
-    is_target = (first + jnp.arange(logits.shape[-1]))[None, None, :] == targets[:, :, None]
+    ids = (first + jnp.arange(logits.shape[-1]))[None, None, :]
+    if num_rows > how.num_ids:
+        logits = jnp.where(ids < how.num_ids, logits, NEVER)
+    is_target = ids == targets[:, :, None]
     chosen = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     peak = logits.max(axis=-1)
     peak = jax.lax.pmax(peak, vocab) if vocab else peak
@@ -94,7 +107,7 @@ def _chunk_loss(
     mass, chosen = jax.lax.psum((mass, chosen), vocab) if vocab else (mass, chosen)
     log_sum_exp = peak + jnp.log(mass)
     losses = log_sum_exp - chosen
-    if gaps:
+    if how.gaps:
         losses = jnp.where(targets != LEFT_OUT, losses, 0.0)
     return jnp.sum(losses), logits, log_sum_exp, is_target
 
@@ -108,11 +121,10 @@ def _num_gradients(context: Context, differentiates: bool) -> int:
 
 def _d_logits(logits: Array, log_sum_exp: Array, is_target: Array, labels: Array, how: How) -> Array:
     """Return the gradient of one chunk's summed loss with respect to its logits before the cap."""
-    _, gaps, cap = how
     d_logits = jnp.exp(logits - log_sum_exp[:, :, None]) - is_target
-    if cap is not None:
-        d_logits = d_logits * (1 - jnp.square(logits / cap))  # the slope of tanh
-    return jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0) if gaps else d_logits
+    if how.cap is not None:
+        d_logits = d_logits * (1 - jnp.square(logits / how.cap))  # the slope of tanh
+    return jnp.where((labels != LEFT_OUT)[:, :, None], d_logits, 0) if how.gaps else d_logits
 
 
 def with_positions(x: Array, multiple: int, value: int) -> Array:
@@ -125,7 +137,7 @@ def _per_device(
     context: Context, how: How, differentiates: bool, hidden: Array, head: Array, targets: Array
 ) -> tuple[Array, ...]:
     """Return the summed loss; if `differentiates`, also its gradients of `hidden` and of a trained `head`."""
-    chunk, split = how[0], token_axes(context.mesh)
+    chunk, split, num_rows = how.chunk, token_axes(context.mesh), head.shape[0]
     num_gradients = _num_gradients(context, differentiates)
     vocab = "tensor" if axis_size(context.mesh, "tensor") > 1 else None
     scattered = tuple(axis for axis in (("fsdp", "data") if context.zero1 else ("fsdp",)) if axis in split)
@@ -140,7 +152,7 @@ def _per_device(
             x, labels = (
                 jax.lax.dynamic_slice_in_dim(a, index * chunk, chunk, axis=1) for a in (hidden, targets)
             )
-            loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, how)
+            loss, logits, log_sum_exp, is_target = _chunk_loss(x, head, labels, vocab, how, num_rows)
             if not differentiates:
                 return (total + loss,), None
             d_hidden, *d_head = gradients
@@ -172,7 +184,8 @@ def _per_device(
     rows = activation_spec(("batch", "sequence"), context.mesh)
     outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 1 + num_gradients]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
-    with jax.named_scope("loss"):
+    needed = f"needed_{how.num_ids}_of_{num_rows}"
+    with jax.named_scope("loss"), jax.named_scope(needed) if num_rows > how.num_ids else nullcontext():
         return each(hidden, head, targets)
 
 

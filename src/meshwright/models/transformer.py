@@ -9,6 +9,7 @@ for the backward pass is named here and chosen in `rematerialisation`.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
-from ..sharding import gather, look_up, num_shards, ring_size, rows_here
+from ..sharding import gather, look_up, num_repeats, num_shards, ring_size, rows_here
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
@@ -358,7 +359,9 @@ class Transformer(Model):
     ) -> Float[Array, ""]:
         head = self.head(parameters, context)
         c = self.config
-        return mean_cross_entropy(hidden, head, targets, context, c.loss_chunk, c.logit_cap)
+        return mean_cross_entropy(
+            hidden, head, targets, context, c.loss_chunk, c.logit_cap, num_ids=c.vocab_size
+        )
 
     def _block(
         self,
@@ -428,8 +431,9 @@ class Transformer(Model):
         On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice
         as long (benchmarks/train_cpu.py).
         """
-        with jax.named_scope(name):
-            dims = self._dims[group, name]
+        dims = self._dims[group, name]
+        shape = (self.block if group in self.block else self.dense_block)[group][name].shape
+        with jax.named_scope(name), _as_needed(num_repeats(dims, shape, context.mesh)):
             num_inputs = x.ndim - 2
             outputs = dims[num_inputs:]
             if name in layer[group]:
@@ -516,6 +520,11 @@ def _places(
     if ring_size(context.mesh) == 1:
         return None
     return ring_positions(length, context.mesh)[None]
+
+
+def _as_needed(repeats: int) -> AbstractContextManager[Any]:
+    """Return the scope of a product that several devices repeat: one of them counts as model FLOPs."""
+    return jax.named_scope(f"needed_1_of_{repeats}") if repeats > 1 else nullcontext()
 
 
 def _scattered(y: Array, context: Context) -> Array:

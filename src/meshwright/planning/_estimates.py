@@ -135,6 +135,7 @@ class _Weights:
     """Numbers of parameters, by the axes that divide them."""
 
     blocks: float  # matrices of all blocks: stage, fsdp, tensor
+    keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
     experts: float  # of all blocks: stage, expert, fsdp, tensor
     norms: float  # and routers, of all blocks: stage, fsdp
     tables: float  # embedding and head: fsdp, tensor
@@ -144,16 +145,16 @@ def _weights_of(config: RunConfig) -> _Weights:
     model = config.model
     if not isinstance(model, TransformerModel):
         # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
-        return _Weights(blocks=0, experts=0, norms=0, tables=model.num_parameters)
+        return _Weights(blocks=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
     layers, width = model.num_layers, model.embed_dim
     tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
         model.max_positions or 0
     )
     experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
     blocks = layers * model.num_attention_parameters + model.num_dense_parameters
-    return _Weights(
-        blocks=blocks, experts=experts, norms=model.num_parameters - blocks - experts - tables, tables=tables
-    )
+    keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
+    norms = model.num_parameters - blocks - experts - tables
+    return _Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
 
 
 def _moments(config: RunConfig) -> tuple[float, float]:
@@ -204,12 +205,15 @@ class _Form:
         self.layers_of_stage = groups_of_stage(config, candidates.size(STAGE)).astype(float) * group
         self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
-        self.heads_width = self.keys_width = self.hidden = self.vocab = self.seen = 0.0
+        self.heads_width = self.hidden = self.vocab = self.seen = 0.0
+        self.keys_width = np.zeros_like(self.tensor)
+        self.repeats = np.ones_like(self.tensor)  # devices along `tensor` that use each key-value head
         self.loss_chunk = 1.0
         if isinstance(model, TransformerModel):
             self.heads_width = model.num_heads * (model.head_dim + (model.value_dim or model.head_dim)) / 2
             self.seen = model.seen_positions(int(self.length))
-            self.keys_width = float(model.num_kv_heads * model.head_dim)
+            self.repeats = np.maximum(self.tensor / model.num_kv_heads, 1.0)
+            self.keys_width = model.num_kv_heads * model.head_dim * self.repeats  # on all devices together
             self.hidden, self.vocab = float(model.mlp_dim), float(model.vocab_size)
             self.loss_chunk = float(model.loss_chunk)
         narrow = config.precision != "fp32"
@@ -228,7 +232,8 @@ class _Form:
     def _held(self, weights: _Weights, *, over_data: bool) -> Numbers:
         """Return the parameters that one device holds of each number; with ZeRO-1 divided over data too."""
         ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
-        blocks = (weights.blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
+        of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
+        blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
         return (blocks + weights.norms / self.stage + weights.tables / self.tensor) / ways
 
     def _held_trained(self, *, over_data: bool) -> Numbers:
@@ -244,7 +249,8 @@ class _Form:
         each = FP32 if self.config.lora.base == "fp32" else self.activation_bytes
         weights = self.weights
         if self.config.lora.base == "nf4":  # products in four bits, and a scale for each block
-            weights = replace(weights, blocks=weights.blocks * (0.5 + FP32 / NF4_BLOCK) / each)
+            share = (0.5 + FP32 / NF4_BLOCK) / each
+            weights = replace(weights, blocks=weights.blocks * share, keys=weights.keys * share)
         return self._held(weights, over_data=False) * each
 
     def _block_inputs(self) -> Numbers:
@@ -269,6 +275,7 @@ class _Form:
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
+        copies = copies + np.where(self.vocab % self.tensor, tables * FP32, 0.0)  # whose rows are padded
         copies = copies + np.where(self.zero1 | (self.fsdp == 1) | (self.stage > 1), held * NARROW, 0.0)
         slots = np.where(
             self.stage > 1,

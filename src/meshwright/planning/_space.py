@@ -378,16 +378,23 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
         "the batch does not divide": batch.sequences % replicas == 0,
     }
     both = {**ACTIVATION_RULES, **PARAMETER_RULES}
-    layers = dims.pop("layers", None)
+    layers, kv_heads = dims.pop("layers", None), dims.pop("kv_heads", {})
+    vocabulary = dims.pop("vocab", {})
     if layers is None:
         rules["stage splits nothing of the model"] = stage == 1
     else:
         rules["stage is more than the model's layers"] = stage <= min(layers.values())
     for axis, place in (("expert", EXPERT), ("tensor", TENSOR), ("fsdp", FSDP)):
         split = [size for dim, by_key in dims.items() if axis in both[dim] for size in by_key.values()]
-        rules[f"{axis} does not divide the model's sizes"] = _all_divisible(split, sizes[:, place])
+        divides = _all_divisible(split, sizes[:, place])
+        if axis == "tensor":
+            divides &= _divide_or_repeat(kv_heads.values(), tensor)
+        rules[f"{axis} does not divide the model's sizes"] = divides
         if not split:
             rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
+    for rows in vocabulary.values():
+        by_columns = _all_divisible(dims["embed"].values(), sizes[:, FSDP] * tensor)
+        rules["fsdp and tensor divide no side of the tables"] = (rows % tensor == 0) | by_columns
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
         rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
@@ -400,6 +407,14 @@ def _all_divisible(split: Iterable[int], ways: Column) -> NDArray[np.bool_]:
     mask = np.ones(len(ways), bool)
     for size in split:
         mask &= size % ways == 0
+    return mask
+
+
+def _divide_or_repeat(kv_heads: Iterable[int], tensor: Column) -> NDArray[np.bool_]:
+    """Return which sizes of `tensor` divide the key-value heads, or are a multiple of them."""
+    mask = np.ones(len(tensor), bool)
+    for size in kv_heads:
+        mask &= (size % tensor == 0) | (tensor % size == 0)
     return mask
 
 
@@ -522,6 +537,9 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         size for dim, by_key in model.sizes.split_dims.items() if "fsdp" in PARAMETER_RULES[dim]
         for size in by_key.values()
     ]  # fmt: skip
+    tensor, replicas = candidates.size(TENSOR), candidates.size(DATA) * candidates.size(FSDP)
+    widths = model.sizes.split_dims.get("embed", {}).values()
+    by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), tensor)
     lacking = [
         place for place, name in enumerate(SETTINGS["precision"]) if not _has_units(config, fleet, name)
     ]
@@ -534,7 +552,7 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "offload of moments needs moments": ~moments | has_moments,
         "a CPU's memory is its host's": (offload == 0) | (fleet.chip.platform != "cpu"),
         "zero1 does not divide the model's sizes": ~zero1
-        | _all_divisible(split, candidates.size(DATA) * candidates.size(FSDP)),
+        | (_all_divisible(split, replicas) & (~by_columns | _all_divisible(widths, replicas * tensor))),
         "adapters have one stage and no zero1": (config.lora.rank is None)
         | ((candidates.size(STAGE) == 1) & ~zero1),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,

@@ -22,6 +22,7 @@ from ._rules import mean_over_manual as mean_over_manual
 from ._rules import mesh_here as mesh_here
 from ._rules import mesh_of as mesh_of
 from ._rules import num_chunks_of as num_chunks_of
+from ._rules import num_repeats as num_repeats
 from ._rules import num_shards as num_shards
 from ._rules import on_each_device as on_each_device
 from ._rules import parameter_spec as parameter_spec

@@ -23,6 +23,8 @@ from ..config import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Rules
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
 gives: along those (its `manual_axes`) the code is one shard's already, and there is nothing left to split."""
+KV_HEADS = "kv_heads"
+"""The dimension of key-value heads. Where `tensor` has more devices, each head serves several of them."""
 
 
 def axis_size(mesh: AnyMesh, axis: str) -> int:
@@ -89,9 +91,27 @@ def _spec(dims: Sequence[str], mesh: AnyMesh, rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def parameter_spec(dims: Sequence[str], mesh: AnyMesh, zero1: bool = False) -> PartitionSpec:
-    """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`."""
-    return _spec(dims, mesh, ZERO1_RULES if zero1 else PARAMETER_RULES)
+def parameter_spec(
+    dims: Sequence[str], mesh: AnyMesh, zero1: bool = False, shape: Sequence[int] | None = None
+) -> PartitionSpec:
+    """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`.
+
+    `shape`: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
+    with a vocabulary that `tensor` does not divide, it splits the columns.
+    """
+    rules = ZERO1_RULES if zero1 else PARAMETER_RULES
+    if shape is not None and num_repeats(dims, shape, mesh) > 1:
+        rules = {**rules, KV_HEADS: ()}
+    if shape is not None and "vocab" in dims and shape[dims.index("vocab")] % axis_size(mesh, "tensor"):
+        rules = {**rules, "vocab": (), "embed": (*rules["embed"], "tensor")}
+    return _spec(dims, mesh, rules)
+
+
+def num_repeats(dims: Sequence[str], shape: Sequence[int], mesh: AnyMesh) -> int:
+    """Return how many devices along `tensor` use each key-value head of a parameter; 1 if it has none."""
+    if KV_HEADS not in dims:
+        return 1
+    return max(1, axis_size(mesh, "tensor") // shape[dims.index(KV_HEADS)])
 
 
 def activation_spec(dims: Sequence[str], mesh: AnyMesh) -> PartitionSpec:
@@ -144,9 +164,12 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
     parameter's format. (A plain sharding constraint would pin the gradient to the gathered layout, which
     needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
     reduce-scattered over `data` too.
+
+    Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
     """
     if num_shards(mesh) == 1:
         return x.astype(dtype)
+    x = _repeated(x, mesh, dims, zero1)
     at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
     left = NamedSharding(mesh, parameter_spec(dims, mesh, zero1))
     in_use = NamedSharding(mesh, _spec(dims, mesh, {**PARAMETER_RULES, "embed": (), "latent": ()}))
@@ -164,6 +187,30 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
 
     use.defvjp(lambda x: (use(x), None), backward)
     return use(x)
+
+
+def _repeated(x: Array, mesh: AnyMesh, dims: tuple[str, ...], zero1: bool) -> Array:
+    """Return a stored parameter with a key-value head for each device along `tensor`, sharded as others are.
+
+    A device takes its head from the whole that it holds. Gradients of the same head are summed.
+    """
+    repeats = num_repeats(dims, x.shape, mesh)
+    if repeats == 1:
+        return x
+    place = dims.index(KV_HEADS)
+    each = NamedSharding(mesh, parameter_spec(dims, mesh))
+    whole = NamedSharding(mesh, parameter_spec(dims, mesh, zero1, x.shape))
+
+    @jax.custom_vjp
+    def repeat(x: Array) -> Array:
+        return jax.lax.with_sharding_constraint(jnp.repeat(x, repeats, axis=place), each)
+
+    def backward(_: None, gradient: Array) -> tuple[Array]:
+        grouped = gradient.reshape(*gradient.shape[:place], -1, repeats, *gradient.shape[place + 1 :])
+        return (jax.lax.with_sharding_constraint(grouped.sum(axis=place + 1), whole),)
+
+    repeat.defvjp(lambda x: (repeat(x), None), backward)
+    return repeat(x)
 
 
 def _split_by(mesh: AnyMesh, dim: str) -> tuple[str, ...]:

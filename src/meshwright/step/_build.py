@@ -54,6 +54,7 @@ from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
 from ._pipeline import Pipeline
 from ._stage import ContextOf, Staged
+from ._tables import PaddedTables
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -102,7 +103,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     )
     batch = abstract_batch(config, mesh)
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
-    shardings = state_shardings["parameters"]
+    tables = PaddedTables(model.parameters(), mesh, config.zero1)
+    used = tables.declared(declared)
+    shardings = _by_dims(used, mesh, config.zero1)  # of gradients, while a step computes
     pipeline = _pipeline_of(config, model, context_of, shardings) if mesh.shape.get("stage", 1) > 1 else None
 
     def loss(
@@ -113,7 +116,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return model.loss(parameters, model_state, microbatch, context_of(key))
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
-        parameters = _as_computed(config, declared, mesh, parameters, batch)
+        parameters = _as_computed(config, used, mesh, tables.widened(parameters), batch)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
         return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
@@ -121,14 +124,19 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
         # A model with state computes statistics over the whole batch, so it must see all replicas at once.
         sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
-        used = {**state, "parameters": _as_computed(config, declared, mesh, state["parameters"], batch)}
+        parameters = tables.widened(state["parameters"])
+        now = {**state, "parameters": _as_computed(config, used, mesh, parameters, batch)}
+        if frozen is not None:
+            now["frozen"] = tables.widened(state["frozen"])
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
         if pipeline is not None:
-            return pipeline.scaled_gradients(used, batch, key)
-        return grads.scaled_gradients(sums, loss, shardings, used, batch, key)
+            value, outcome, gradient = pipeline.scaled_gradients(now, batch, key)
+        else:
+            value, outcome, gradient = grads.scaled_gradients(sums, loss, shardings, now, batch, key)
+        return value, outcome, tables.narrowed(gradient)
 
     replicated, arguments = NamedSharding(mesh, PartitionSpec()), (state_shardings, batch_shardings)
-    step = _step(config, optimizer, gradients, shardings)
+    step = _step(config, optimizer, gradients, state_shardings["parameters"])
     results = (state_shardings, replicated)
     evaluated = (whole_parameters(state_shardings), state_shardings["model_state"])
     return TrainStep(
@@ -350,7 +358,8 @@ def whole_over_replicas(
         if not zero1:
             return cast
         split, whole = (
-            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1)) for zero1 in (True, False)
+            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1, declared.shape))
+            for zero1 in (True, False)
         )
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
@@ -380,14 +389,9 @@ def abstract_state(
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda _: replicated, shapes)
 
-    def by_dims(declared: Tree) -> Tree:
-        return jax.tree.map(
-            lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1)), declared, is_leaf=is_parameter
-        )
-
-    shardings["parameters"] = by_dims(declared)
+    shardings["parameters"] = _by_dims(declared, mesh, zero1)
     if frozen is not None:
-        shardings["frozen"] = by_dims(frozen)
+        shardings["frozen"] = _by_dims(frozen, mesh, zero1)
     shardings["optimizer"] = moment_shardings(shapes["optimizer"], declared, mesh, zero1)
     if on_host:
         shardings["optimizer"] = jax.tree.map(
@@ -397,6 +401,15 @@ def abstract_state(
         )
     described = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
     return jax.tree.map(described, shapes, shardings)
+
+
+def _by_dims(declared: Tree, mesh: Mesh, zero1: bool) -> Tree:
+    """Return the shardings of declared parameters."""
+    return jax.tree.map(
+        lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh, zero1, p.shape)),
+        declared,
+        is_leaf=is_parameter,
+    )
 
 
 def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:

@@ -316,7 +316,7 @@ def moment_shardings(state: Tree, declared: Tree, mesh: Mesh, zero1: bool = Fals
             return NamedSharding(mesh, PartitionSpec(*spec))
         name = jax.tree_util.keystr(path).removesuffix(owner).rpartition(".")[2]
         parameter = parameters[owner]
-        spec = parameter_spec(parameter.dims, mesh, zero1)
+        spec = parameter_spec(parameter.dims, mesh, zero1, parameter.shape)
         if moment.shape != parameter.shape:
             spec = _spec_of_sides(name, moment.shape, parameter, spec)
         return NamedSharding(mesh, spec)

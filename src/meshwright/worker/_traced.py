@@ -407,8 +407,8 @@ class _Counter:
         self, scopes: str, eqn: Any, flops: dict[str, int], times: Fraction, *, of_attention: bool = False
     ) -> None:
         name = eqn.primitive.name
-        of_attention |= "attention" in name or ("needed_" in scopes and "attention" in scopes)
         module = module_of(f"{scopes}/{name}") or (_place_of(eqn) if self.by_source else "")
+        of_attention |= "attention" in name or ("needed_" in scopes and "attention" in module.split("/"))
         for part, amount in flops.items():
             scaled = times * amount
             for share in shares_of(scopes).values():
