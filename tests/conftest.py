@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
@@ -93,9 +95,64 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_sessionstart() -> None:
+    """Give the session the rates of a processor, once.
+
+    The real probe, which tests/measure tries, takes twelve seconds of a processor. It would run again and
+    again: the tests keep the machine busy, and their slow loops make each run disagree with its prediction.
+    """
+    if _STARTED_BY_XDIST:
+        return
+    from meshwright.hardware import Calibration
+    from meshwright.measure import _calibration
+
+    rates = Calibration(
+        matmul_flops_per_second={"fp32": 5e10, "bf16": 3e10},
+        memory_bytes_per_second=1e9,
+        launch_seconds=1e-6,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        source="made up by the tests",
+        jaxlib=_calibration.installed_versions()["jaxlib"],
+        measured_again="the tests doubt nothing",
+    )
+    _calibration._keep(rates, _calibration._path_of("CPU"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--again",
+        type=int,
+        metavar="CASES",
+        help="what may differ on another Python or jax: at most so many cases of each test, and none marked "
+        "`once`",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after `-m`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    if most := config.getoption("again"):
+        kept = set(again(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def again(items: list[pytest.Item], most: int) -> Iterator[pytest.Item]:
+    """Yield every test that is not marked `once`; of one with many cases, as many as asked, spread evenly."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(item.iter_markers("once")):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        count = min(most, len(found))
+        yield from (found[place * (len(found) - 1) // max(count - 1, 1)] for place in range(count))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for among what tests make, not in modules: that took an eighth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

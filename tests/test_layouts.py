@@ -126,7 +126,11 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     if case not in cover():
         return [pytest.mark.long]
     alone = case.experts == (case.layout in WITH_EXPERTS)
-    return [] if case.layout in FIRST and alone else [pytest.mark.wide]
+    if case.layout in FIRST and alone:
+        return []
+    # Of a layout without an axis for experts `make test-wide` runs one choice, with experts or without.
+    one = case.layout in WITH_EXPERTS or alone == (case.layout in LAYOUTS[::2])
+    return [pytest.mark.wide if one else pytest.mark.long]
 
 
 INITIAL = {}  # one device's initial parameters, by model

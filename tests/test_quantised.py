@@ -142,8 +142,22 @@ def test_layouts_train_alike(axes, unroll, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
-@pytest.mark.parametrize("remat", ["none", WIDE("dots-attention"), WIDE("full")])
-@pytest.mark.parametrize("fleet", ["1xH100", "2xH100"])
+@pytest.mark.parametrize(
+    ("remat", "fleet"),
+    [
+        ("none", "1xH100"),
+        WIDE("full", "2xH100"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("none", "2xH100"),
+                ("dots-attention", "1xH100"),
+                ("dots-attention", "2xH100"),
+                ("full", "1xH100"),
+            )
+        ),
+    ],
+)
 def test_products_take_four_and_a_half_bits_and_are_never_kept_whole(remat, fleet):
     sizes = ("model.embed_dim=1024", "model.mlp_dim=4096", "model.head_dim=64", "model.num_heads=16")
     small = ("model.num_layers=16", "batch.sequences=2", "batch.sequence_length=128", "precision=bf16")
