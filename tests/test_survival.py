@@ -112,7 +112,7 @@ def test_ten_kills_of_ten_million_parameters_on_eight_devices(tmp_path, layout):
 
 @pytest.mark.once
 def test_restarts_bring_back_a_run_that_was_killed(tmp_path):
-    said = command(tmp_path / "run", *NANO, 200, "--set", "checkpoint.every_steps=5", "--restarts", "2")
+    said = command(tmp_path / "run", *NANO, 100, "--set", "checkpoint.every_steps=5", "--restarts", "2")
     process = subprocess.Popen(said, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait(process, lambda: newest_step(tmp_path / "run") > 0)
     (child,) = (each for each in psutil.Process(process.pid).children() if "train" in each.cmdline())
@@ -121,4 +121,4 @@ def test_restarts_bring_back_a_run_that_was_killed(tmp_path):
     assert process.returncode == 0
     assert "restart 1 of 2: the run was killed by SIGKILL; it is resumed" in talk
     losses, _ = outcome(tmp_path / "run")
-    assert list(losses) == list(range(1, 201))
+    assert list(losses) == list(range(1, 101))
