@@ -25,7 +25,7 @@ _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
 
-# Thousands of tests hold millions of objects of modules, and looking for garbage among them took a tenth of the
+# The modules of all tests are millions of objects, and looking for garbage among them took a tenth of the
 # tests' time. Not `gc.freeze`: what is frozen is nobody's referrer, and `measure` asks for referrers.
 gc.set_threshold(20_000, 10, 10)
 
