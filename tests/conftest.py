@@ -143,13 +143,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def again(items: list[pytest.Item], most: int) -> Iterator[pytest.Item]:
-    """Yield every test that is not marked `once`; of one with many cases, as many as asked, spread evenly."""
+    """Yield tests that are not marked `once`; of one not marked `every` only so many cases, spread evenly."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if not any(item.iter_markers("once")):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for found in cases.values():
-        count = min(most, len(found))
+        whole = any(found[0].iter_markers("every"))
+        count = len(found) if whole else min(most, len(found))
         yield from (found[place * (len(found) - 1) // max(count - 1, 1)] for place in range(count))
 
 

@@ -170,6 +170,7 @@ def trained(case: Case, *, draws: bool = True) -> tuple[list, float, list]:
     return initial, float(metrics["loss"]), jax.tree.map(np.array, gradients)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in everything()], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
     alone = Case("data=1", case.experts, case.bf16, False, case.accumulates and case.experts, case.num_layers)
