@@ -72,12 +72,13 @@ def optimised_where_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # The files that take longest, first: else one worker would end with one of them while the others are idle.
 LONGEST = (
-    "test_oracle_traffic",
     "test_pipeline",
-    "test_processes",
-    "test_digits",
-    "test_plan",
     "test_huggingface",
+    "test_processes",
+    "test_plan",
+    "test_fields",
+    "test_oracle_traffic",
+    "test_digits",
     "test_peft",
     "test_optimizers",
     "test_layouts",
@@ -95,6 +96,9 @@ LONGEST = (
     "test_packed",
     "test_live",
     "test_api",
+    "test_scripts",
+    "test_torch_decoder",
+    "test_account",
     "test_ring",
 )
 

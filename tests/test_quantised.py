@@ -18,7 +18,7 @@ from meshwright.models import quantised as module
 from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
 from meshwright.step import build_step
 
-WIDE = functools.partial(pytest.param, marks=pytest.mark.wide)
+WIDE, LONG = (functools.partial(pytest.param, marks=mark) for mark in (pytest.mark.wide, pytest.mark.long))
 SIZES = ("model.embed_dim=128", "model.head_dim=32", "model.mlp_dim=384", "batch.sequences=4")
 NF4_RUN = (*SIZES, "lora.rank=4", "lora.base=nf4", 'lora.targets=["all-linear"]', "data.source=synthetic")
 
@@ -131,9 +131,17 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("unroll", ["false", WIDE("true")])
 @pytest.mark.parametrize(
-    "axes", [AXES["fsdp, tensor"], WIDE(AXES["data"]), WIDE(AXES["context, fsdp"])], ids=str
+    ("axes", "unroll"),
+    [
+        (AXES["fsdp, tensor"], "false"),
+        WIDE(AXES["data"], "true"),
+        WIDE(AXES["context, fsdp"], "false"),
+        LONG(AXES["fsdp, tensor"], "true"),
+        LONG(AXES["data"], "false"),
+        LONG(AXES["context, fsdp"], "true"),
+    ],
+    ids=str,
 )
 def test_layouts_train_alike(axes, unroll, mesh):
     run = (*NF4_RUN, "precision=fp32", f"model.unroll={unroll}")
@@ -147,15 +155,10 @@ def test_layouts_train_alike(axes, unroll, mesh):
     [
         ("none", "1xH100"),
         WIDE("full", "2xH100"),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (
-                ("none", "2xH100"),
-                ("dots-attention", "1xH100"),
-                ("dots-attention", "2xH100"),
-                ("full", "1xH100"),
-            )
-        ),
+        LONG("none", "2xH100"),
+        LONG("dots-attention", "1xH100"),
+        LONG("dots-attention", "2xH100"),
+        LONG("full", "1xH100"),
     ],
 )
 def test_products_take_four_and_a_half_bits_and_are_never_kept_whole(remat, fleet):

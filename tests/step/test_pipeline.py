@@ -178,7 +178,7 @@ CASES = [
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
-        {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=WIDE
+        {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=LONG
     ),
     pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows", marks=WIDE),
     pytest.param(
@@ -192,7 +192,7 @@ CASES = [
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
     pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=LONG),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=LONG),
-    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=WIDE),
+    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=LONG),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("remat=none",), id="data and tensor", marks=LONG),
     pytest.param(STAGE_FSDP_TENSOR, 4, (), ("pipeline=gpipe",), id="fsdp, gpipe", marks=LONG),
     pytest.param(FOUR_FSDP, 4, (), ("remat=full",), id="four and fsdp", marks=LONG),
