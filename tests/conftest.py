@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
@@ -22,6 +24,10 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
+
+# The modules of all tests are millions of objects, and looking for garbage among them took a tenth of the
+# tests' time. Not `gc.freeze`: what is frozen is nobody's referrer, and `measure` asks for referrers.
+gc.set_threshold(20_000, 10, 10)
 
 # A shell without job control starts background jobs with Ctrl-C ignored; what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -66,12 +72,13 @@ def optimised_where_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # The files that take longest, first: else one worker would end with one of them while the others are idle.
 LONGEST = (
-    "test_oracle_traffic",
     "test_pipeline",
-    "test_processes",
-    "test_digits",
-    "test_plan",
     "test_huggingface",
+    "test_processes",
+    "test_plan",
+    "test_fields",
+    "test_oracle_traffic",
+    "test_digits",
     "test_peft",
     "test_optimizers",
     "test_layouts",
@@ -89,13 +96,66 @@ LONGEST = (
     "test_packed",
     "test_live",
     "test_api",
+    "test_scripts",
+    "test_torch_decoder",
+    "test_account",
     "test_ring",
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_sessionstart() -> None:
+    """Give the session the rates of a processor, once.
+
+    The real probe, which tests/measure tries, takes twelve seconds of a processor. It would run again and
+    again: the tests keep the machine busy, and their slow loops make each run disagree with its prediction.
+    """
+    if _STARTED_BY_XDIST:
+        return
+    from meshwright.hardware import Calibration
+    from meshwright.measure import _calibration
+
+    rates = Calibration(
+        matmul_flops_per_second={"fp32": 5e10, "bf16": 3e10},
+        memory_bytes_per_second=1e9,
+        launch_seconds=1e-6,
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        source="made up by the tests",
+        jaxlib=_calibration.installed_versions()["jaxlib"],
+        measured_again="the tests doubt nothing",
+    )
+    _calibration._keep(rates, _calibration._path_of("CPU"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--again",
+        type=int,
+        metavar="CASES",
+        help="what may differ on another Python or jax: at most so many cases of each test, and none marked "
+        "`once`",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after `-m`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+    if most := config.getoption("again"):
+        kept = set(again(items, most))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def again(items: list[pytest.Item], most: int) -> Iterator[pytest.Item]:
+    """Yield tests that are not marked `once`; of one not marked `every` only so many cases, spread evenly."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(item.iter_markers("once")):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        whole = any(found[0].iter_markers("every"))
+        count = len(found) if whole else min(most, len(found))
+        yield from (found[place * (len(found) - 1) // max(count - 1, 1)] for place in range(count))
 
 
 @pytest.fixture(scope="session", autouse=True)

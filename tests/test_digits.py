@@ -42,7 +42,10 @@ def test_the_digits_are_read_back_as_they_were_written_at_the_side_that_the_mode
     assert np.abs(batch["images"].mean(axis=(1, 2, 3)) - ink).max() < 0.02
 
 
-@pytest.mark.parametrize(("devices", "batch", "rate"), [(1, 32, 0.003), (4, 128, 0.006)])
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("devices", "batch", "rate"), [(1, 32, 0.003), pytest.param(4, 128, 0.006, marks=pytest.mark.wide)]
+)
 def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     digits, tmp_path, monkeypatch, devices: int, batch: int, rate: float
 ):
@@ -72,7 +75,7 @@ def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     assert drawn[-1] > 0  # before the run was over
 
 
-@pytest.mark.wide
+@pytest.mark.long
 def test_resnet_recognises_digits_it_has_not_seen(digits, tmp_path):
     small = ["model.image_size=32", "steps=96", "evaluation.every_steps=48", "evaluation.batches=12"]
     run = mw.train(

@@ -5,9 +5,9 @@ bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two
 own rounding, against float32; and there every expert is chosen, since rounding decides between two that are
 nearly as good. Every layout meets both models, both formats, rematerialisation or none, and accumulation or
 none, and every two of those meet too: a pairwise cover. Each of the four key-value heads serves two devices
-where `tensor` has eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the policies
-of rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each axis but
-`fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover,
+where `tensor` has eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the
+policies of rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each
+axis but `fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover,
 `make test-long` all combinations. One device's program is compiled for each model and format only:
 rematerialisation changes no number, and accumulation none either where there are no experts, whose balance is
 that of a microbatch.
@@ -137,7 +137,11 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     if case not in cover():
         return [pytest.mark.long]
     alone = case.experts == (case.layout in WITH_EXPERTS)
-    return [] if case.layout in FIRST and alone else [pytest.mark.wide]
+    if case.layout in FIRST and alone:
+        return []
+    # Of a layout without an axis for experts `make test-wide` runs one choice, with experts or without.
+    one = case.layout in WITH_EXPERTS or alone == (case.layout in LAYOUTS[::2])
+    return [pytest.mark.wide if one else pytest.mark.long]
 
 
 INITIAL = {}  # one device's initial parameters, by model
@@ -177,6 +181,7 @@ def trained(case: Case, *, draws: bool = True) -> tuple[list, float, list]:
     return initial, float(metrics["loss"]), jax.tree.map(np.array, gradients)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in everything()], ids=str)
 def test_a_layout_trains_as_one_device_does(case):
     alone = Case("data=1", case.experts, case.bf16, False, case.accumulates and case.experts, case.num_layers)

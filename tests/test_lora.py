@@ -183,9 +183,10 @@ def test_the_ledger_shows_what_is_frozen_and_moments_of_adapters_alone():
     assert weighing.ledger.flops.rule_6nd is None, "the rule supposes that all parameters are trained"
 
 
+@pytest.mark.once
 def test_a_plan_ranks_layouts_of_a_run_with_adapters():
-    fixed = ["remat=full", "microbatch=1", "offload=none", "zero1=false", "context=1", "stage=1"]
-    plan = mw.plan("llama3-8b", on="2xH100", fix=fixed, budget_seconds=60, overrides=["lora.rank=16"])
+    fixed, run = ["rest", "remat=full", "microbatch=1"], ["lora.rank=16", "layer_loop=keep"]
+    plan = mw.plan("llama3-8b", on="2xH100", fix=fixed, vary=["data=1,2"], budget_seconds=60, overrides=run)
     assert plan.winner is not None
     assert len({candidate.layout for candidate in plan.candidates}) > 1
     full = mw.weigh("llama3-8b", on="2xH100", overrides=plan.winner.overrides)

@@ -106,12 +106,14 @@ def test_its_page_has_a_dot_for_each_candidate_and_shows_all_without_a_script(ma
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
+@pytest.mark.once
 def test_a_second_call_goes_on_from_what_the_first_compiled(made, forked_workers):
     again = mw.plan("bytes-nano", on="8xH100", fix=[*FIXED, "context=1"], budget_seconds=4)
     assert [candidate.cached for candidate in again.candidates].count(True) >= len(made.candidates) / 2
     assert again.winner.step_seconds.expected <= made.winner.step_seconds.expected
 
 
+@pytest.mark.once
 def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(monkeypatch, forked_workers):
     from meshwright.api import _candidates
 
@@ -130,6 +132,7 @@ def test_a_candidate_whose_compilation_fails_is_reported_and_the_others_go_on(mo
     assert "the worker died" in str(made)
 
 
+@pytest.mark.once
 def test_progress_tells_the_best_so_far(forked_workers):
     events = []
     made = mw.plan("linear", on="2xH100", budget_seconds=1, num_workers=1, on_event=events.append)
@@ -148,6 +151,7 @@ def test_ctrl_c_returns_what_was_compiled_so_far(forked_workers):
     assert made.winner is not None
 
 
+@pytest.mark.once
 def test_a_list_price_is_used_with_its_provider_and_date(made, forked_workers):
     listed = mw.plan("bytes-nano", on="8xH100", fix=[*FIXED, "context=1"], budget_seconds=0.1, tokens="1B")
     assert listed.fleet.price_per_device_hour
@@ -236,6 +240,7 @@ def test_a_functions_knobs_can_be_weighed_by_name(own, forked_workers):
         mw.weigh(own, on="2xH100", overrides={"times": 7})
 
 
+@pytest.mark.once
 def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made):
     weighed = mw.weigh("bytes-nano", on="8xH100", overrides=["layout=data=4,tensor=2", "remat=full"])
     assert weighed.step_seconds > made.winner.step_seconds.expected / 0.95, "else nothing is to be said"
@@ -265,6 +270,7 @@ def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, t
     assert weighed.plan.layout is None
 
 
+@pytest.mark.once
 def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
     made = mw.plan(
         "bytes-nano",
@@ -311,6 +317,7 @@ def compared(forked_workers):
     )
 
 
+@pytest.mark.once
 def test_fleets_are_compared_by_time_and_price(compared):
     assert compared.fastest is compared.ranked[0]
     seconds = [plan.winner.step_seconds.expected for plan in compared.ranked]
@@ -324,6 +331,7 @@ def test_fleets_are_compared_by_time_and_price(compared):
     assert [plan["fleet"] for plan in fields["plans"]] == [plan.fleet.name for plan in compared.ranked]
 
 
+@pytest.mark.once
 def test_a_fleet_for_which_no_plan_can_be_made_is_listed_with_its_reason(compared):
     assert list(compared.refused) == ["8xV100-32GB"]
     text = " ".join(str(compared).split())
@@ -357,6 +365,7 @@ def test_fleets_that_cannot_be_compared_are_refused():
         mw.plan_fleets("linear", on=["2xH100"], fix=["tensor=2", "data=2"])
 
 
+@pytest.mark.once
 def test_the_smallest_fleet_is_the_first_on_which_a_candidate_fits(forked_workers):
     """124M parameters x 16 bytes of state and gradients do not fit 2.2 GB beside what the system takes."""
     fleet = Fleet.parse("8xH100")

@@ -18,7 +18,7 @@ from meshwright.models import quantised as module
 from meshwright.models.quantised import CODES, NF4, SCALES, dequantised, to_codes
 from meshwright.step import build_step
 
-WIDE = functools.partial(pytest.param, marks=pytest.mark.wide)
+WIDE, LONG = (functools.partial(pytest.param, marks=mark) for mark in (pytest.mark.wide, pytest.mark.long))
 SIZES = ("model.embed_dim=128", "model.head_dim=32", "model.mlp_dim=384", "batch.sequences=4")
 NF4_RUN = (*SIZES, "lora.rank=4", "lora.base=nf4", 'lora.targets=["all-linear"]', "data.source=synthetic")
 
@@ -132,9 +132,17 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("unroll", ["false", WIDE("true")])
 @pytest.mark.parametrize(
-    "axes", [axes if name == "fsdp, tensor" else WIDE(axes) for name, axes in AXES.items()], ids=str
+    ("axes", "unroll"),
+    [
+        (AXES["fsdp, tensor"], "false"),
+        WIDE(AXES["data"], "true"),
+        WIDE(AXES["context, fsdp"], "false"),
+        LONG(AXES["fsdp, tensor"], "true"),
+        LONG(AXES["data"], "false"),
+        LONG(AXES["context, fsdp"], "true"),
+    ],
+    ids=str,
 )
 def test_layouts_train_alike(axes, unroll, mesh):
     run = (*NF4_RUN, "precision=fp32", f"model.unroll={unroll}")
@@ -143,8 +151,17 @@ def test_layouts_train_alike(axes, unroll, mesh):
     np.testing.assert_allclose(split, alone, rtol=2e-5)
 
 
-@pytest.mark.parametrize("remat", ["none", WIDE("dots-attention"), WIDE("full")])
-@pytest.mark.parametrize("fleet", ["1xH100", "2xH100"])
+@pytest.mark.parametrize(
+    ("remat", "fleet"),
+    [
+        ("none", "1xH100"),
+        WIDE("full", "2xH100"),
+        LONG("none", "2xH100"),
+        LONG("dots-attention", "1xH100"),
+        LONG("dots-attention", "2xH100"),
+        LONG("full", "1xH100"),
+    ],
+)
 def test_products_take_four_and_a_half_bits_and_are_never_kept_whole(remat, fleet):
     sizes = ("model.embed_dim=1024", "model.mlp_dim=4096", "model.head_dim=64", "model.num_heads=16")
     small = ("model.num_layers=16", "batch.sequences=2", "batch.sequence_length=128", "precision=bf16")

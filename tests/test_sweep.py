@@ -190,6 +190,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch):
         mw.sweep("linear", ["seed=1,2"], folder=tmp_path / "file" / "here")
 
 
+@pytest.mark.once
 def test_a_real_ctrl_c_between_steps_leaves_a_table_a_page_and_130_and_the_sweep_goes_on_later(
     tmp_path: Path,
 ):

@@ -23,7 +23,6 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import CompileError
 
-CASES = 1000
 CPU_SECONDS = 5.0  # of one case; the slowest takes two, with its imports
 STATUSES = {0, 1, 2, 3, 130}  # as `cli/_app.py` documents them, without 4: an error nobody foresaw
 CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
@@ -338,11 +337,13 @@ def fault_of(arguments: list[str], status: object, output: str, talk: str) -> st
     return ""
 
 
-@pytest.mark.wide
-def test_a_thousand_bad_command_lines_end_with_words(folder, nothing_starts, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "cases", [pytest.param(300, marks=pytest.mark.wide), pytest.param(1000, marks=pytest.mark.long)]
+)
+def test_bad_command_lines_end_with_words(cases, folder, nothing_starts, capsys, monkeypatch):
     faults: list[str] = []
     began, verbs = time.process_time(), dict.fromkeys(VERBS, 0)
-    for number in range(CASES):
+    for number in range(cases):
         draw = Choices(number)
         environment, arguments = draw.environment, draw.arguments
         verbs[draw.verb] += 1
@@ -361,6 +362,6 @@ def test_a_thousand_bad_command_lines_end_with_words(folder, nothing_starts, cap
         if fault := fault_of(arguments, status, captured.out, captured.err):
             line = shlex.join(word if len(word) < 100 else f"{word[:20]}..{len(word)}" for word in arguments)
             faults.append(f"case {number} {environment}: meshwright {line!a}\n  {fault}")
-    assert not faults, f"{len(faults)} of {CASES}:\n" + "\n".join(faults[:20])
-    assert min(verbs.values()) >= CASES // 40, verbs
+    assert not faults, f"{len(faults)} of {cases}:\n" + "\n".join(faults[:20])
+    assert min(verbs.values()) >= cases // 40, verbs
     assert time.process_time() - began < 120

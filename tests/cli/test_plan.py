@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.once  # tests/test_plan.py has plans by another Python
+
 FIX = [f"--fix={knob}" for knob in ("offload=none", "context=1", "inner=tensor", "remat=full", "stage=1")]
 
 

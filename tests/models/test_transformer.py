@@ -308,6 +308,7 @@ def test_the_default_policy_computes_no_product_again_wherever_norms_stand(kind)
     assert other.executed == plain.executed
 
 
+@pytest.mark.wide
 def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     """By the program: a loop's layers appear once in it, so its products do not grow with their number."""
 

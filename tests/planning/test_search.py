@@ -10,6 +10,8 @@ from meshwright.hardware import Fleet
 from meshwright.planning import Estimates, Outcome, Search, estimate, parsed_knobs, space_of
 from meshwright.predict import machine_of
 
+pytestmark = pytest.mark.once
+
 RUN, FLEET = load_config("llama3-8b"), Fleet.parse("64xH100")
 
 
@@ -32,7 +34,7 @@ def truth_of(candidates, estimates, seed):
     return estimates.seconds * np.exp(factor + noise), estimates.memory * np.exp(0.3 * (factor > 0) + noise)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3))])
 def test_twenty_compilations_come_within_three_percent_of_the_best_that_fits(space, estimates, seed):
     seconds, memory = truth_of(space.candidates, estimates, seed)
     room = np.full(len(space.candidates), 78e9)

@@ -19,6 +19,8 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
 from meshwright.planning import parsed_knobs, space_of
 
+pytestmark = pytest.mark.once
+
 CASES = [
     ("llama3-8b", "64xH100", ()),
     ("mixtral-8x7b", "32xH100", ()),

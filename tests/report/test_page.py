@@ -17,6 +17,8 @@ from meshwright.report._costs import FLOP_CONVENTION
 from meshwright.report._facts import read_run
 from meshwright.results import Change, Changes, Sweep, SweepRun
 
+pytestmark = pytest.mark.once
+
 GIB = 2**30
 VOID = {"meta", "br", "wbr"}
 INLINE = {"span", "wbr"}

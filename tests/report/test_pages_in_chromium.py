@@ -22,7 +22,10 @@ from meshwright.report import page_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser here: none of {', '.join(NAMES)}")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser here: none of {', '.join(NAMES)}"),
+]
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
     "--disable-quic", "--no-first-run",

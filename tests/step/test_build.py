@@ -125,6 +125,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("axes", "model", "more"), CASES)
 def test_layouts_and_microbatches_give_the_losses_of_one_device_and_one_batch(
     axes, model, more, mesh, trained

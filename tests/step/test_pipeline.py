@@ -180,14 +180,14 @@ CASES = [
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
-        {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=WIDE
+        {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=LONG
     ),
-    pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows"),
+    pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows", marks=WIDE),
     pytest.param(
         {"stage": 4}, 4, ("model.num_layers=5",), TWO, id="two chunks, five layers over four stages"
     ),
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=WIDE),
-    pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=WIDE),
+    pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=LONG),
     pytest.param(
         *({"stage": 4}, 4, ("model.num_layers=6",), ("remat=full-every-2",)),
         id="six layers over four stages, every second block repeated",
@@ -196,22 +196,25 @@ CASES = [
     pytest.param(
         *({"stage": 2}, 4, EIGHT, (*TWO, "remat=full-every-2")),
         id="two chunks, every second block repeated",
-        marks=WIDE,
+        marks=LONG,
     ),
     pytest.param(
-        {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=WIDE
+        {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=LONG
     ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
-    pytest.param({"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven positions, tensor"),
-    pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=WIDE),
-    pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=WIDE),
-    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=WIDE),
+    pytest.param(
+        {"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven positions", marks=WIDE
+    ),
+    pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=LONG),
+    pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=LONG),
+    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=LONG),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("remat=none",), id="data and tensor", marks=LONG),
     pytest.param(STAGE_FSDP_TENSOR, 4, (), ("pipeline=gpipe",), id="fsdp, gpipe", marks=LONG),
     pytest.param(FOUR_FSDP, 4, (), ("remat=full",), id="four and fsdp", marks=LONG),
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("axes", "num_microbatches", "model", "more"), CASES)
 def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, model, more, mesh, run_of, alone):
     value, gradient = alone(run_of(num_microbatches, *model), mesh())

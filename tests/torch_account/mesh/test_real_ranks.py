@@ -26,15 +26,25 @@ PLANS = {
 }
 # In `make test`: uneven shards with gathers, and functional collectives within a block.
 ALWAYS = {("perceptrons", "fsdp", 2), ("mixed", "tensor", 2)}
+# In `make test-wide`: every plan and every model, in few pairs.
+WIDE = {
+    *(("decoder", plan, 4) for plan in ("fsdp_tensor", "hybrid")),
+    *(("decoder", plan, 2) for plan in ("kept", "tensor")),
+    ("perceptrons", "data", 2),
+    *(("tied", plan, 2) for plan in ("data", "tensor")),
+    *(("patches", plan, 2) for plan in ("bf16", "checkpoint")),
+    *(("convolutions", plan, 2) for plan in ("fsdp", "checkpoint")),
+    *(("mixed", plan, 2) for plan in ("fsdp", "kept")),
+}
 NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
 NOT_RUN = {("convolutions", "bf16")}  # the CPU's batch norm takes no weights and statistics of two formats
 
 
 def _marks(model: str, plan: str, num_ranks: int) -> list[pytest.MarkDecorator]:
-    """Two ranks of every model in `make test-wide`, four of one model too; the others in `make test-long`."""
+    """What is in neither set runs in `make test-long`."""
     if (model, plan, num_ranks) in ALWAYS:
         return []
-    return [pytest.mark.wide if num_ranks == 2 or model == "decoder" else pytest.mark.long]
+    return [pytest.mark.wide if (model, plan, num_ranks) in WIDE else pytest.mark.long]
 
 
 CASES = [
