@@ -138,6 +138,7 @@ AXES = {
         (AXES["fsdp, tensor"], "false"),
         WIDE(AXES["data"], "true"),
         WIDE(AXES["context, fsdp"], "false"),
+        WIDE(AXES["more than the key-value heads"], "false"),
         LONG(AXES["fsdp, tensor"], "true"),
         LONG(AXES["data"], "false"),
         LONG(AXES["context, fsdp"], "true"),

@@ -202,9 +202,7 @@ CASES = [
         {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=LONG
     ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
-    pytest.param(
-        {"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven positions", marks=WIDE
-    ),
+    pytest.param({"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven", marks=WIDE),
     pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=LONG),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=LONG),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=LONG),
