@@ -508,7 +508,7 @@ class _Form:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
         hidden = self._mlp_share() * self.hidden
         second = self.keys_width + self.heads_width + hidden * self._gated
-        return second / max(2 * (self.keys_width + self.heads_width) + hidden * (2 + self._gated), 1)
+        return second / np.maximum(2 * (self.keys_width + self.heads_width) + hidden * (2 + self._gated), 1)
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
