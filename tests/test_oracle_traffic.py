@@ -133,7 +133,7 @@ FP32_IN_USE = NORMS + 256  # vectors are gathered as they are used
 def test_accumulation_reduces_once_over_data_and_context_however_many_microbatches(layout):
     """Textbook: one all-reduce of fp32 sums of gradients. Nothing is added, and none lies in a loop."""
     ledger = weighed(layout, "batch.microbatch_sequences=1")
-    (reduction,) = (each for each in ledger.traffic if each.kind != "collective-permute")
+    (reduction,) = (each for each in ledger.traffic if each.kind == "all-reduce")
     assert set(reduction.axes) == {part.split("=")[0] for part in layout.split(",")}
     assert (reduction.kind, reduction.count, reduction.in_loop) == ("all-reduce", 1, False)
     assert reduction.wire_bytes == pytest.approx(2 * ring(4 * PARAMETERS), abs=SCALARS)
@@ -277,14 +277,29 @@ def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     assert found.pop("all-reduce tensor") == pytest.approx(residual, rel=0.05)
 
 
-def test_context_parallel_sends_keys_and_values_round_a_ring_and_their_gradients_after_them():
-    """Textbook: gradients are reduced as in a data parallel step. Each layer sends the keys and values that
-    a device holds, in bf16, round a ring (N-1 hops) forward, and again backward; there their gradients follow
-    in fp32, and come home in bf16 with one hop more. Nothing gathers keys or values.
+def test_context_parallel_gathers_keys_and_values_twice_and_scatters_their_gradients():
+    """Textbook (Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2): gradients are reduced as in a data
+    parallel step. Each layer gathers keys and values in bf16, forward and backward, and scatters their
+    gradients, here in fp32.
     """
     found = sent("context=8")
     reduced = 2 * ring(2 * PARAMETERS) + 2 * ring((4 - 2) * (NORMS + 256))
     assert found.pop("all-reduce") == pytest.approx(reduced, abs=SCALARS)
-    held = 2 * 256 * TOKENS / N  # keys and values of one device
+    both = 2 * 256 * TOKENS
+    assert found.pop("all-gather") == 4 * 2 * ring(2 * both)
+    assert found.pop("reduce-scatter") == 4 * ring(4 * both)
+    assert not found
+
+
+@pytest.mark.wide
+def test_keys_and_values_of_long_sequences_go_round_a_ring_and_their_gradients_after_them():
+    """Where those of a layer take more than 256 MiB, here twice that. Each layer sends what a device holds,
+    in bf16, round a ring (N-1 hops) forward, and again backward; there the gradients follow in fp32, and
+    come home in bf16 with one hop more. Nothing gathers keys or values.
+    """
+    length = 2**19
+    found = sent("context=8", "batch.sequences=1", f"batch.sequence_length={length}")
+    found.pop("all-reduce")
+    held = 2 * 256 * length / N  # keys and values of one device
     assert found.pop("collective-permute") == 4 * held * (2 * (N - 1) + 2 * (N - 1) + 4 * (N - 1) + 2)
     assert not found

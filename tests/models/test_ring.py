@@ -10,8 +10,9 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from meshwright.config import TransformerModel
-from meshwright.models import attention_blocks, initial_parameters
-from meshwright.models.attention import in_ring_order, ring_attention, ring_positions
+from meshwright.models import attention, attention_blocks, initial_parameters
+from meshwright.models.attention import context_attention, in_ring_order, ring_positions
+from meshwright.models.gathered_attention import part_sizes
 from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
 
@@ -35,6 +36,12 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(attention_blocks, "MAX_BLOCKS", 2)
 
 
+@pytest.fixture
+def ring(monkeypatch):
+    """Keys and values go round the ring, however small they are."""
+    monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", 0)
+
+
 def test_each_device_holds_a_piece_from_either_end(mesh):
     split = mesh(data=2, context=4)
     rows = jnp.arange(2 * 16).reshape(2, 16)
@@ -50,16 +57,31 @@ def test_without_the_axis_the_order_is_that_of_the_window(mesh):
     assert in_ring_order(rows, mesh(data=2)) is rows
 
 
+def test_parts_of_keys_add_up_to_whatever_a_piece_of_queries_needs():
+    for total in range(70):
+        sizes = part_sizes(total)
+        assert sum(sizes) == total
+        assert len(sizes) == total.bit_length()
+        sums = {0}
+        for size in sizes:
+            sums |= {size + other for other in sums}
+        assert sums == set(range(total + 1))
+
+
 @pytest.mark.parametrize(
-    ("axes", "documents"),
+    ("axes", "documents", "most_gathered"),
     [
-        ({"context": 3}, True),
-        ({"data": 2, "context": 2, "tensor": 2}, False),
-        pytest.param({"context": 8}, False, marks=pytest.mark.wide),
-        pytest.param({"data": 2, "context": 2, "tensor": 2}, True, marks=pytest.mark.wide),
+        ({"context": 3}, True, 2**28),
+        ({"data": 2, "context": 2, "tensor": 2}, False, 0),
+        ({"context": 3}, False, 2**28),
+        ({"data": 2, "context": 2, "tensor": 2}, False, 2**28),
+        pytest.param({"context": 8}, False, 2**28, marks=pytest.mark.wide),
+        pytest.param({"context": 8}, False, 0, marks=pytest.mark.wide),
+        pytest.param({"data": 2, "context": 2, "tensor": 2}, True, 2**28, marks=pytest.mark.wide),
     ],
 )
-def test_the_ring_gives_what_jaxs_own_attention_gives(mesh, axes, documents):
+def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents, most_gathered, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
     split, length = mesh(**axes), 48
     random = np.random.default_rng(1)
     shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (2, length, 4, 8))
@@ -70,7 +92,7 @@ def test_the_ring_gives_what_jaxs_own_attention_gives(mesh, axes, documents):
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        return ring_attention(*ordered[:3], given, split, cudnn=False)[:, np.argsort(order)]
+        return context_attention(*ordered[:3], given, split, cudnn=False)[:, np.argsort(order)]
 
     mask = segments[:, None, :, None] == segments[:, None, None, :] if documents else None
 
@@ -105,8 +127,9 @@ def loss_and_gradients(name, context, documents):
     return run, parameters, batch_of(documents)
 
 
-# Each axis beside it, each format, each way of rematerialisation, each kind of position, documents. In
-# `make test` two of these: tests/test_layouts.py and tests/step/test_pipeline.py have the ring too.
+# Each axis beside it, each format, each way of rematerialisation, each kind of position, documents: these go
+# round the ring, all else is gathered. In `make test` two of these: tests/test_layouts.py and
+# tests/step/test_pipeline.py have the axis too.
 @pytest.mark.parametrize(
     ("axes", "name", "dtype", "remat", "documents"),
     [
@@ -138,21 +161,32 @@ def test_loss_and_gradients_are_those_of_one_device(axes, name, dtype, remat, do
         np.testing.assert_allclose(mine, their, atol=tolerance * largest)
 
 
-def messages(jaxpr):
-    """Permutations in a traced program, loops multiplied out."""
+def messages(jaxpr, kind="ppermute"):
+    """Messages of a kind in a traced program, loops multiplied out."""
     total = 0
     for eqn in jaxpr.eqns:
-        total += eqn.primitive.name == "ppermute"
+        total += eqn.primitive.name == kind
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(messages(inner) for inner in jaxprs_in_params(eqn.params))
+        total += times * sum(messages(inner, kind) for inner in jaxprs_in_params(eqn.params))
     return total
 
 
 @pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots-attention", 1), ("full", 2)])
-def test_only_full_rematerialisation_runs_the_ring_again(remat, runs, context):
+def test_only_full_rematerialisation_runs_the_ring_again(remat, runs, context, ring):
     """Messages round a ring of 4: 3 forward; backward 3 with keys, 3 with their gradients, 1 home."""
     run, *arguments = loss_and_gradients("rotary", context(remat=remat, context=4), False)
     assert messages(jax.make_jaxpr(run)(*arguments).jaxpr) == LLAMA.num_layers * (3 * runs + 3 + 3 + 1)
+
+
+@pytest.mark.parametrize(("remat", "runs"), [("dots-attention", 1), ("full", 2)])
+def test_keys_and_values_are_gathered_forward_and_backward_and_their_gradients_scattered(
+    remat, runs, context
+):
+    run, *arguments = loss_and_gradients("rotary", context(remat=remat, context=4), False)
+    traced = jax.make_jaxpr(run)(*arguments).jaxpr
+    assert messages(traced, "all_gather") == LLAMA.num_layers * (runs + 1)
+    assert messages(traced, "reduce_scatter") == LLAMA.num_layers
+    assert messages(traced) == 0
 
 
 @pytest.mark.parametrize("axes", [{"context": 8}, {"data": 2, "context": 2, "tensor": 2}])

@@ -318,12 +318,12 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
 
 
 def test_a_pipeline_sums_gradients_over_context_once_a_step():
-    """However many ticks it has; in them keys, values and their gradients go round the ring alone."""
+    """However many ticks it has; in them only keys and values are gathered, and their gradients scattered."""
     overrides = (*TINY, "precision=fp32", "batch.sequences=8", "batch.microbatch_sequences=1")
     weighed = mw.weigh("bytes-nano", on="8xH100", layout="stage=2,context=4", overrides=overrides)
     over = [each for each in weighed.ledger.traffic if "context" in each.axes]
     in_loops = {(each.kind, each.axes) for each in over if each.in_loop}
-    assert in_loops == {("collective-permute", ("context",))}
+    assert in_loops == {("all-gather", ("context",)), ("reduce-scatter", ("context",))}
     outside = sum(each.payload_bytes for each in over if not each.in_loop)
     num_layers, tables = 4 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) // 2, 2 * 64 * 16 + 16  # of a stage
     scalars = 64

@@ -17,6 +17,8 @@ AXES = ("stage", "data", "fsdp", "context", "expert", "tensor")
 """The axes of our own models in their default order, so that `tensor` lies inside a host."""
 BATCH_AXES = ("data", "fsdp", "expert")
 """The axes that split the rows of a batch."""
+MOST_GATHERED_BYTES = 2**28
+"""Of one layer's keys and values for whole windows on a device. If they take more, they go round a ring."""
 
 Rules = Mapping[str, tuple[str, ...]]
 """The axes that split a named dimension, by its name."""

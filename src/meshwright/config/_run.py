@@ -414,6 +414,12 @@ class RunConfig(Section):
         return self.lora.num_parameters(self.model)
 
     @property
+    def has_documents(self) -> bool:
+        """Whether a window may hold several documents, so that batches have segments."""
+        packed = isinstance(self.data, TokenFileData | MixtureData) and self.data.documents == "packed"
+        return packed or isinstance(self.data, InstructionData)
+
+    @property
     def num_frozen_parameters(self) -> int:
         """Number of parameters that are only read: none, or with `lora` those of the model."""
         return 0 if self.lora.rank is None else self.model.num_parameters

@@ -1,4 +1,4 @@
-"""Compute causal attention: on one device's sequence, or in a ring over the mesh axis `context`.
+"""Compute causal attention: on one device's sequence, or over the mesh axis `context`.
 
 Kernels: cuDNN's flash kernel on NVIDIA targets, blocks of queries in plain JAX elsewhere. Neither holds a
 [queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n compute (2i+2)/(2i+1)
@@ -13,11 +13,14 @@ a microbatch (64 MiB at 4096). cuDNN's variant for packed sequences is not used.
 documents per row and keeps statistics for each. It also queries the GPU while it is traced, so a program
 could not be compiled for a target that is not present.
 
-Ring: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag).
-So all devices have the same work: causal attention among a device's own positions, then two pairs of pieces
-for each other device's keys. The device's second piece always attends to the other's first piece. In
-addition, if the other device comes earlier in the ring, first piece attends to first piece; otherwise second
-piece attends to second piece.
+Order: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag), so
+that all devices have the same work. Keys and values of whole windows are gathered for one layer at a time
+(`gathered_attention`) if that takes little memory. Otherwise, and if windows hold several documents, they go
+round a ring.
+
+Ring: causal attention among a device's own positions, then two pairs of pieces for each other device's keys.
+The device's second piece always attends to the other's first piece. In addition, if the other device comes
+earlier in the ring, first piece attends to first piece; otherwise second piece attends to second piece.
 
 The next device's keys travel while the present ones are used. In the backward pass the gradients of keys
 and values follow them round the ring in float32; one last hop returns them to their device in the compute
@@ -39,6 +42,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from ..config import MOST_GATHERED_BYTES
 from ..sharding import AnyMesh, activation_spec, axis_size, on_each_device, pin, ring_size
 from ._base import Context, Tree
 from .attention_blocks import (
@@ -52,8 +56,8 @@ from .attention_blocks import (
     cudnn_attention,
     merged,
 )
+from .gathered_attention import AXIS, gathered_backward, gathered_forward
 
-AXIS = "context"
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
@@ -94,8 +98,19 @@ def ring_positions(length: int, mesh: AnyMesh) -> Int[Array, " sequence"]:
     return pin(piece * num + place, mesh, "sequence")
 
 
+def gathers(key: Array, segments: Array | None, size: int) -> bool:
+    """Return whether keys and values are gathered: both of whole windows take `MOST_GATHERED_BYTES` or less.
+
+    Args:
+        key: one device's keys.
+        segments: of several documents in a window, which plain blocks read piece by piece; None for one.
+        size: the number of devices that share a sequence.
+    """
+    return segments is None and 2 * size * key.size * key.dtype.itemsize <= MOST_GATHERED_BYTES
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def ring_attention(
+def context_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
     value: Float[Array, "batch sequence kv_heads head_dim"],
@@ -122,7 +137,13 @@ def _forward(
     query: Array, key: Array, value: Array, segments: Array | None, mesh: AnyMesh, cudnn: bool
 ) -> tuple[Array, Saved]:
     arguments, result_spec = _specs(mesh)
-    local = partial(_round, Cudnn() if cudnn else Blocks(), ring_size(mesh))
+    kernel, size = Cudnn() if cudnn else Blocks(), ring_size(mesh)
+
+    def local(query: Array, key: Array, value: Array, segments: Array | None) -> PartResult:
+        if gathers(key, segments, size):
+            return gathered_forward(kernel, size, query, key, value)
+        return _round(kernel, size, query, key, value, segments)
+
     result = on_each_device(local, mesh, arguments, result_spec)(query, key, value, segments)
     result = PartResult(*(checkpoint_name(x, NAME) for x in result))
     return result.out, (query, key, value, segments, result)
@@ -130,12 +151,20 @@ def _forward(
 
 def _backward(mesh: AnyMesh, cudnn: bool, saved: Saved, d_out: Array) -> tuple[Array, Array, Array, None]:
     arguments, result_spec = _specs(mesh)
-    local = partial(_round_back, Cudnn() if cudnn else Blocks(), ring_size(mesh))
+    kernel, size = Cudnn() if cudnn else Blocks(), ring_size(mesh)
+
+    def local(
+        query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array
+    ) -> Gradients:
+        if gathers(key, segments, size):
+            return gathered_backward(kernel, size, query, key, value, result, d_out)
+        return _round_back(kernel, size, query, key, value, segments, result, d_out)
+
     each = on_each_device(local, mesh, (*arguments, result_spec, result_spec.out), arguments[:3])
     return *each(*saved, d_out), None
 
 
-ring_attention.defvjp(_forward, _backward)
+context_attention.defvjp(_forward, _backward)
 
 
 class _Keys(NamedTuple):
@@ -363,7 +392,7 @@ def causal_attention(
             assert shape == PLAIN, f"check_layout refuses {shape} over a ring"
             assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
             segments = None if documents is None else documents.segments
-            return ring_attention(query, key, value, segments, context.mesh, cudnn)
+            return context_attention(query, key, value, segments, context.mesh, cudnn)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
         local = partial(_on_one_device, cudnn=cudnn, shape=shape, platform=context.platform)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)

@@ -1,6 +1,6 @@
 """Compute attention over a part of the keys, forward and backward, in plain blocks or by cuDNN.
 
-Ring attention (`attention`) uses this: parts are merged by the log-sum-exp of each query. `Kernel` has two
+Attention over `context` uses this: parts are merged by the log-sum-exp of each query. `Kernel` has two
 implementations: `Cudnn`, and `Blocks` of queries in plain JAX. Neither holds a [queries, keys] matrix of
 the whole part. Both recompute the scores in the backward pass, from the log-sum-exp over all parts.
 
@@ -220,7 +220,7 @@ class Blocks(Kernel):
                     blocks.append(_forward(rows.at(start, stop - start), keys.until(stop), start))
             out, log_sum_exp = (jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True))
         else:
-            size = _even_block(length)
+            size = _even_block(length, part.key.shape[1])
             with jax.named_scope(ALL_NEEDED):
                 looped = jax.lax.map(
                     lambda start: _forward(rows.at(start, size), keys, None), jnp.arange(0, length, size)
@@ -243,7 +243,7 @@ class Blocks(Kernel):
                 d_key, d_value = d_key.at[:, :, :stop].add(more[0]), d_value.at[:, :, :stop].add(more[1])
             d_query = jnp.concatenate(blocks, axis=3)
         else:
-            size = _even_block(length)
+            size = _even_block(length, part.key.shape[1])
 
             def one(totals: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], Array]:
                 d_rows, more_key, more_value = _backward(rows.at(start, size), keys, None)
@@ -328,9 +328,12 @@ def causal_blocks(
         yield low, start, stop, jax.named_scope(f"needed_{needed}_of_{done}")
 
 
-def _even_block(length: int) -> int:
-    """Return the largest block size within the limit that divides `length`."""
-    most = min(_largest_block(length), length)
+def _even_block(length: int, num_keys: int) -> int:
+    """Return the largest block size within the limit that divides `length`.
+
+    With more keys than queries a block is smaller, so that it holds no more scores than with as many.
+    """
+    most = max(1, min(_largest_block(length), length) * length // max(length, num_keys))
     return next(size for size in range(most, 0, -1) if length % size == 0)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.config import (
+    MOST_GATHERED_BYTES,
     NF4_BLOCK,
     AdafactorOptimizer,
     AdaGradOptimizer,
@@ -77,6 +78,8 @@ KEPT_BYTES = {
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
+PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
+EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
 # The same in a pipeline whose stages do not recompute everything: all messages, and those that nothing hides.
@@ -292,6 +295,8 @@ class _Form:
         working = self.tokens * (
             12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
         )
+        # Keys and values as they arrive and in order; their gradients summed, of one call, and in order.
+        working = working + np.where(self._gathers_keys(), 2 * self._keys() * (2 * NARROW + 3 * FP32), 0.0)
         return state + gradients + copies + waiting + self._block_inputs() + kept + working + self._logits()
 
     def _mlp_share(self) -> Any:
@@ -356,7 +361,7 @@ class _Form:
         repeats = self._repeats()
         attention, attention_back = self._attention(backward=False), self._attention(backward=True)
         kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * self._kept_passes()
-        merged = self._passes((self.context - 1) * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
+        merged = self._passes(self._hops() * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
         compute = {
             "matmul": forward * (1 + repeats["matmul"]) + backward,
             "attention": attention * (1 + repeats["attention"]) + attention_back,
@@ -372,6 +377,7 @@ class _Form:
         )
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
+        ring = np.where(self._gathers_keys(), EXPOSED_GATHERS_OF_KEYS * self._gathers_of_keys(), ring)
         times = 2 if self.frozen else 3  # twice the weights, once their gradients
         gathers = self._gather(self._layer_bytes(), FSDP) * times
         hidden = self._at_most(HIDDEN) * gathers
@@ -516,10 +522,10 @@ class _Form:
 
     def _kernels(self) -> Numbers:
         """Return how many kernels a block launches, forward and backward."""
-        return KERNELS + KERNELS_OF_A_HOP * (self.context - 1)
+        return KERNELS + KERNELS_OF_A_HOP * self._hops()
 
     def _attention(self, *, backward: bool) -> Numbers:
-        """Return the seconds of a block's attention kernels on one device, all hops of its ring together.
+        """Return the seconds of a block's attention kernels on one device, all calls over `context` together.
 
         A ring calls kernels on halves of its pieces of a sequence, which run at the rate of short sequences.
         """
@@ -527,7 +533,8 @@ class _Form:
         assert isinstance(model, TransformerModel), "other models have no attention"
         name = self.format if self.format == "fp16" else "bf16"
         peak = self.machine.peak_flops_per_second.get(name) or self.machine.peak_flops_per_second[self.format]
-        pieces = np.where(self.context > 1, PIECES_OF_A_RING * self.context, 1.0)
+        pieces = np.where(self._gathers_keys(), PIECES_OF_GATHERED_KEYS, PIECES_OF_A_RING * self.context)
+        pieces = np.where(self.context > 1, pieces, 1.0)
         flops = 4 * self.tokens * self.seen * self.heads_width / self.tensor
         flops = flops * (ATTENTION_BACKWARD if backward else 1)
         if self.machine.basis == "calibration":
@@ -535,6 +542,24 @@ class _Form:
         rate = self.machine.attention_rate(model.head_dim, int(self.length), name, backward)
         length = self.length / pieces
         return np.asarray(attention_seconds(rate, flops=flops, length=length, flops_per_second=peak))
+
+    def _keys(self) -> Numbers:
+        """Return how many numbers the keys of whole windows have on a device, and as many its values."""
+        return self.micro * self.length * self.keys_width / self.tensor
+
+    def _gathers_keys(self) -> NDArray[np.bool_]:
+        """Return where keys and values are gathered over `context`; elsewhere they go round a ring."""
+        is_small = 2 * self._keys() * self.activation_bytes <= MOST_GATHERED_BYTES
+        return np.asarray((self.context > 1) & is_small & (not self.config.has_documents))
+
+    def _hops(self) -> Numbers:
+        """Return how many calls of attention a block has over `context` besides its first."""
+        return np.where(self._gathers_keys(), np.ceil(np.log2(self.context)) + 1, self.context - 1)
+
+    def _gathers_of_keys(self) -> Numbers:
+        """Return the seconds of two gathers of keys and values, and of the scatter of their gradients."""
+        both = 2 * self._keys()
+        return 2 * self._gather(both * NARROW, CONTEXT) + self._gather(both * FP32, CONTEXT)
 
     def _ring(self) -> Numbers:
         """Return the seconds in which keys, values and their gradients go around the ring, both ways."""

@@ -31,9 +31,7 @@ from jaxtyping import Array, Key
 from ..config import (
     IdxData,
     InstructionData,
-    MixtureData,
     RunConfig,
-    TokenFileData,
     num_stacked_layers,
     padded_layers,
 )
@@ -430,8 +428,7 @@ def abstract_batch(config: RunConfig, mesh: Mesh) -> Tree:
         tokens = array(jnp.int32, config.batch.sequence_length + 1)
         if isinstance(config.data, InstructionData):
             return {"tokens": tokens, "segments": tokens, "answers": tokens}
-        packed = isinstance(config.data, TokenFileData | MixtureData) and config.data.documents == "packed"
-        return {"tokens": tokens, "segments": tokens} if packed else {"tokens": tokens}
+        return {"tokens": tokens, "segments": tokens} if config.has_documents else {"tokens": tokens}
     if model.takes == "images":
         images = {"images": array(jnp.float32, *model.sizes.input_shape), "labels": array(jnp.int32)}
         return {**images, "weights": array(jnp.float32)} if isinstance(config.data, IdxData) else images
