@@ -1,10 +1,10 @@
 """What README and docs say, done: Python blocks run, commands succeed, links lead somewhere.
 
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
-run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. Plans of a large
-model and commands below the comment `takes minutes` run in `make test-long`, those of the README in
-`make test`, the others in `make test-wide`. A `text` block right below a Python block that prints is compared
-with what that block prints.
+run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. `make test` runs
+what is on the README, `make test-long` commands below the comment `takes minutes` and those of a large model,
+`make test-wide` the others. A `text` block right below a Python block that prints is compared with what that
+block prints.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def test_blocks_that_need_torch_are_run():
 
 
 FIRST = ("README.md",)
-PLANS = "meshwright plan llama3-8b"  # many compilations; shorter plans are in `make test-wide`
+LARGE = "llama3-8b"  # many commands, of many compilations; those of smaller models are in `make test-wide`
 
 
 def marks_of(page: Path, command: str = "") -> list[pytest.MarkDecorator]:
-    if command.startswith(PLANS):
-        return [pytest.mark.long]
-    return [pytest.mark.once] if name_of(page) in FIRST else [pytest.mark.wide]
+    if name_of(page) in FIRST:
+        return [pytest.mark.once]
+    return [pytest.mark.long if LARGE in command else pytest.mark.wide]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The programs in `examples/programs` weigh by the command in their docstrings, as counted by hand."""
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ PROGRAMS = Path(__file__).parents[1] / "examples" / "programs"
 COMMAND = re.compile(r"^Weigh it as it is: `meshwright weigh (.*)`\.$", re.M)
 
 
+@functools.cache
 def weighed_as_said(name):
     """Weigh a program as the command in its docstring says."""
     (command,) = COMMAND.findall((PROGRAMS / f"{name}.py").read_text())

@@ -95,7 +95,7 @@ NANO = ("bytes-nano", "1xCPU")
 
 @pytest.mark.wide
 def test_a_run_that_is_killed_ends_as_one_that_is_left_alone(tmp_path):
-    survives(tmp_path, 3, 1, 1, *NANO, 500, "--set", "checkpoint.every_steps=5")
+    survives(tmp_path, 2, 1, 1, *NANO, 300, "--set", "checkpoint.every_steps=5")
 
 
 @pytest.mark.long
