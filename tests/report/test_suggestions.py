@@ -44,6 +44,9 @@ def test_every_suggestion_is_accepted_by_what_reads_it(preset: str, layout: str,
             check_layout(changed, Layout.parse(words["layout"]).resolve(devices))
 
 
+KEEPS_PRODUCTS = ("remat=dots-attention", "batch.microbatch_sequences=1")
+
+
 def arguments(preset: str, layout: str, fleet: str, sizes: MemoryLedger, *overrides: str) -> list[str]:
     config = load_config(preset, overrides)
     return [s.arguments for s in suggestions(config, Layout.parse(layout), Fleet.parse(fleet), sizes)]
@@ -55,7 +58,8 @@ def test_replicated_state_is_split_first():
 
 
 def test_a_state_that_is_too_much_alone_comes_before_larger_activations():
-    found = arguments("llama3-70b", "fsdp=8", "8xH100", memory(state=98 * GIB, temporaries=206 * GIB))
+    sizes = memory(state=98 * GIB, temporaries=206 * GIB)
+    found = arguments("llama3-70b", "fsdp=8", "8xH100", sizes, *KEEPS_PRODUCTS)
     assert found == [
         "--on 32xH100 --layout fsdp=32",
         "--set lora.rank=16",
@@ -81,7 +85,8 @@ def test_adapters_are_suggested_where_they_can_be_and_the_state_alone_does_not_f
 
 
 def test_activations_come_first_where_they_are_the_larger_part():
-    found = arguments("llama3-70b", "fsdp=32", "32xH100", memory(state=24 * GIB, temporaries=148 * GIB))
+    sizes = memory(state=24 * GIB, temporaries=148 * GIB)
+    found = arguments("llama3-70b", "fsdp=32", "32xH100", sizes, *KEEPS_PRODUCTS)
     assert found == ["--set remat=full", "--layout fsdp=4,tensor=8", "--on 64xH100 --layout fsdp=64"]
 
 

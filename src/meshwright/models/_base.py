@@ -56,6 +56,7 @@ class Context:
     adapter_scale: float | None = None  # of what adapters add; None: no adapters, and nothing is frozen
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False for evaluation on held-out data
+    sums: Mapping[str, Tree] | None = None  # of gradients, by group of parameters (`Model.summed`)
 
     def pin(self, x: Array, *dims: str) -> Array:
         """Constrain the sharding of `x` by the names of its dimensions."""
@@ -100,6 +101,14 @@ class Model(ABC):
     def state(self) -> Tree:
         """Declare the model state: arrays kept between steps, not updated by gradients. Empty by default."""
         return {}
+
+    def summed(self, context: Context) -> tuple[str, ...]:
+        """Return the groups of parameters whose gradients are added to their sums where they are made.
+
+        If the context has `sums` of them, float32 arrays of their shapes, the gradient with respect to `sums`
+        is `sums` with the groups' gradients added, and the groups have no other. None by default.
+        """
+        return ()
 
     def adapters(self, lora: LoraConfig) -> Tree:
         """Return the declarations of adapters, a tree that `with_adapters` puts beside the parameters.

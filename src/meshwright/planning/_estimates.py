@@ -274,7 +274,12 @@ class _Form:
         moments = np.where(self.moments_wait, 0.0, usual)
         state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
         held = self._held_trained(over_data=False)
-        gradients = held * np.where(self.stage > 1, FP32, np.where(self.passes > 1, FP32 + NARROW, NARROW))
+        # With several microbatches a loop's gradients are added where they are made, unless one of these axes
+        # reduces them first (`Transformer.summed`).
+        beside = (
+            np.where(self.fsdp * self.context * self.expert > 1, NARROW, 0) if not self.frozen else NARROW
+        )
+        gradients = held * np.where(self.stage > 1, FP32, np.where(self.passes > 1, FP32 + beside, NARROW))
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW

@@ -107,11 +107,16 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     pipeline = _pipeline_of(config, model, context_of, shardings) if mesh.shape.get("stage", 1) > 1 else None
 
     def loss(
-        parameters: Tree, model_state: Tree, microbatch: Tree, key: Any, frozen: Tree = None
+        parameters: Tree,
+        model_state: Tree,
+        microbatch: Tree,
+        key: Any,
+        frozen: Tree = None,
+        sums: Tree = None,
     ) -> tuple[Array, Outcome]:
         if frozen is not None:
             parameters = with_adapters(frozen, parameters)
-        return model.loss(parameters, model_state, microbatch, context_of(key))
+        return model.loss(parameters, model_state, microbatch, replace(context_of(key), sums=sums))
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
         parameters = _as_computed(config, used, mesh, tables.widened(parameters), batch)
@@ -122,6 +127,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
         # A model with state computes statistics over the whole batch, so it must see all replicas at once.
         sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
+        sums = partial(sums, summed=model.summed(context_of(None)) if frozen is None else ())
         parameters = tables.widened(state["parameters"])
         now = {**state, "parameters": _as_computed(config, used, mesh, parameters, batch)}
         if frozen is not None:

@@ -9,7 +9,7 @@ a non-finite step halves it, and `GOOD_STEPS` finite steps in a row double it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from functools import partial
 from typing import Any
 
@@ -40,11 +40,13 @@ def gradients_of(
     batch: Tree,
     key: Key[Array, ""],
     frozen: Tree = None,
+    summed: Collection[str] = (),
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient of a batch (see `Gradients`).
 
     With several microbatches the partitioner places one reduction in each. Gradients are summed over the
-    microbatches in float32, sharded as in `shardings`.
+    microbatches in float32, sharded as in `shardings`. Those of the groups `summed` are added by the loss
+    itself, which takes their sums as the keyword `sums` (see `Model.summed`).
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     grad = jax.value_and_grad(loss if frozen is None else partial(loss, frozen=frozen), has_aux=True)
@@ -53,10 +55,24 @@ def gradients_of(
         (value, outcome), gradient = grad(parameters, state, first, jax.random.fold_in(key, 0))
         return value, outcome, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
 
+    stacked, others = {}, parameters
+    if summed:
+        stacked, others = ({n: p for n, p in parameters.items() if (n in summed) is x} for x in (True, False))
+
+    def with_sums(others: Tree, sums: Tree, *arguments: Any) -> tuple[Array, Outcome]:
+        return loss({**others, **stacked}, *arguments, sums=sums)
+
     def add(carry: tuple[Tree, Tree, Array], item: tuple[Tree, Array]) -> tuple[Any, dict[str, Array]]:
         (state, total, value), (microbatch, index) = carry, item
-        (more, outcome), gradient = grad(parameters, state, microbatch, jax.random.fold_in(key, index))
-        total = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradient)
+        arguments, sums = (state, microbatch, jax.random.fold_in(key, index)), {n: total[n] for n in stacked}
+        if stacked:
+            both = jax.value_and_grad(with_sums, argnums=(0, 1), has_aux=True)
+            (more, outcome), (gradient, sums) = both(others, sums, *arguments)
+        else:
+            (more, outcome), gradient = grad(others, *arguments)
+        before = {n: total[n] for n in others} if stacked else total
+        total = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), before, gradient)
+        total = {**total, **sums} if stacked else total
         total = jax.lax.with_sharding_constraint(total, shardings)
         return (outcome.state, total, value + more), outcome.metrics
 
@@ -77,6 +93,7 @@ def gradients_by_replica(
     batch: Tree,
     key: Key[Array, ""],
     frozen: Tree = None,
+    summed: Collection[str] = (),
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient as `gradients_of`, with one reduction per step over `own_axes`.
 
@@ -89,14 +106,14 @@ def gradients_by_replica(
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     axes = own_axes(mesh)
     if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
-        return gradients_of(loss, shardings, parameters, state, batch, key, frozen)
+        return gradients_of(loss, shardings, parameters, state, batch, key, frozen, summed)
 
     def local(
         parameters: Tree, state: Tree, batch: Tree, key: Array, frozen: Tree
     ) -> tuple[Array, Outcome, Tree]:
         left = jax.sharding.get_abstract_mesh()
         here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, axes)), shardings)
-        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key, frozen)
+        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key, frozen, summed)
         value, metrics = jax.lax.pmean((value, outcome.metrics), axes)
         return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
 

@@ -1,0 +1,57 @@
+"""Add the gradients of stacked layers to their sum over microbatches where they are made.
+
+The backward pass of a loop over layers would write each layer's gradient to a stack, and a later kernel would
+add the stack to the sum. Here the sum goes through the loop as a value that no layer changes. On the way back
+its gradient begins as the sum so far, and each layer adds its own gradient to its place. So the gradient with
+respect to the sum is the sum with this microbatch's gradients added, and no stack is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+Tree = Any
+
+
+@jax.custom_vjp
+def taken(layers: Tree, sums: Tree, start: Int[Array, ""]) -> tuple[Tree, Tree]:
+    """Return `layers` and `sums`; the gradient of `layers` is added to that of `sums`, from place `start`.
+
+    Args:
+        layers: parameters [layers of a group, ...], or of one layer; they get no gradient of their own.
+        sums: of the same structure [all layers, ...], in float32.
+        start: the place of the first one.
+    """
+    return layers, sums
+
+
+def _taken_backward(start: Array, gradients: tuple[Tree, Tree]) -> tuple[None, Tree, None]:
+    def added(total: Array, gradient: Array) -> Array:
+        more = gradient.reshape(-1, *total.shape[1:]).astype(total.dtype)
+        at = (start, *(0,) * (total.ndim - 1))
+        so_far = jax.lax.dynamic_slice(total, at, more.shape)
+        return jax.lax.dynamic_update_slice(total, so_far + more, at)
+
+    of_layers, of_sums = gradients
+    return None, jax.tree.map(added, of_sums, of_layers), None
+
+
+taken.defvjp(lambda layers, sums, start: ((layers, sums), start), _taken_backward)
+
+
+@jax.custom_vjp
+def summed(x: Array, sums: Tree, totals: Tree) -> Array:
+    """Return `x`, the last layer's output; the gradient of `sums` begins as `totals`."""
+    return x
+
+
+summed.defvjp(lambda x, sums, totals: (x, totals), lambda totals, d_x: (d_x, totals, None))
+
+
+def places(num_layers: int, size: int) -> Int[Array, " groups"]:
+    """Return the place of the first layer of each whole group."""
+    return jnp.arange(num_layers // size) * size
