@@ -171,7 +171,7 @@ HEAD = """<!-- Written by benchmarks/accuracy_page.py; do not edit. -->
 # Accuracy
 
 Step times that others published, beside those that Meshwright predicts for the same {count} runs. Nothing of
-a row's measured time goes into its prediction. What a row does not say is assumed by rules that all rows share
+a row's measured time goes into its prediction. What a row does not say is assumed by rules that rows share
 (`benchmarks/published_assumptions.toml`). Software that works otherwise than our program is modelled by its
 source, never by its error (`benchmarks/_published_stacks.py`). All rows stand in the record
 `benchmarks/records/{record}`.
