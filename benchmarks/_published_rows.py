@@ -6,6 +6,7 @@ from our step; what is taken for what is said where it is decided, and nothing i
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from _published_stacks import Stack, stack_of
 from pydantic import ValidationError
 
 from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
@@ -55,6 +57,7 @@ COLUMNS = [
     "attention_impl",
     "step_time_s",
     "tokens_per_s_per_device",
+    "tflops_per_device",
     "notes",
 ]
 ASSUMED = tomllib.loads((Path(__file__).parent / "published_assumptions.toml").read_text())
@@ -70,17 +73,80 @@ class InexpressibleError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expressed:
-    """A row as a run of ours. `standard`: stock chip, stated remat, length and size as in the record."""
+    """A row as a run of ours. `standard`: stock chip, stated remat, length and size as in the record.
+
+    `stack`: what the row's framework does otherwise. `unfused`: its attention writes the scores to memory.
+    """
 
     id: str
     source: str
     config: RunConfig
     fleet: Fleet  # with the row's network
+    stack: Stack
+    unfused: bool
+    heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
     remat_stated: bool
     measured_seconds: float
     standard: bool
     notes: tuple[str, ...]
+
+
+# vTrain's columns, and the survey's. Its runs are Megatron-DeepSpeed's with full recomputation, on A100s
+# (github.com/VIA-Research/vTrain); the vocabulary is GPT-2's, padded.
+_VTRAIN = {
+    "# GPUs": "n_devices",
+    "global batch": "global_batch_seqs",
+    "micro batch": "micro_batch_per_device",
+    "hidden size": "d_model",
+    "attention heads": "n_heads",
+    "# layers": "n_layers",
+    "sequence length": "seq_len",
+    "tensor parallelism": "tp",
+    "data parallelism": "dp",
+    "pipeline parallelism": "pp",
+}
+_VTRAIN_SHARED = {
+    "source": "VIA-Research/vTrain",
+    "gated_mlp": "no",
+    "vocab": "51200",
+    "devices_per_node": "8",
+    "precision": "fp16",
+    "sharding": "DDP",
+    "act_ckpt": "full",
+}
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV, or the `[[run]]` of a TOML file, in the survey's columns.
+
+    vTrain's are translated, and numbered as they stand.
+    """
+    if path.suffix == ".toml":
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
+        return [{key: str(value) for key, value in entry.items()} for entry in entries]
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
+    return [_from_vtrain(path, number, row) if "# GPUs" in row else row for number, row in enumerate(rows, 1)]
+
+
+def _from_vtrain(path: Path, number: int, row: Mapping[str, str]) -> dict[str, str]:
+    found = {ours: row[theirs] for theirs, ours in _VTRAIN.items()}
+    chip = "A100-80GB-SXM" if int(row["# GPUs"]) > 8 else "A100-40GB-SXM"
+    return {
+        **_VTRAIN_SHARED,
+        **found,
+        "id": f"{path.stem.replace('_', '')}-{number:03}",
+        "accelerator": chip,
+        "d_ff": str(4 * int(row["hidden size"])),
+        "step_time_s": str(float(row["iteration time (ms)"]) / 1e3),
+    }
+
+
+def configuration_of(row: Row) -> tuple[str, ...]:
+    """Return what makes two rows of one source one configuration: all but date, figures and notes."""
+    measured = {"id", "date", "step_time_s", "tokens_per_s_per_device", "tflops_per_device", "notes"}
+    return (row.get("source", ""), *((row.get(column) or "") for column in COLUMNS if column not in measured))
 
 
 def source_of(row: Row) -> str:
@@ -97,14 +163,16 @@ def express(row: Row) -> Expressed:
     row = {column: (row.get(column) or "").strip() for column in COLUMNS}
     _refuse_other_programs(row)
     notes: list[str] = []
-    fleet = _fleet(row)
-    model = _model(row, notes)
-    layout = _layout(
-        row, fleet, _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model), notes
-    )
+    stack = stack_of(source_of(row))
+    unfused = _is_unfused(row, stack)
+    precision = _precision(row, notes)
+    fleet = _fleet(row, precision)
+    model = _model(row, unfused, notes)
+    parameters = _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model)
+    layout, zero1 = _layout(row, fleet, parameters, notes)
     batch = _batch(row, layout)
-    measured = _measured(row, batch["sequences"] * batch["sequence_length"])
-    remat, stated = _remat(row, notes)
+    remat, stated = _remat(row, stack, notes)
+    measured = _measured(row, model, batch, remat)
     config = RunConfig.model_validate(
         {
             "name": row["id"],
@@ -112,8 +180,10 @@ def express(row: Row) -> Expressed:
             "data": {"source": "synthetic"},
             "optimizer": {"kind": "adamw", "learning_rate": 1e-4, "clip_norm": 1.0},
             "schedule": {"kind": "constant"},
-            "precision": "bf16",
+            "precision": precision,
             "layout": str(layout),
+            "zero1": zero1,
+            "pipeline_chunks": _count(row, "vp") if layout.size("stage") > 1 else 1,
             "remat": remat,
             "batch": batch,
             "steps": 1,
@@ -134,6 +204,9 @@ def express(row: Row) -> Expressed:
         source=source_of(row),
         config=config,
         fleet=fleet,
+        stack=stack,
+        unfused=unfused,
+        heads=_number(row, "n_heads", "dimensions"),
         attention_kernel="cudnn" if _CUDNN.search(row["attention_impl"].lower()) else "flash-2",
         remat_stated=stated,
         measured_seconds=measured,
@@ -151,23 +224,19 @@ _OTHER_PROGRAMS = (
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
     ("model notes", r"sliding|gemma", "attention with a window"),
-    ("precision", r"fp8|float8|fp4|int8", "8- or 4-bit arithmetic, scaled in other or untold ways"),
-    ("precision", r"^(?!.*bf16)", "precision is not bf16, or not stated"),
+    ("precision", r"fp4|int8", "4-bit or integer arithmetic"),
+    ("precision", r"filter|layers \d", "8-bit arithmetic in a part of the layers"),
+    ("precision", r"fp16/bf16|^(?!.*(bf16|fp16|fp8|float8))", "precision not stated, or none of ours"),
     (
         "precision",
         r"\(pure\)|bf16-true|stochastic rounding|bf16 weights",
         "weights and moments in bf16: our step holds them in fp32",
     ),
-    ("attention_impl", r"no flash|unfused", "attention without a fused kernel"),
     ("model notes", r"unpacked|not packed", "padded sequences: real tokens were counted"),
     ("act_ckpt sharding", r"offload", "offload to the host"),
 )
-_OTHER_AXES = {
-    "pp": "pipeline stages",
-    "vp": "pipeline stages",
-    "cp": "context parallelism",
-    "ep": "expert parallelism",
-}
+_UNFUSED = re.compile(r"unfused|no flash|fused soft")
+_FUSED = re.compile(r"flash|cudnn|\bte\b|transformer engine|fused attention|sdpa")
 
 
 def _validated(record: type[Record], fields: Mapping[str, object]) -> Record:
@@ -178,12 +247,29 @@ def _validated(record: type[Record], fields: Mapping[str, object]) -> Record:
 
 
 def _refuse_other_programs(row: Row) -> None:
-    for axis, reason in _OTHER_AXES.items():
-        if _count(row, axis) > 1:
-            raise InexpressibleError(reason)
+    if _count(row, "ep") > 1:
+        raise InexpressibleError("expert parallelism")
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             raise InexpressibleError(reason)
+
+
+def _is_unfused(row: Row, stack: Stack) -> bool:
+    """Return whether the row's attention writes its scores, by its words, or without words by its stack."""
+    words = row["attention_impl"].lower()
+    unfused = bool(_UNFUSED.search(words)) or (stack.unfused_attention and not _FUSED.search(words))
+    if unfused and not stack.unfused_attention:
+        raise InexpressibleError("attention without a fused kernel, in a stack of which no model is known")
+    return unfused
+
+
+def _precision(row: Row, notes: list[str]) -> str:
+    """Return our precision for the row's: 8-bit formats are priced as ours, whatever their scaling."""
+    words = row["precision"].lower()
+    if re.search(r"fp8|float8", words):
+        notes.append(f"{row['precision']} taken as our fp8")
+        return "fp8"
+    return "fp16" if "fp16" in words else "bf16"
 
 
 def _count(row: Row, column: str) -> int:
@@ -218,12 +304,13 @@ def chip_of(words: str) -> Chip:
         raise InexpressibleError(f"the catalog has no chip {plain!r}") from unknown
 
 
-def _fleet(row: Row) -> Fleet:
+def _fleet(row: Row, precision: str) -> Fleet:
     chip = chip_of(row["accelerator"])
     if chip.platform != "cuda":
         raise InexpressibleError("no compiler for this chip without it, or not installed (TPU, AMD, others)")
-    if "bf16" not in chip.peak_flops_per_second:
-        raise InexpressibleError("the chip has no bf16")
+    peaks = chip.peak_flops_per_second
+    if not any(name.startswith(precision) for name in peaks):
+        raise InexpressibleError(f"the chip has no {precision}")
     for network in ASSUMED["networks"]:
         if network.get("source") == source_of(row) or network.get("accelerator", "?") in row["accelerator"]:
             rate = network["bytes_per_second"]
@@ -237,12 +324,13 @@ def _fleet(row: Row) -> Fleet:
     return dataclasses.replace(fleet, chip=chip)
 
 
-def _model(row: Row, notes: list[str]) -> dict[str, object]:
+def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     """The architecture by its dimensions: what has a gated MLP is a Llama, what has not a GPT.
 
     A GPT has learned positions (for ALiBi too, which costs nothing to speak of); vocabularies are padded
     to a multiple of 64; embeddings are tied where that is nearer to an exact number of
-    parameters; where none is stated, a GPT's are.
+    parameters; where none is stated, a GPT's are. Attention that is not fused is priced apart
+    (`_published_stacks`), so the program has heads of at most 128 in place of wider ones.
     """
     sizes = {c: _number(row, c, "dimensions") for c in ("n_layers", "d_model", "n_heads", "d_ff", "vocab")}
     length = _number(row, "seq_len", "sequence length")
@@ -274,7 +362,14 @@ def _model(row: Row, notes: list[str]) -> dict[str, object]:
     if told and abs(_parameters(model) / told - 1) > FAR_FROM_STATED:
         raise InexpressibleError("dimensions do not give the stated number of parameters")
     head = sizes["d_model"] / sizes["n_heads"]
-    if head > 128 or head % 8:
+    if unfused and (head > 128 or head % 8):
+        tensor = _count(row, "tp")
+        fitting = [n for n in range(128, 31, -8) if sizes["d_model"] % (n * tensor) == 0]
+        if not fitting:
+            raise InexpressibleError("no heads of at most 128 divide its width over its layout")
+        model["num_heads"] = model["num_kv_heads"] = sizes["d_model"] // fitting[0]
+        notes.append(f"compiled with heads of {fitting[0]}, attention priced with the row's")
+    elif head > 128 or head % 8:
         raise InexpressibleError("attention heads beyond our fused kernel")
     return model
 
@@ -283,66 +378,110 @@ def _parameters(model: dict[str, object]) -> int:
     return _validated(TransformerModel, model).num_parameters
 
 
-def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> Layout:
-    """Axes by the words for the sharding, and the counts where they are stated.
+_COUNTED = {"stage": "pp", "context": "cp", "tensor": "tp"}
 
-    ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers
-    twice: fsdp inside a node, over fast links, with data across nodes sends as much between nodes as they.
+
+def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tuple[Layout, bool]:
+    """Return the axes by the words for the sharding and the counts where they are stated, and `zero1`.
+
+    ZeRO-1 and ZeRO-2 (distributed optimizer, SHARD_GRAD_OP) gather and reduce once where FSDP gathers twice.
+    With one microbatch: fsdp inside a node, over fast links, with data across nodes sends as much between
+    nodes as they. With several, or in a pipeline: replicas whose optimizer is sharded, as they are.
     """
     words = row["sharding"].lower()
-    devices, tensor = fleet.num_devices, _count(row, "tp")
-    if devices % tensor:
-        raise InexpressibleError("its axes do not multiply to its devices")
-    replicas = devices // tensor
+    counts = {axis: _count(row, column) for axis, column in _COUNTED.items()}
+    parts, devices = math.prod(counts.values()), fleet.num_devices
     memory = fleet.chip.memory_bytes or math.inf
-    state = STATE_BYTES * parameters / tensor
+    if devices % parts:
+        raise InexpressibleError("its axes do not multiply to its devices")
+    replicas = devices // parts
+    held = STATE_BYTES * parameters / (counts["tensor"] * counts["stage"])
     if "nnscaler" in words or "autodist" in words or (not words and replicas > 1):
         raise InexpressibleError("layout not stated")
-    if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op", words):
-        fsdp = math.gcd(max(fleet.chips_per_host // tensor, 1), replicas)
-        while state / fsdp > 0.8 * memory and fsdp < replicas:
-            fsdp *= 2
-        if replicas % fsdp:
-            raise InexpressibleError("its axes do not multiply to its devices")
+    fsdp, zero1 = 1, False
+    if re.search(r"zero-?1|zero-?2|distributed.optimizer|shard_grad_op|fsdp column not given", words):
+        each = _sequences(row, replicas)
+        if counts["stage"] > 1 or _microbatch(row, each) < each:
+            zero1 = replicas > 1
+        else:
+            fsdp = _inside_nodes(fleet, counts["tensor"] * counts["context"], replicas, held / (0.8 * memory))
         if replicas > 1:
-            notes.append(f"{row['sharding']} taken as fsdp={fsdp} and data={replicas // fsdp}")
+            taken = f"data={replicas} with zero1" if zero1 else f"fsdp={fsdp} and data={replicas // fsdp}"
+            notes.append(f"{row['sharding']} taken as {taken}")
     elif re.search(r"fsdp|zero-?3|full_shard|hsdp", words):
         fsdp = _count(row, "fsdp") if row["fsdp"] else replicas
-    else:
-        fsdp = 1
     if replicas % fsdp:
         raise InexpressibleError("its axes do not multiply to its devices")
-    if state / fsdp > memory:
+    # Under ZeRO-1 the gradients alone are whole: 4 of the 16 bytes.
+    if held / fsdp * ((4 + 12 / replicas) / 16 if zero1 else 1) > memory:
         raise InexpressibleError("our fp32 state does not fit its devices: the run held other formats")
-    axes = (("data", replicas // fsdp), ("fsdp", fsdp), ("tensor", tensor))
-    return Layout(axes=tuple(axis for axis in axes if axis[1] > 1) or (("data", 1),))
+    sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
+    axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
+    return Layout(axes=axes or (("data", 1),)), zero1
+
+
+def _inside_nodes(fleet: Fleet, parts: int, replicas: int, least: float) -> int:
+    """Return the replicas of one node, doubled until they are at least `least`."""
+    fsdp = math.gcd(max(fleet.chips_per_host // parts, 1), replicas)
+    while fsdp < least and fsdp < replicas:
+        fsdp *= 2
+    return fsdp
+
+
+def _sequences(row: Row, replicas: int) -> int:
+    """Return the sequences of one replica."""
+    sequences = _number(row, "global_batch_seqs", "global batch")
+    if sequences % replicas:
+        raise InexpressibleError("its batch does not divide over its replicas")
+    return sequences // replicas
+
+
+def _microbatch(row: Row, each: int) -> int:
+    micro = each if each == 1 else _number(row, "micro_batch_per_device", "micro batch")
+    if each % micro:
+        raise InexpressibleError("its batch does not divide by its micro batch")
+    return micro
 
 
 def _batch(row: Row, layout: Layout) -> dict[str, int]:
     replicas = layout.size("data") * layout.size("fsdp")
-    sequences = _number(row, "global_batch_seqs", "global batch")
-    if sequences % replicas:
-        raise InexpressibleError("its batch does not divide over its replicas")
-    each = sequences // replicas
-    micro = each if each == 1 else _number(row, "micro_batch_per_device", "micro batch")
-    if each % micro:
-        raise InexpressibleError("its batch does not divide by its micro batch")
-    if micro < each and layout.size("data") > 1:
-        raise InexpressibleError("one reduction for several micro batches: ours is exposed, after the last")
+    each = _sequences(row, replicas)
     length = _number(row, "seq_len", "sequence length")
-    return {"sequences": sequences, "sequence_length": length, "microbatch_sequences": micro}
+    return {
+        "sequences": each * replicas,
+        "sequence_length": length,
+        "microbatch_sequences": _microbatch(row, each),
+    }
 
 
-def _measured(row: Row, tokens_per_step: int) -> float:
+def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], remat: str) -> float:
+    """Return the row's seconds of a step: printed, or by its tokens or FLOPs a second."""
+    tokens = batch["sequences"] * batch["sequence_length"]
     if row["step_time_s"]:
         return _float(row["step_time_s"], "step_time_s")
+    devices = _number(row, "n_devices", "number of devices")
     if row["tokens_per_s_per_device"]:
-        devices = _number(row, "n_devices", "number of devices")
-        return tokens_per_step / _float(row["tokens_per_s_per_device"], "tokens_per_s_per_device") / devices
-    raise InexpressibleError("neither step time nor tokens per second printed")
+        return tokens / _float(row["tokens_per_s_per_device"], "tokens_per_s_per_device") / devices
+    convention = ASSUMED["flops"].get(source_of(row))
+    if not row["tflops_per_device"] or convention is None:
+        raise InexpressibleError("neither step time nor tokens per second printed")
+    flops = tokens * _counted_flops(TransformerModel.model_validate(model), batch["sequence_length"], remat)
+    return flops / (1e12 * _float(row["tflops_per_device"], "tflops_per_device") * devices)
 
 
-def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
+def _counted_flops(model: TransformerModel, length: int, remat: str) -> float:
+    """Return the FLOPs of a token as Megatron-LM counted them in 2021, with what is computed again.
+
+    Source: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 5.1: 24 l h^2 forward, as much
+    again where the forward pass is repeated and twice as much backward, attention whole, head without repeat.
+    """
+    layers, width = model.num_layers, model.embed_dim
+    passes = 4 if remat == "full" else 3
+    blocks = passes * layers * (24 * width**2 + 4 * length * width)
+    return blocks + 6 * width * model.vocab_size
+
+
+def _remat(row: Row, stack: Stack, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
     Eager frameworks' "none" keeps each operation's result; ours that keeps matmuls and attention repeats

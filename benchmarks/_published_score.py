@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
+from _published_stacks import otherwise
 
 import meshwright as mw
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet, find_chip
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, predict
-from meshwright.predict._rates import sustained_share
+from meshwright.predict._rates import machine_of, sustained_share
 from meshwright.units import aligned
 
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
@@ -38,6 +39,7 @@ def score(row: Expressed) -> dict[str, Any]:
         "layout": row.config.layout,
         "remat": row.config.remat,
         "attention_kernel": row.attention_kernel,
+        "stack": row.stack.name,
         "standard": row.standard,
         "sustained": sustained_share(row.fleet.chip) is not None,
         "measured_seconds": _short(row.measured_seconds),
@@ -52,13 +54,23 @@ def score(row: Expressed) -> dict[str, Any]:
         )
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
-    seconds = prediction.step_seconds
+    added = otherwise(
+        row.stack,
+        config=row.config,
+        heads=row.heads,
+        unfused=row.unfused,
+        machine=machine_of(row.fleet, None, row.attention_kernel),
+        prediction=prediction,
+    )
+    ours = prediction.step_seconds
+    seconds = ours.times(1 + sum(added.values()) / ours.expected)
     return {
         **told,
         "error": round(seconds.expected / row.measured_seconds - 1, 5),
         "predicted_seconds": _short(seconds.expected),
         **_ends(seconds, row.measured_seconds),
         "exposed_seconds": {each.name: _short(each.exposed_seconds) for each in prediction.slices},
+        "otherwise_seconds": {reason: _short(each) for reason, each in added.items()},
     }
 
 

@@ -1,0 +1,192 @@
+"""Model what a published run's software did otherwise than our program, in seconds of a step.
+
+A row's program is compiled as ours. Where its stack is known to run another program (attention in parts,
+one kernel for each operation, the head in the last stage, reductions under the backward pass), the parts of
+our prediction that differ are replaced by counts of what that stack runs. Which stack a row has is decided by
+its source alone, in published_assumptions.toml, never by its error.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.config import Layout, RunConfig, TransformerModel
+from meshwright.predict import Prediction
+from meshwright.predict._rates import Machine, gemm_seconds
+
+# Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
+# Forward: product writes; scale, mask and softmax read and write; dropout reads, writes and writes a mask of
+# one byte; product reads. Backward: two products write and read; dropout reads both and writes; softmax
+# reads two arrays and writes; two products read.
+FORWARD_PASSES = 6.5
+BACKWARD_PASSES = 9.5
+# Bytes of the other elementwise kernels of a layer, forward and backward, for a token: of width h where
+# norms, residuals and dropout are whole on each rank, of h where heads are split, of the MLP's width where
+# it is split (bias and GELU fused). A repeated forward pass adds its third.
+WHOLE_BYTES, SPLIT_BYTES, MLP_BYTES = 60.0, 36.0, 20.0
+LOGIT_BYTES = 46.0  # of cast, softmax and loss, for one logit
+GRADIENT_BYTES = 6.0  # to add a microbatch's gradient to the sum: read 2 + 2, write 2
+HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which reductions run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a framework does otherwise than our program.
+
+    `unfused_attention`: it writes the scores, unless a row says that its attention is fused. `eager`: each
+    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole.
+    `head_in_last_stage`: the last stage computes the head besides its layers, where ours is split over all.
+    `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
+    """
+
+    name: str
+    unfused_attention: bool = False
+    eager: bool = False
+    head_in_last_stage: bool = False
+    hidden_reduction: bool = False
+
+
+@functools.cache
+def _stacks() -> Mapping[str, Stack]:
+    text = (Path(__file__).parent / "published_assumptions.toml").read_text()
+    stacks: dict[str, Stack] = {}
+    for entry in tomllib.loads(text)["stacks"]:
+        stack = Stack(**{key: value for key, value in entry.items() if key != "sources"})
+        stacks |= dict.fromkeys(entry["sources"], stack)
+    return stacks
+
+
+def stack_of(source: str) -> Stack:
+    """Return the stack of a source; one that does nothing otherwise where none is named."""
+    return _stacks().get(source, Stack(name="ours"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of a run that the counts below need, by one device and microbatch."""
+
+    model: TransformerModel
+    tokens: int
+    length: int
+    tensor: int
+    layers: float  # of a stage
+    ticks: float  # microbatches, and those that the pipeline's fill and drain take
+    stages: int
+    repeats: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Sizes:
+        """Return the sizes of a run, its sequence split over `context`."""
+        assert isinstance(config.model, TransformerModel)
+        layout, batch = Layout.parse(config.layout), config.batch
+        micro = batch.microbatch_sequences or 1
+        replicas = layout.size("data") * layout.size("fsdp")
+        stages = layout.size("stage")
+        return cls(
+            model=config.model,
+            tokens=micro * batch.sequence_length // layout.size("context"),
+            length=batch.sequence_length,
+            tensor=layout.size("tensor"),
+            layers=config.model.num_layers / stages,
+            ticks=batch.sequences // (micro * replicas) + (stages - 1) / config.pipeline_chunks,
+            stages=stages,
+            repeats=config.remat == "full",
+        )
+
+
+def otherwise(
+    stack: Stack, *, config: RunConfig, heads: int, unfused: bool, machine: Machine, prediction: Prediction
+) -> dict[str, float]:
+    """Return what the row's stack adds to the predicted step, in seconds by reason; less is negative.
+
+    Args:
+        heads: the row's heads, which the compiled program may not have.
+        unfused: whether attention is to be priced in parts.
+    """
+    sizes = Sizes.of(config)
+    exposed = {each.name: each.exposed_seconds for each in prediction.slices}
+    added: dict[str, float] = {}
+    if unfused:
+        per_tick = sizes.layers * _attention_seconds(sizes, heads, machine)
+        added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
+    if stack.eager:
+        added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
+        added["head in the last stage"] = sizes.ticks * (1 - 1 / sizes.stages) * _head_seconds(sizes, machine)
+    if stack.hidden_reduction:
+        reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
+        microbatch = prediction.step_seconds.expected / sizes.ticks
+        added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
+    return {reason: seconds for reason, seconds in added.items() if seconds}
+
+
+def _is_reduction(name: str) -> bool:
+    kind, _, axes = name.partition("[")
+    return kind in ("all-reduce", "reduce-scatter") and "data" in axes
+
+
+def _is_lighter_last(config: RunConfig) -> bool:
+    """Return whether the layers leave room for the head: 126 of 128 in Llama 3's pipelines."""
+    parts = Layout.parse(config.layout).size("stage") * config.pipeline_chunks
+    assert isinstance(config.model, TransformerModel)
+    return config.model.num_layers % parts != 0
+
+
+def _product(machine: Machine, batch: float, m: float, n: float, k: float, num_bytes: float) -> float:
+    assert machine.num_sms is not None
+    peaks = machine.peak_flops_per_second
+    peak = (peaks["bf16"] if "bf16" in peaks else peaks["fp16"]) * machine.gemm_factor
+    seconds = gemm_seconds(
+        machine.rates.gemm_for("bf16"),
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        num_bytes=num_bytes,
+        flops_per_second=peak,
+        memory_bytes_per_second=machine.memory_bytes_per_second,
+        num_sms=machine.num_sms,
+    )
+    sustained = machine.sustained_flops_per_second("bf16") if machine.sustained_share else None
+    return float(seconds) if sustained is None else max(float(seconds), 2 * batch * m * n * k / sustained)
+
+
+def _attention_seconds(sizes: Sizes, heads: int, machine: Machine) -> float:
+    """Return the seconds of one layer's attention in parts: two products forward, four backward."""
+    length, head = sizes.length, sizes.model.embed_dim // heads
+    batch = sizes.tokens / length * heads / sizes.tensor
+    scores = _product(machine, batch, length, length, head, 0.0)
+    values = _product(machine, batch, length, head, length, 0.0)
+    forwards = 2 if sizes.repeats else 1
+    products = (forwards + 1) * scores + (forwards + 3) * values
+    passes = forwards * FORWARD_PASSES + BACKWARD_PASSES
+    return products + passes * 2 * batch * length**2 / _copied_per_second(machine)
+
+
+def _copied_per_second(machine: Machine) -> float:
+    return machine.memory_bytes_per_second * machine.memory_efficiency
+
+
+def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's elementwise kernels, each reading and writing memory."""
+    model, tensor = sizes.model, sizes.tensor
+    passed = WHOLE_BYTES * model.embed_dim
+    passed += (SPLIT_BYTES * model.embed_dim + MLP_BYTES * model.mlp_dim) / tensor
+    passed *= 4 / 3 if sizes.repeats else 1
+    weights = 12 * model.embed_dim**2 / tensor
+    layer = sizes.tokens * passed + GRADIENT_BYTES * weights
+    logits = LOGIT_BYTES * sizes.tokens * model.vocab_size / tensor
+    moved = sizes.ticks * (sizes.layers * layer + logits) + 46 * sizes.layers * weights
+    return moved / _copied_per_second(machine)
+
+
+def _head_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of the head's three products for one microbatch."""
+    columns, width = sizes.model.vocab_size / sizes.tensor, sizes.model.embed_dim
+    shapes = ((sizes.tokens, columns, width), (sizes.tokens, width, columns), (width, columns, sizes.tokens))
+    return math.fsum(_product(machine, 1, m, n, k, 2 * (m * k + k * n + m * n)) for m, n, k in shapes)
