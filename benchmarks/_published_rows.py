@@ -171,7 +171,7 @@ def express(row: Row) -> Expressed:
     parameters = _float(row["params_b"] or "0", "params_b") * 1e9 or _parameters(model)
     layout, zero1 = _layout(row, fleet, parameters, notes)
     batch = _batch(row, layout)
-    remat, stated = _remat(row, stack, notes)
+    remat, stated = _remat(row, notes)
     measured = _measured(row, model, batch, remat)
     config = RunConfig.model_validate(
         {
@@ -481,7 +481,7 @@ def _counted_flops(model: TransformerModel, length: int, remat: str) -> float:
     return blocks + 6 * width * model.vocab_size
 
 
-def _remat(row: Row, stack: Stack, notes: list[str]) -> tuple[str, bool]:
+def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
     Eager frameworks' "none" keeps each operation's result; ours that keeps matmuls and attention repeats

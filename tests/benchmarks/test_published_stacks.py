@@ -1,0 +1,170 @@
+"""The script that scores published runs: layouts, what a stack does otherwise, and blind errors."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _published_blind import with_blind_errors
+from _published_rows import express, rows_of
+from _published_stacks import otherwise, stack_of
+from predict_published import OLDER, sorted_out
+from test_published_rows import LLAMA
+
+from meshwright.predict import Interval, Prediction, Slice
+from meshwright.predict._rates import machine_of
+
+GPT = {
+    **LLAMA,
+    "id": "bloom-001",
+    "model": "GPT 13B",
+    "params_b": "",
+    "n_layers": "40",
+    "d_model": "5120",
+    "n_heads": "32",
+    "n_kv_heads": "32",
+    "d_ff": "20480",
+    "gated_mlp": "no",
+    "vocab": "50257",
+    "seq_len": "2048",
+    "precision": "fp16 mixed",
+    "sharding": "ZeRO-1",
+    "fsdp": "",
+    "tp": "2",
+    "pp": "4",
+    "micro_batch_per_device": "2",
+    "global_batch_seqs": "256",
+    "act_ckpt": "full",
+    "attention_impl": "unfused",
+}
+
+
+def test_a_pipeline_has_stages_replicas_with_a_sharded_optimizer_and_chunks():
+    found = express({**GPT, "vp": "2"})
+    assert found.config.layout == "stage=4,data=8,tensor=2"
+    assert (found.config.zero1, found.config.pipeline_chunks, found.config.precision) == (True, 2, "fp16")
+    assert found.unfused
+    assert found.heads == 32
+    assert found.config.model.num_heads == 40, "heads of 160 have no fused kernel: compiled with those of 128"
+
+
+def test_several_microbatches_are_gathered_and_reduced_once_under_zero1():
+    row = {**LLAMA, "sharding": "ZeRO-1", "fsdp": "", "dp": "64", "global_batch_seqs": "128"}
+    assert express(row).config.layout == "data=64"
+    assert express(row).config.zero1
+
+
+def test_flops_a_second_give_the_seconds_by_the_convention_of_their_source():
+    row = {**GPT, "id": "meg21-1", "tokens_per_s_per_device": "", "tflops_per_device": "140"}
+    row |= {"n_heads": "40", "n_kv_heads": "40"}
+    blocks, head = 40 * (24 * 5120**2 + 4 * 2048 * 5120), 6 * 5120 * 50304
+    by_hand = 256 * 2048 * (4 * blocks + head) / (140e12 * 64)
+    assert express(row).measured_seconds == pytest.approx(by_hand)
+
+
+def test_of_one_configuration_the_newest_row_counts(tmp_path):
+    header = ["id", "date", *(key for key in LLAMA if key != "id")]
+    lines = [",".join(header)]
+    for number, date in ((1, "2025-01"), (2, "2026-01"), (3, "2025-06")):
+        row = {**LLAMA, "id": f"a-{number}", "date": date, "tokens_per_s_per_device": str(2900 + number)}
+        lines.append(",".join(row[key] for key in header))
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n")
+    expressed, others = sorted_out(path)
+    assert [row.id for row in expressed] == ["a-2"]
+    assert sorted(others[OLDER]) == ["a-1", "a-3"]
+
+
+def test_runs_come_from_toml_and_from_vtrains_columns(tmp_path):
+    toml = tmp_path / "mine.toml"
+    toml.write_text('[[run]]\nid = "mine-1"\nn_layers = 32\n')
+    assert rows_of(toml) == [{"id": "mine-1", "n_layers": "32"}]
+    table = tmp_path / "vtrain_single.csv"
+    table.write_text(
+        "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
+        "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n"
+        "8,32,4,1024,16,24,1024,2,2,2,219.7\n"
+    )
+    found = express(rows_of(table)[0])
+    assert found.config.layout == "stage=2,data=2,tensor=2"
+    assert found.measured_seconds == pytest.approx(0.2197)
+    assert found.config.remat == "full"
+
+
+def prediction(**exposed: float) -> Prediction:
+    seconds = sum(exposed.values())
+    slices = tuple(
+        Slice(kind="compute", name=name, seconds=each, exposed_seconds=each) for name, each in exposed.items()
+    )
+    return Prediction(
+        step_seconds=Interval(low=None, expected=seconds, high=None),
+        tokens_per_second_per_device=None,
+        mfu=0.0,
+        hfu=0.0,
+        peak_flops_per_second=1.0,
+        slices=slices,
+        basis="",
+        unpriced=(),
+    )
+
+
+def added(row, **exposed: float) -> dict[str, float]:
+    found = express(row)
+    return otherwise(
+        found.stack,
+        config=found.config,
+        heads=found.heads,
+        unfused=found.unfused,
+        machine=machine_of(found.fleet, None),
+        prediction=prediction(**exposed),
+    )
+
+
+def test_nothing_is_added_for_a_stack_that_does_nothing_otherwise():
+    assert added(LLAMA, matmul=2.0, attention=1.0) == {}
+
+
+def test_attention_in_parts_moves_its_scores_and_replaces_the_fused_kernel():
+    found, more = (added({**GPT, "n_heads": heads}, matmul=9.0) for heads in ("32", "64"))
+    # 32 heads more: 10 layers of a stage, 16 + 3 ticks, 13 + 9.5 passes over 2 x 32 / 2 x 2048^2 scores of
+    # 2 bytes. Products of narrower heads are a little slower as well.
+    moved = 10 * 19 * 22.5 * 2 * (2 * 32 / 2) * 2048**2
+    per_second = 2039e9 * 0.85
+    least = moved / per_second
+    assert least < more["attention in parts"] - found["attention in parts"] < 1.35 * least
+    fused = added(GPT, matmul=9.0, attention=1.5)
+    assert found["attention in parts"] - fused["attention in parts"] == pytest.approx(1.5)
+
+
+def test_the_head_stands_in_the_last_stage_and_there_is_one_only_in_a_pipeline():
+    assert added(GPT, matmul=9.0)["head in the last stage"] > 0
+    assert "head in the last stage" not in added({**GPT, "pp": "1"}, matmul=9.0)
+
+
+def test_reductions_hide_under_the_last_microbatchs_backward_pass():
+    row = {**LLAMA, "id": "mosaic-1", "sharding": "HSDP", "fsdp": "8", "dp": "8"}
+    assert stack_of("mosaic").hidden_reduction
+    exposed = {"matmul": 2.0, "all-reduce[data]": 0.5, "reduce-scatter[fsdp]": 0.25}
+    assert added(row, **exposed) == {"reductions under the backward pass": -0.5}
+    exposed["all-reduce[data]"] = 4.0  # of 6.25 seconds, two thirds are 4.17
+    assert added(row, **exposed)["reductions under the backward pass"] == -4.0
+
+
+def test_a_source_has_no_part_in_its_own_blind_prediction():
+    def row(source, chip, measured):
+        shared = {"chip": chip, "sustained": True, "predicted_seconds": 1.0, "measured_seconds": measured}
+        error = round(1 / measured - 1, 5)
+        return (
+            {"id": f"{source}-{chip}", "source": source, "error": error}
+            | shared
+            | {"exposed_seconds": {"matmul": 0.8}}
+        )
+
+    rows = [row("a", "A100-80GB", 1.0), row("b", "A100-40GB", 1.08), row("c", "H100", 1.5)]
+    blind = {each["source"]: each["blind_error"] for each in with_blind_errors(rows)}
+    assert blind["a"] == pytest.approx(0.08, abs=2e-3)  # fitted to b: products take 1.1 times as long
+    assert blind["b"] == pytest.approx(1 / 1.08 - 1, abs=2e-3)
+    assert blind["c"] == rows[2]["error"], "no other source has its silicon"
