@@ -29,15 +29,7 @@ from numpy.typing import NDArray
 from meshwright.config import (
     MOST_GATHERED_BYTES,
     NF4_BLOCK,
-    AdafactorOptimizer,
-    AdaGradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    LionOptimizer,
-    MuonOptimizer,
-    RMSPropOptimizer,
     RunConfig,
-    SGDOptimizer,
     TransformerModel,
     block_policies,
 )
@@ -45,6 +37,7 @@ from meshwright.errors import InputError
 from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
 
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
+from ._state import Weights, moments_of, weights_of
 
 Numbers = NDArray[np.float64]
 
@@ -133,51 +126,6 @@ def estimate(config: RunConfig, machine: Machine, candidates: Candidates) -> Est
     return Estimates(**columns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """Numbers of parameters, by the axes that divide them."""
-
-    blocks: float  # matrices of all blocks: stage, fsdp, tensor
-    keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
-    experts: float  # of all blocks: stage, expert, fsdp, tensor
-    norms: float  # and routers, of all blocks: stage, fsdp
-    tables: float  # embedding and head: fsdp, tensor
-
-
-def _weights_of(config: RunConfig) -> _Weights:
-    model = config.model
-    if not isinstance(model, TransformerModel):
-        # Of other models the largest matrices divide over fsdp and tensor, and some not at all.
-        return _Weights(blocks=0, keys=0, experts=0, norms=0, tables=model.num_parameters)
-    layers, width = model.num_layers, model.embed_dim
-    tables = width * model.vocab_size * (1 if model.tied_embeddings else 2) + width * (
-        model.max_positions or 0
-    )
-    experts = model.num_expert_layers * (model.num_experts or 0) * model.num_mlp_parameters
-    blocks = layers * model.num_attention_parameters + model.num_dense_parameters
-    keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
-    norms = model.num_parameters - blocks - experts - tables
-    return _Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
-
-
-def _moments(config: RunConfig) -> tuple[float, float]:
-    """Return the fewest and the usual numbers of moments for each parameter."""
-    match config.optimizer:
-        case AdamOptimizer() | AdamWOptimizer():
-            return 2, 2
-        case AdaGradOptimizer() | LionOptimizer():
-            return 1, 1
-        case MuonOptimizer():
-            return 1, 1.1
-        case AdafactorOptimizer():
-            return 0, 0.1
-        case SGDOptimizer(momentum=momentum):
-            return int(momentum > 0), int(momentum > 0)
-        case RMSPropOptimizer(momentum=momentum, centered=centered):
-            count = 1 + int(momentum > 0) + int(centered)
-            return count, count
-
-
 class _Form:
     """The closed form over candidates of one run in one precision."""
 
@@ -197,7 +145,7 @@ class _Form:
         self.passes = config.batch.sequences / (self.replicas * self.micro)
         self.chunks = candidates.chunks.astype(float)
         self.ticks = self.passes + (self.stage - 1) / self.chunks  # in passes through all layers of a stage
-        self.weights = _weights_of(config)
+        self.weights = weights_of(config)
         self.frozen = config.lora.rank is not None
         names = SETTINGS["offload"]
         self.moments_wait = np.isin(self.offload, [names.index("optimizer"), names.index("both")])
@@ -232,7 +180,7 @@ class _Form:
 
     # Memory
 
-    def _held(self, weights: _Weights, *, over_data: bool) -> Numbers:
+    def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
         """Return the parameters that one device holds of each number; with ZeRO-1 divided over data too."""
         ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
@@ -263,14 +211,14 @@ class _Form:
 
     def memory_bound(self) -> Numbers:
         """Return the bytes of parameters, of moments that stay on the device, and of saved block inputs."""
-        least, _ = _moments(self.config)
+        least, _ = moments_of(self.config)
         moments = np.where(self.moments_wait, 0.0, least)
         state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
         return state + self._block_inputs()
 
     def memory(self) -> Numbers:
         """Return the bound, and gradients, gathered weights, kept activations, logits and a working set."""
-        _, usual = _moments(self.config)
+        _, usual = moments_of(self.config)
         moments = np.where(self.moments_wait, 0.0, usual)
         state = self._held_trained(over_data=True) * FP32 * (1 + moments) + self._frozen_bytes()
         held = self._held_trained(over_data=False)
@@ -655,7 +603,7 @@ class _Form:
     def _update(self) -> Numbers:
         """Return the seconds of the optimizer's passes over the state, and of its transfers to the host."""
         held = self._held_trained(over_data=True)
-        _, moments = _moments(self.config)
+        _, moments = moments_of(self.config)
         waits = np.where(self.moments_wait, self._host(held * FP32 * moments * 2), 0.0)
         return self._passes(held * FP32 * STATE_PASSES) + waits
 
