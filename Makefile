@@ -15,9 +15,6 @@ SOURCES := src tests benchmarks examples
 WORKERS := $(shell $(PYTHON) -c 'import os; m = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"); \
 	print(max(1, min(os.cpu_count(), m >> 32)))')
 
-# The tests start hundreds of processes: without compiled modules, each would compile this package anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 .PHONY: help demo demo-weigh test test-again test-wide test-long lint types contract lock clean
 
 help:

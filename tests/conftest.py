@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
@@ -19,11 +21,16 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # program, its buffers, its fingerprint) is decided before LLVM and stays the same for every target. Loops on
 # the CPU are slower, and their rounding is no different in kind.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# The processes that tests start find the package compiled. They write no bytecode of their own: a test may
+# write a program twice in one second, and Python would then run the first one's bytecode for the second.
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # A cold cache each session: else a test could pass on what an older source left behind. The processes that
 # pytest-xdist starts share the one of the process that started them.
 _STARTED_BY_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
+    compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 # The modules of all tests are millions of objects, and looking for garbage among them took a tenth of the
 # tests' time. Not `gc.freeze`: what is frozen is nobody's referrer, and `measure` asks for referrers.
