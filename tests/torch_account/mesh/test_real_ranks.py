@@ -91,8 +91,8 @@ def test_bytes_and_messages_are_those_of_real_ranks(model, plan, num_ranks, case
     for ours in weighing.account.ranks:
         for name in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
             assert getattr(ours, name) == real[ours.rank][name], name
-        # What differs is memory that a kernel takes and frees within one operation. On a busy machine, gloo may
-        # also hold a copy of one of DDP's buckets for longer than the real rank does.
+        # What differs is memory that a kernel takes and frees within one operation. On a busy machine, gloo
+        # may also hold a copy of DDP's buckets for longer than the real rank does.
         held = max(message.payload_bytes for message in weighing.account.messages) if plan == "data" else 0
         peak_bytes = real[ours.rank]["peak_bytes"]
         assert 0.97 * peak_bytes - held <= ours.peak_bytes <= 1.03 * peak_bytes
