@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import safetensors.numpy
 from jax.sharding import PartitionSpec
 
 import meshwright as mw
@@ -88,7 +87,7 @@ def test_a_run_goes_on_with_another_layout_and_is_exported_and_sampled(tmp_path)
     assert first.measurement.losses[2] == pytest.approx(wanted[2], rel=1e-5)
     to = tmp_path / "model.safetensors"
     export_parameters(checkpoint_of(folder, 2), to)
-    arrays = safetensors.numpy.load_file(to)
+    arrays = pytest.importorskip("safetensors.numpy").load_file(to)
     assert arrays["head"].shape == arrays["embedding"].shape == (259, 64)
     assert arrays["layers.attention.key"].shape[-2:] == (2, 16)
     told = {"num_tokens": 8, "temperature": 1.0, "step": 2, "fleet": Fleet.parse("1xCPU")}
