@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from _plan_rows import MEGATRON_COLUMNS, MEGATRON_VOCABULARY
 from _published_stacks import Stack, stack_of
+from _sweep_program import MEGATRON
 from pydantic import ValidationError
 
 from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
@@ -95,21 +97,22 @@ class Expressed:
 # vTrain's columns, and the survey's. Its runs are Megatron-DeepSpeed's with full recomputation, on A100s
 # (github.com/VIA-Research/vTrain); the vocabulary is GPT-2's, padded.
 _VTRAIN = {
-    "# GPUs": "n_devices",
-    "global batch": "global_batch_seqs",
-    "micro batch": "micro_batch_per_device",
-    "hidden size": "d_model",
-    "attention heads": "n_heads",
-    "# layers": "n_layers",
-    "sequence length": "seq_len",
-    "tensor parallelism": "tp",
-    "data parallelism": "dp",
-    "pipeline parallelism": "pp",
+    "gpus": "n_devices",
+    "batch": "global_batch_seqs",
+    "mbs": "micro_batch_per_device",
+    "width": "d_model",
+    "heads": "n_heads",
+    "layers": "n_layers",
+    "sequence": "seq_len",
+    "tp": "tp",
+    "dp": "dp",
+    "pp": "pp",
 }
 _VTRAIN_SHARED = {
     "source": "VIA-Research/vTrain",
     "gated_mlp": "no",
-    "vocab": "51200",
+    "vocab": str(MEGATRON_VOCABULARY),
+    "accelerator": f"{MEGATRON.chip}-SXM",
     "devices_per_node": "8",
     "precision": "fp16",
     "sharding": "DDP",
@@ -127,19 +130,20 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return [{key: str(value) for key, value in entry.items()} for entry in entries]
     with path.open(newline="", encoding="utf-8") as file:
         rows = [{key: value or "" for key, value in row.items() if key} for row in csv.DictReader(file)]
-    return [_from_vtrain(path, number, row) if "# GPUs" in row else row for number, row in enumerate(rows, 1)]
+    return [
+        _from_vtrain(path, number, row) if MEGATRON_COLUMNS["gpus"] in row else row
+        for number, row in enumerate(rows, 1)
+    ]
 
 
 def _from_vtrain(path: Path, number: int, row: Mapping[str, str]) -> dict[str, str]:
-    found = {ours: row[theirs] for theirs, ours in _VTRAIN.items()}
-    chip = "A100-80GB-SXM" if int(row["# GPUs"]) > 8 else "A100-40GB-SXM"
+    found = {ours: row[MEGATRON_COLUMNS[name]] for name, ours in _VTRAIN.items()}
     return {
         **_VTRAIN_SHARED,
         **found,
         "id": f"{path.stem.replace('_', '')}-{number:03}",
-        "accelerator": chip,
-        "d_ff": str(4 * int(row["hidden size"])),
-        "step_time_s": str(float(row["iteration time (ms)"]) / 1e3),
+        "d_ff": str(4 * int(found["d_model"])),
+        "step_time_s": str(float(row[MEGATRON_COLUMNS["milliseconds"]]) / 1e3),
     }
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from _sweep_program import MEGATRON
+
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.predict import Prediction
 from meshwright.predict._rates import Machine, gemm_seconds
@@ -25,12 +27,6 @@ from meshwright.predict._rates import Machine, gemm_seconds
 # reads two arrays and writes; two products read.
 FORWARD_PASSES = 6.5
 BACKWARD_PASSES = 9.5
-# Bytes of the other elementwise kernels of a layer, forward and backward, for a token: of width h where
-# norms, residuals and dropout are whole on each rank, of h where heads are split, of the MLP's width where
-# it is split (bias and GELU fused). A repeated forward pass adds its third.
-WHOLE_BYTES, SPLIT_BYTES, MLP_BYTES = 60.0, 36.0, 20.0
-LOGIT_BYTES = 46.0  # of cast, softmax and loss, for one logit
-GRADIENT_BYTES = 6.0  # to add a microbatch's gradient to the sum: read 2 + 2, write 2
 HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which reductions run
 
 
@@ -173,15 +169,19 @@ def _copied_per_second(machine: Machine) -> float:
 
 
 def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
-    """Return the seconds of a step's elementwise kernels, each reading and writing memory."""
-    model, tensor = sizes.model, sizes.tensor
-    passed = WHOLE_BYTES * model.embed_dim
-    passed += (SPLIT_BYTES * model.embed_dim + MLP_BYTES * model.mlp_dim) / tensor
+    """Return the seconds of a step's elementwise kernels, each reading and writing memory.
+
+    Bytes are those that `_sweep_program` counts for Megatron-LM; a repeated forward pass adds its third.
+    """
+    model, tensor, count = sizes.model, sizes.tensor, MEGATRON
+    passed = count.whole_width_bytes * model.embed_dim
+    passed += (count.width_bytes * model.embed_dim + count.mlp_bytes * model.mlp_dim) / tensor
     passed *= 4 / 3 if sizes.repeats else 1
     weights = 12 * model.embed_dim**2 / tensor
-    layer = sizes.tokens * passed + GRADIENT_BYTES * weights
-    logits = LOGIT_BYTES * sizes.tokens * model.vocab_size / tensor
-    moved = sizes.ticks * (sizes.layers * layer + logits) + 46 * sizes.layers * weights
+    layer = sizes.tokens * passed + count.gradient_bytes * weights
+    logits = count.logit_bytes * sizes.tokens * model.vocab_size / tensor
+    update = (count.optimizer_bytes + count.sharded_optimizer_bytes) * sizes.layers * weights
+    moved = sizes.ticks * (sizes.layers * layer + logits) + update
     return moved / _copied_per_second(machine)
 
 

@@ -145,13 +145,15 @@ def page(record: Mapping[str, Any], name: str) -> str:
     refused = record["inexpressible"]
     fits = [("each source left out of the fit", blind), ("all sources in the fit", found)]
     figures = [f"| {label} | {' | '.join(_percents(each))} |" for label, each in fits]
-    held, others_hold = 100 * found["holds"], 100 * width.get("left_out_holds", 0)
+    held = f"{100 * found['holds']:.0f} % of the printed intervals contain the measured time."
+    if "left_out_holds" in width:
+        held += " An interval that is taken\nfrom the errors of all other sources would contain "
+        held += f"{100 * width['left_out_holds']:.0f} %."
     lines = [
         *HEAD.format(count=len(rows), record=name).splitlines(),
         *figures,
         "",
-        f"{held:.0f} % of the printed intervals contain the measured time. An interval that is taken from",
-        f"the errors of all other sources would contain {others_hold:.0f} %.",
+        held,
         "",
         f"![Measured over predicted step time, by source]({PICTURE})",
         "",

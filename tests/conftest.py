@@ -128,7 +128,7 @@ def pytest_sessionstart() -> None:
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         source="made up by the tests",
         jaxlib=_calibration.installed_versions()["jaxlib"],
-        measured_again="the tests doubt nothing",
+        measured_again="tests never measure again",
     )
     _calibration._keep(rates, _calibration._path_of("CPU"))
 

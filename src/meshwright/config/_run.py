@@ -415,7 +415,7 @@ class RunConfig(Section):
 
     @property
     def has_documents(self) -> bool:
-        """Whether a window may hold several documents, so that batches have segments."""
+        """Return whether a window may hold several documents; batches then have segments."""
         packed = isinstance(self.data, TokenFileData | MixtureData) and self.data.documents == "packed"
         return packed or isinstance(self.data, InstructionData)
 

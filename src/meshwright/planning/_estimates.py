@@ -71,6 +71,8 @@ KEPT_BYTES = {
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
+# The next two were set beside one compiled step alone, 405B with 131,072 tokens (docs/adr/0014-context.md);
+# what `alternate-dots` keeps is counted.
 PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... are as fast as with a fifth
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
@@ -224,9 +226,7 @@ class _Form:
         held = self._held_trained(over_data=False)
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
-        beside = (
-            np.where(self.fsdp * self.context * self.expert > 1, NARROW, 0) if not self.frozen else NARROW
-        )
+        beside = np.where(self.fsdp * self.expert > 1, NARROW, 0) if not self.frozen else NARROW
         gradients = held * np.where(self.stage > 1, FP32, np.where(self.passes > 1, FP32 + beside, NARROW))
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
