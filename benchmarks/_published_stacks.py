@@ -19,7 +19,7 @@ from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.predict import Prediction
-from meshwright.predict._rates import Machine, gemm_seconds
+from meshwright.predict._rates import Machine, collective_seconds
 
 # Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
 # Forward: product writes; scale, mask and softmax read and write; dropout reads, writes and writes a mask of
@@ -35,7 +35,8 @@ class Stack:
     """What a framework does otherwise than our program.
 
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused. `eager`: each
-    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole.
+    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole, so that it
+    all-reduces them.
     `head_in_last_stage`: the last stage computes the head besides its layers, where ours is split over all.
     `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
     """
@@ -112,6 +113,8 @@ def otherwise(
         added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+        ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
+        added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         added["head in the last stage"] = sizes.ticks * (1 - 1 / sizes.stages) * _head_seconds(sizes, machine)
     if stack.hidden_reduction:
@@ -121,9 +124,13 @@ def otherwise(
     return {reason: seconds for reason, seconds in added.items() if seconds}
 
 
+def _axes(name: str) -> str:
+    """Return the axes of a collective's name, "data,fsdp" of "all-reduce[data,fsdp]"."""
+    return name.partition("[")[2].rstrip("]")
+
+
 def _is_reduction(name: str) -> bool:
-    kind, _, axes = name.partition("[")
-    return kind in ("all-reduce", "reduce-scatter") and "data" in axes
+    return name.startswith(("all-reduce[", "reduce-scatter[")) and "data" in _axes(name)
 
 
 def _is_lighter_last(config: RunConfig) -> bool:
@@ -134,22 +141,8 @@ def _is_lighter_last(config: RunConfig) -> bool:
 
 
 def _product(machine: Machine, batch: float, m: float, n: float, k: float, num_bytes: float) -> float:
-    assert machine.num_sms is not None
-    peaks = machine.peak_flops_per_second
-    peak = (peaks["bf16"] if "bf16" in peaks else peaks["fp16"]) * machine.gemm_factor
-    seconds = gemm_seconds(
-        machine.rates.gemm_for("bf16"),
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        num_bytes=num_bytes,
-        flops_per_second=peak,
-        memory_bytes_per_second=machine.memory_bytes_per_second,
-        num_sms=machine.num_sms,
-    )
-    sustained = machine.sustained_flops_per_second("bf16") if machine.sustained_share else None
-    return float(seconds) if sustained is None else max(float(seconds), 2 * batch * m * n * k / sustained)
+    name = "bf16" if "bf16" in machine.peak_flops_per_second else "fp16"
+    return float(machine.product_seconds(name, m=m, n=n, k=k, batch=batch, num_bytes=num_bytes))
 
 
 def _attention_seconds(sizes: Sizes, heads: int, machine: Machine) -> float:
@@ -183,6 +176,21 @@ def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
     update = (count.optimizer_bytes + count.sharded_optimizer_bytes) * sizes.layers * weights
     moved = sizes.ticks * (sizes.layers * layer + logits) + update
     return moved / _copied_per_second(machine)
+
+
+def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's all-reduces over `tensor`: whole sequences, and nothing hides them.
+
+    Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: two in a layer's forward pass,
+    which a repeated one has again, and two in its backward pass.
+    """
+    if sizes.tensor == 1:
+        return 0.0
+    assert machine.inside_bytes_per_second is not None
+    wire = 2 * (sizes.tensor - 1) / sizes.tensor * 2 * sizes.tokens * sizes.model.embed_dim
+    rate = machine.rates.collective_for("all-reduce", sizes.tensor)
+    seconds = collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
+    return (6 if sizes.repeats else 4) * sizes.layers * sizes.ticks * float(seconds)
 
 
 def _head_seconds(sizes: Sizes, machine: Machine) -> float:

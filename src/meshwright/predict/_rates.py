@@ -476,6 +476,41 @@ class Machine:
             return peak
         return peak * self.gemm_factor
 
+    def product_seconds(
+        self,
+        format_name: str,
+        *,
+        m: Number,
+        n: Number,
+        k: Number,
+        num_bytes: Number,
+        batch: Number = 1,
+    ) -> Number:
+        """Return the seconds of a batch of [m, k] x [k, n] products, never faster than the chip sustains.
+
+        Raises:
+            KeyError: the chip has no peak of that format.
+        """
+        rate, flops = self.rates.gemm_for(format_name), 2 * batch * m * n * k
+        peak = self.gemm_flops_per_second(format_name) or self.peak_flops_per_second[format_name]
+        per_second = self.memory_bytes_per_second
+        if self.num_sms is None:
+            memory = num_bytes / (per_second * rate.memory_efficiency)
+            return np.maximum(flops / (peak * rate.efficiency), memory) + rate.start_seconds
+        seconds = gemm_seconds(
+            rate,
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            num_bytes=num_bytes,
+            flops_per_second=peak,
+            memory_bytes_per_second=per_second,
+            num_sms=self.num_sms,
+        )
+        sustained = self.sustained_flops_per_second(format_name)
+        return seconds if sustained is None else np.maximum(seconds, flops / sustained)
+
     def attention_rate(self, head_size: int, length: int, format_name: str, backward: bool) -> AttentionRate:
         """Return the attention kernel's rate as a share of the peak, measured or from the tables.
 
