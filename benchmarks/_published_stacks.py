@@ -27,6 +27,9 @@ from meshwright.predict._rates import Machine, collective_seconds
 # reads two arrays and writes; two products read.
 FORWARD_PASSES = 6.5
 BACKWARD_PASSES = 9.5
+# The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
+# least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.
+HOST_LAYER_SECONDS = 3.6e-3
 HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which reductions run
 
 
@@ -72,6 +75,7 @@ class Sizes:
     length: int
     tensor: int
     layers: float  # of a stage
+    microbatches: int
     ticks: float  # microbatches, and those that the pipeline's fill and drain take
     stages: int
     repeats: bool
@@ -84,13 +88,15 @@ class Sizes:
         micro = batch.microbatch_sequences or 1
         replicas = layout.size("data") * layout.size("fsdp")
         stages = layout.size("stage")
+        microbatches = batch.sequences // (micro * replicas)
         return cls(
             model=config.model,
             tokens=micro * batch.sequence_length // layout.size("context"),
             length=batch.sequence_length,
             tensor=layout.size("tensor"),
             layers=config.model.num_layers / stages,
-            ticks=batch.sequences // (micro * replicas) + (stages - 1) / config.pipeline_chunks,
+            microbatches=microbatches,
+            ticks=microbatches + (stages - 1) / config.pipeline_chunks,
             stages=stages,
             repeats=config.remat == "full",
         )
@@ -116,7 +122,11 @@ def otherwise(
         ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
-        added["head in the last stage"] = sizes.ticks * (1 - 1 / sizes.stages) * _head_seconds(sizes, machine)
+        ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
+        added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
+    if stack.eager:
+        device = prediction.step_seconds.expected + math.fsum(added.values())
+        added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
     if stack.hidden_reduction:
         reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
         microbatch = prediction.step_seconds.expected / sizes.ticks
@@ -174,8 +184,13 @@ def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
     layer = sizes.tokens * passed + count.gradient_bytes * weights
     logits = count.logit_bytes * sizes.tokens * model.vocab_size / tensor
     update = (count.optimizer_bytes + count.sharded_optimizer_bytes) * sizes.layers * weights
-    moved = sizes.ticks * (sizes.layers * layer + logits) + update
+    moved = sizes.ticks * sizes.layers * layer + sizes.microbatches * logits + update
     return moved / _copied_per_second(machine)
+
+
+def _launch_seconds(sizes: Sizes) -> float:
+    """Return the seconds in which a host launches a step's kernels; without a repeat there are fewer."""
+    return (1.0 if sizes.repeats else 0.75) * HOST_LAYER_SECONDS * sizes.layers * sizes.ticks
 
 
 def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
@@ -186,11 +201,20 @@ def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
     """
     if sizes.tensor == 1:
         return 0.0
+    payload = 2 * sizes.tokens * sizes.model.embed_dim
+    members = min(sizes.tensor, machine.devices_per_domain)
+    domains = -(-sizes.tensor // members)
     assert machine.inside_bytes_per_second is not None
-    wire = 2 * (sizes.tensor - 1) / sizes.tensor * 2 * sizes.tokens * sizes.model.embed_dim
-    rate = machine.rates.collective_for("all-reduce", sizes.tensor)
-    seconds = collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
-    return (6 if sizes.repeats else 4) * sizes.layers * sizes.ticks * float(seconds)
+    rate = machine.rates.collective_for("all-reduce", members)
+    wire = 2 * (members - 1) / members * payload
+    seconds = float(
+        collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
+    )
+    if domains > 1:
+        assert machine.between_bytes_per_second is not None
+        network = machine.between_bytes_per_second * machine.shared.network_efficiency * members
+        seconds = max(seconds, 2 * (domains - 1) / domains * payload / network)
+    return (6 if sizes.repeats else 4) * sizes.layers * sizes.ticks * seconds
 
 
 def _head_seconds(sizes: Sizes, machine: Machine) -> float:
