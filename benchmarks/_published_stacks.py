@@ -27,6 +27,12 @@ from meshwright.predict._rates import Machine, collective_seconds
 # reads two arrays and writes; two products read.
 FORWARD_PASSES = 6.5
 BACKWARD_PASSES = 9.5
+# Bytes of a layer's elementwise kernels by token, where each writes its 8-bit result twice, as it is and
+# transposed: by the width, by the width of keys, by the MLP's. Forward: two norms 4 each, rotary 4 + 4,
+# attention's output 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: the gradients of the outputs of
+# MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8, two
+# norms 8 and two residual sums 6 each.
+FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0, 16.0, 16.0, 10.0
 # The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
 # least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.
 HOST_LAYER_SECONDS = 3.6e-3
@@ -39,14 +45,17 @@ class Stack:
 
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused. `eager`: each
     elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole, so that it
-    all-reduces them.
-    `head_in_last_stage`: the last stage computes the head besides its layers, where ours is split over all.
-    `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
+    all-reduces them. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
+    nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
+    besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
+    under the last microbatch's backward pass.
     """
 
     name: str
     unfused_attention: bool = False
     eager: bool = False
+    fused_casts: bool = False
+    repeats_nothing: bool = False
     head_in_last_stage: bool = False
     hidden_reduction: bool = False
 
@@ -121,6 +130,8 @@ def otherwise(
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
         ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
+    if stack.fused_casts and config.precision == "fp8":
+        added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
@@ -182,10 +193,35 @@ def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
     passed *= 4 / 3 if sizes.repeats else 1
     weights = 12 * model.embed_dim**2 / tensor
     layer = sizes.tokens * passed + count.gradient_bytes * weights
-    logits = count.logit_bytes * sizes.tokens * model.vocab_size / tensor
-    update = (count.optimizer_bytes + count.sharded_optimizer_bytes) * sizes.layers * weights
+    logits = _logit_bytes(sizes)
+    update = _update_bytes(sizes)
     moved = sizes.ticks * sizes.layers * layer + sizes.microbatches * logits + update
     return moved / _copied_per_second(machine)
+
+
+def _logit_bytes(sizes: Sizes) -> float:
+    """Return the bytes that cast, softmax and loss of one microbatch's logits move."""
+    return MEGATRON.logit_bytes * sizes.tokens * sizes.model.vocab_size / sizes.tensor
+
+
+def _update_bytes(sizes: Sizes) -> float:
+    """Return the bytes that clipping and AdamW move."""
+    weights = 12 * sizes.model.embed_dim**2 / sizes.tensor
+    return (MEGATRON.optimizer_bytes + MEGATRON.sharded_optimizer_bytes) * sizes.layers * weights
+
+
+def _fused_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's elementwise kernels if they write 8-bit operands, split over `tensor`.
+
+    Sums of gradients are those of the products' own kernels. A repeated forward pass adds its third.
+    """
+    model = sizes.model
+    keys = model.num_kv_heads * model.head_dim
+    mlp = FUSED_GATED_BYTES if model.mlp == "gated" else FUSED_PLAIN_BYTES
+    passed = FUSED_WIDTH_BYTES * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
+    passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
+    moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
+    return (moved + _update_bytes(sizes)) / _copied_per_second(machine)
 
 
 def _launch_seconds(sizes: Sizes) -> float:

@@ -155,6 +155,17 @@ def test_reductions_over_tensor_hide_behind_nothing_and_cross_the_network_where_
     assert slow == pytest.approx(6 * 40 * 128 * 2 * 2 * 2048 * 5120 / (8 * 0.85 * 1.5e9), rel=0.01)
 
 
+def test_eight_bit_operands_are_written_by_the_kernels_before_the_products():
+    row = {**LLAMA, "id": "mbridge-1", "precision": "FP8", "accelerator": "H100-80GB-SXM"}
+    found = added(row, matmul=2.0, **{"memory-bound": 9.0})["fused casts"] + 9.0
+    # 32 layers, a token of 4096, keys of 1024, an MLP of 14336; the head and AdamW are the rest.
+    tokens = 8192 * int(row["global_batch_seqs"]) / int(row["n_devices"])
+    layers = 32 * tokens * (72 * 4096 + 16 * 1024 + 16 * 14336) / (3350e9 * 0.85)
+    repeats = 4 / 3 if row["act_ckpt"] == "full" else 1
+    assert layers * repeats < found < 1.6 * layers * repeats
+    assert "fused casts" not in added({**row, "precision": "bf16"}, matmul=2.0)
+
+
 def test_a_step_takes_no_less_than_its_launches():
     small = {**GPT, "n_layers": "8", "d_model": "256", "d_ff": "1024", "n_heads": "4", "n_kv_heads": "4"}
     small |= {
