@@ -30,8 +30,8 @@ BACKWARD_PASSES = 9.5
 # Bytes of a layer's elementwise kernels by token, where each writes its 8-bit result twice, as it is and
 # transposed: by the width, by the width of keys, by the MLP's. Forward: two norms 4 each, rotary 4 + 4,
 # attention's output 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: the gradients of the outputs of
-# MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8, two
-# norms 8 and two residual sums 6 each.
+# MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8,
+# two norms 8 and two residual sums 6 each.
 FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0, 16.0, 16.0, 10.0
 # The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
 # least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.
@@ -87,7 +87,16 @@ class Sizes:
     microbatches: int
     ticks: float  # microbatches, and those that the pipeline's fill and drain take
     stages: int
+    gathered: int  # devices over which a rank's weights are sharded, and gathered for use
+    sharded: int  # devices over which its optimizer is sharded
     repeats: bool
+
+    @property
+    def weights(self) -> float:
+        """Weights of a layer on one rank of `tensor`."""
+        model = self.model
+        head = self.model.embed_dim * model.vocab_size
+        return (model.num_matmul_parameters - head) / model.num_layers / self.tensor
 
     @classmethod
     def of(cls, config: RunConfig) -> Sizes:
@@ -107,6 +116,8 @@ class Sizes:
             microbatches=microbatches,
             ticks=microbatches + (stages - 1) / config.pipeline_chunks,
             stages=stages,
+            gathered=layout.size("fsdp"),
+            sharded=layout.size("fsdp") * (layout.size("data") if config.zero1 else 1),
             repeats=config.remat == "full",
         )
 
@@ -191,8 +202,7 @@ def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
     passed = count.whole_width_bytes * model.embed_dim
     passed += (count.width_bytes * model.embed_dim + count.mlp_bytes * model.mlp_dim) / tensor
     passed *= 4 / 3 if sizes.repeats else 1
-    weights = 12 * model.embed_dim**2 / tensor
-    layer = sizes.tokens * passed + count.gradient_bytes * weights
+    layer = sizes.tokens * passed + count.gradient_bytes * sizes.weights
     logits = _logit_bytes(sizes)
     update = _update_bytes(sizes)
     moved = sizes.ticks * sizes.layers * layer + sizes.microbatches * logits + update
@@ -205,9 +215,9 @@ def _logit_bytes(sizes: Sizes) -> float:
 
 
 def _update_bytes(sizes: Sizes) -> float:
-    """Return the bytes that clipping and AdamW move."""
-    weights = 12 * sizes.model.embed_dim**2 / sizes.tensor
-    return (MEGATRON.optimizer_bytes + MEGATRON.sharded_optimizer_bytes) * sizes.layers * weights
+    """Return the bytes that clipping and AdamW move: of gathered gradients, and of the rank's own share."""
+    each = MEGATRON.optimizer_bytes / sizes.gathered + MEGATRON.sharded_optimizer_bytes / sizes.sharded
+    return each * sizes.layers * sizes.weights
 
 
 def _fused_seconds(sizes: Sizes, machine: Machine) -> float:
