@@ -48,7 +48,9 @@ class Stack:
     all-reduces them. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
     nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
     besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
-    under the last microbatch's backward pass.
+    under the last microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces
+    beside products, all but the first hidden; those over `stage` hide where a stage has several chunks, and
+    weights over `data` are gathered under the first microbatch's forward pass.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Stack:
     repeats_nothing: bool = False
     head_in_last_stage: bool = False
     hidden_reduction: bool = False
+    hidden_messages: bool = False
 
 
 @functools.cache
@@ -149,10 +152,18 @@ def otherwise(
     if stack.eager:
         device = prediction.step_seconds.expected + math.fsum(added.values())
         added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
+    microbatch = prediction.step_seconds.expected / sizes.ticks
     if stack.hidden_reduction:
         reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
-        microbatch = prediction.step_seconds.expected / sizes.ticks
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
+    if stack.hidden_messages:
+        messages = {_axes(name): 0.0 for name in exposed}
+        for name, seconds in exposed.items():
+            messages[_axes(name)] += 0.0 if _is_reduction(name) else seconds
+        hidden = (1 - 1 / sizes.tensor) * messages.get("tensor", 0.0)
+        hidden += messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
+        hidden += min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
+        added["messages beside products"] = -hidden
     return {reason: seconds for reason, seconds in added.items() if seconds}
 
 

@@ -166,6 +166,14 @@ def test_eight_bit_operands_are_written_by_the_kernels_before_the_products():
     assert "fused casts" not in added({**row, "precision": "bf16"}, matmul=2.0)
 
 
+def test_messages_beside_products_hide_all_but_their_first_piece():
+    row = {**LLAMA, "id": "mbridge-1", "sharding": "DDP", "fsdp": "", "dp": "4", "tp": "4", "pp": "4"}
+    row |= {"micro_batch_per_device": "1", "global_batch_seqs": "64"}
+    exposed = {"matmul": 10.0, "all-gather[tensor]": 2.0, "collective-permute[stage]": 1.0}
+    assert added(row, **exposed)["messages beside products"] == pytest.approx(-1.5)
+    assert added({**row, "vp": "2"}, **exposed)["messages beside products"] == pytest.approx(-2.5)
+
+
 def test_a_step_takes_no_less_than_its_launches():
     small = {**GPT, "n_layers": "8", "d_model": "256", "d_ff": "1024", "n_heads": "4", "n_kv_heads": "4"}
     small |= {
