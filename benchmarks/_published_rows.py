@@ -211,7 +211,7 @@ def express(row: Row) -> Expressed:
         stack=stack,
         unfused=unfused,
         heads=_number(row, "n_heads", "dimensions"),
-        attention_kernel="cudnn" if _CUDNN.search(row["attention_impl"].lower()) else "flash-2",
+        attention_kernel=_attention_kernel(row, stack),
         remat_stated=stated,
         measured_seconds=measured,
         standard=standard,
@@ -265,6 +265,13 @@ def _is_unfused(row: Row, stack: Stack) -> bool:
     if unfused and not stack.unfused_attention:
         raise InexpressibleError("attention without a fused kernel, in a stack of which no model is known")
     return unfused
+
+
+def _attention_kernel(row: Row, stack: Stack) -> str:
+    words = row["attention_impl"].lower()
+    if not words:
+        return stack.attention_kernel
+    return "cudnn" if _CUDNN.search(words) else "flash-2"
 
 
 def _precision(row: Row, notes: list[str]) -> str:
@@ -441,6 +448,8 @@ def _sequences(row: Row, replicas: int) -> int:
 
 
 def _microbatch(row: Row, each: int) -> int:
+    if _count(row, "pp") > 1 and source_of(row) in ASSUMED["whole_batches"]["sources"]:
+        raise InexpressibleError("micro batch not stated")
     micro = each if each == 1 else _number(row, "micro_batch_per_device", "micro batch")
     if each % micro:
         raise InexpressibleError("its batch does not divide by its micro batch")

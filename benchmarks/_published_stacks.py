@@ -54,6 +54,7 @@ class Stack:
     """
 
     name: str
+    attention_kernel: str = "flash-2"  # as `predict` names it, where a row does not say
     unfused_attention: bool = False
     eager: bool = False
     fused_casts: bool = False

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _published_blind import with_blind_errors
-from _published_rows import express, rows_of
+from _published_rows import InexpressibleError, express, rows_of
 from _published_stacks import otherwise, stack_of
 from predict_published import OLDER, sorted_out
 from test_published_rows import LLAMA
@@ -164,6 +164,28 @@ def test_eight_bit_operands_are_written_by_the_kernels_before_the_products():
     repeats = 4 / 3 if row["act_ckpt"] == "full" else 1
     assert layers * repeats < found < 1.6 * layers * repeats
     assert "fused casts" not in added({**row, "precision": "bf16"}, matmul=2.0)
+
+
+def test_a_row_that_names_no_kernel_has_that_of_its_stack():
+    kernels = {
+        (source, words): express({**LLAMA, "id": f"{source}-1", "attention_impl": words}).attention_kernel
+        for source in ("mcore", "mosaic")
+        for words in ("", "flash")
+    }
+    assert kernels == {
+        ("mcore", ""): "cudnn",
+        ("mcore", "flash"): "flash-2",
+        ("mosaic", ""): "flash-2",
+        ("mosaic", "flash"): "flash-2",
+    }
+
+
+def test_a_whole_batch_is_no_microbatch_of_a_pipeline():
+    row = {**LLAMA, "id": "tt-1", "sharding": "FSDP2", "fsdp": "16", "pp": "4"}
+    row |= {"micro_batch_per_device": "4", "global_batch_seqs": "64"}
+    with pytest.raises(InexpressibleError, match="micro batch not stated"):
+        express(row)
+    assert express({**row, "id": "mcore-1"}).config.batch.microbatch_sequences == 4
 
 
 def test_messages_beside_products_hide_all_but_their_first_piece():
