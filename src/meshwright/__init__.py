@@ -14,6 +14,8 @@ from .lazy import names_on_first_use
 
 if TYPE_CHECKING:
     from . import tools as tools
+    from .api._calibrate import MeasuredStep as MeasuredStep
+    from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
     from .results import FleetPlans as FleetPlans
     from .results import Plan as Plan
