@@ -102,5 +102,11 @@ def _forget(config: str | None, on: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "forgotten": number})
     else:
-        words = "a file that could not be read" if number is None else "1 measured step" if number == 1 else f"{number} measured steps"
+        words = (
+            "a file that could not be read"
+            if number is None
+            else "1 measured step"
+            if number == 1
+            else f"{number} measured steps"
+        )
         print(f"removed {words}: predictions for the chip of {on} use no factors")
