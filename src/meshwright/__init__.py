@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .api._explain import explain as explain
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
+    from .api._reconcile import reconcile as reconcile
     from .api._script import weigh_script as weigh_script
     from .api._sweep import sweep as sweep
-    from .api._train import reconcile as reconcile
     from .api._train import train as train
     from .api._weigh import load as load
     from .api._weigh import weigh as weigh

@@ -19,6 +19,7 @@ from meshwright.predict import Interval, Prediction
 from meshwright.records import EXACT, read_record
 
 SCHEMA = 1
+STEP_SECONDS = "step seconds"  # the quantity of which every run has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +163,10 @@ def _times(
     """Compare step seconds and MFU, or return the reason against each."""
     if prediction is None or timed is None:
         why = "no prediction was made" if prediction is None else not_timed
-        return ("step seconds", why), ("MFU", why)
+        return (STEP_SECONDS, why), ("MFU", why)
     expected = prediction.step_seconds
     seconds = Row(
-        quantity="step seconds",
+        quantity=STEP_SECONDS,
         unit="seconds",
         predicted=expected.expected,
         measured=timed.median,

@@ -1,4 +1,4 @@
-"""Factors on predicted seconds: fitted to measured steps, applied by the walk, and the interval they leave."""
+"""Factors fitted to measured steps: what they are, how a walk uses them, and the interval they leave."""
 
 import dataclasses
 import json

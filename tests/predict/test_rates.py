@@ -149,8 +149,8 @@ FOLDER = Path(_constants.__file__).parent
 # memory, a head size that stands for any, the seconds of an hour, the bounds of a run's steps and price.
 ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "0.01", "24", "5", "128"}
 ALLOWED |= {"3600", "10", "18", "1e9"}
-# Of the fit of factors: a quantile of the normal distribution, rounds and precision of a search, the half of a
-# width, the letters of a digest.
+# Of the fit of factors: a quantile of the normal distribution, rounds and precision of a search, the half of
+# a width, the letters of a digest.
 ALLOWED |= {"1.6449", "50", "1e-9", "0.5", "16"}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -181,7 +181,7 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         measured = parse_seconds(seconds) if isinstance(seconds, str) else float(seconds)
     _check_possible(measured, weighing, plain)
     classes, notes = ({}, ()) if traced is None else _classes(traced, plain)
-    exposed: Counter[str] = Counter()
+    exposed: defaultdict[str, float] = defaultdict(float)
     for each in plain.slices:
         exposed[class_of(each.name)] += each.exposed_seconds
     run = MeasuredRun(
@@ -259,7 +259,7 @@ def _check_possible(measured: float, weighing: Weighing, plain: Prediction) -> N
 
 def _classes(traced: TracedStep, plain: Prediction) -> tuple[dict[str, MeasuredClass], tuple[str, ...]]:
     """Return the classes that trace and program share, and what the trace has besides, in words."""
-    predicted: Counter[str] = Counter()
+    predicted: defaultdict[str, float] = defaultdict(float)
     for each in plain.slices:
         predicted[class_of(each.name)] += each.seconds
     both = [name for name in traced.seconds_by_class if predicted[name] > 0]
@@ -283,7 +283,7 @@ def _calibrated(fleet: Fleet, runs: MeasuredRuns, known: Sequence[_Known]) -> Ca
     calibration = calibration_for(fleet)
     factors = machine_of(fleet, calibration, measured=runs).factors
     last = known[-1]
-    predicted: Counter[str] = Counter()
+    predicted: defaultdict[str, float] = defaultdict(float)
     for each in last.plain.slices:
         predicted[class_of(each.name)] += each.seconds
     timed = {} if last.traced is None else last.traced.seconds_by_class

@@ -161,7 +161,7 @@ def traced_step(
     known = [event for event in chosen if event.name in classes]
     devices = {event.device for event in known}
     spans, num_steps = _spans(known, once)
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for event in known:
         seconds[classes[event.name]] += event.seconds / len(devices) / num_steps
     gaps = statistics.median(spans) - _busy_seconds(known) / len(devices) / num_steps
@@ -190,11 +190,12 @@ def _checked_share(events: Collection[TraceEvent], classes: Mapping[str, str]) -
 
 
 def _largest(events: Iterable[TraceEvent], classes: Mapping[str, str]) -> dict[str, float]:
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for event in events:
         if event.name not in classes:
             seconds[event.name] += event.seconds
-    return dict(seconds.most_common(MOST_NAMED))
+    largest = sorted(seconds, key=lambda name: -seconds[name])[:MOST_NAMED]
+    return {name: seconds[name] for name in largest}
 
 
 def _spans(events: Collection[TraceEvent], once: Collection[str]) -> tuple[list[float], int]:
@@ -264,7 +265,7 @@ def kineto_step(path: Path) -> TracedStep:
         )
     num_steps, num_devices = max(1, len(steps)), len({kernel.device for kernel in kernels})
     named = {name: kind for name in {k.name for k in kernels} if (kind := _kernel_class(name))}
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for kernel in kernels:
         seconds[named.get(kernel.name, "memory-bound")] += kernel.seconds / num_devices / num_steps
     step = _span(kernels) / num_steps

@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +121,7 @@ class Factors:
             exposed_seconds: of the step's slices, with these factors.
         """
         total = sum(exposed_seconds.values())
-        shares: Counter[str] = Counter()
+        shares: defaultdict[str, float] = defaultdict(float)
         for name, seconds in exposed_seconds.items():
             shares[class_of(name)] += seconds / total
         known = np.array([shares.pop(name, 0.0) for name in self.by_class])
@@ -188,10 +188,10 @@ def _most_probable(
     runs: tuple[MeasuredRun, ...], place: Mapping[str, int], before: Vector, noise: float
 ) -> tuple[Vector, NDArray[np.float64]]:
     """Return the most probable logarithms of the factors, and their covariance."""
-    x = np.zeros(len(before))
+    x: Vector = np.zeros(len(before))
     residuals, slopes = _misfit(x, runs, place, before, noise)
     for _ in range(MOST_ROUNDS):
-        step = np.linalg.lstsq(slopes, -residuals, rcond=None)[0]
+        step: Vector = np.linalg.lstsq(slopes, -residuals, rcond=None)[0].astype(np.float64)
         share = 1.0
         again = _misfit(x + step, runs, place, before, noise)
         while again[0] @ again[0] > residuals @ residuals and share > SMALL_STEP:
@@ -200,7 +200,8 @@ def _most_probable(
         x, (residuals, slopes) = x + share * step, again
         if float(np.abs(share * step).max()) < SMALL_STEP:
             break
-    return x, np.linalg.inv(slopes.T @ slopes)
+    covariance: NDArray[np.float64] = np.linalg.inv(slopes.T @ slopes).astype(np.float64)
+    return x, covariance
 
 
 def _misfit(

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.predict import Interval
-from meshwright.reconciliation import Calibrated, CalibratedStep, History, PastRow
+from meshwright.reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
 from meshwright.units import format_seconds
 
 from ._model import FAINT, Document, Plot, Table, Words, percent, plain_rows, section
 
 INSIDE, OUTSIDE = "#2f6f8f", "#c8372d"
-STEP_SECONDS = "step seconds"
 
 
 def calibrated_document(made: Calibrated) -> Document:
@@ -77,15 +76,15 @@ def _notes(made: Calibrated) -> Iterator[Words]:
         yield from (Words(text=note, tone="faint") for note in step.notes)
 
 
-def history_document(history: History) -> Document:
-    """Return every run with its predicted and measured step, and a picture of the errors of step times."""
+def history_document(history: History, *, draws: bool = False) -> Document:
+    """Return every run with its predicted and measured step; for a page with a picture of the errors."""
     rows = [row for row in history.rows if row.quantity == STEP_SECONDS]
     columns = ("run", "predicted", "measured", "error", "in the interval")
     cells = [_history_cells(row) for row in rows]
     table = Table(columns=columns, rows=plain_rows(cells), numbers=columns[1:4])
     held = [row.inside for row in rows if row.inside is not None]
     words = f"{sum(held)} of {len(held)} measured steps lie in their intervals." if held else "No step yet."
-    plot = _plot(rows)
+    plot = _plot(rows) if draws else None
     return Document(
         title="History of errors",
         facts=f"of {_steps(len(rows))}",

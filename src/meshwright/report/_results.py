@@ -107,6 +107,8 @@ def page_of(result: object) -> str:
             return page(_sweep_page(result))
         case Plan():
             return page(plan_page(result))
+        case History():
+            return page(history_document(result, draws=True))
         case _:
             return page(_document_of(result))
 
@@ -521,5 +523,6 @@ DOCUMENTS: dict[type, Callable[[Any], Document]] = {
     Calibration: _calibration_document,
     Calibrated: calibrated_document,
     History: history_document,
+    Reconciliation: lambda found: Document(title="", sections=_reconciliation_sections(found)),
 }
 """The documents of results that have one form."""
