@@ -347,7 +347,7 @@ class Calibrated:
     classes: tuple[CalibratedClass, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `calibrate --json` prints; docs/json.md explains its fields."""
+        """Return the object that `calibrate --json` prints; docs/calibration.md explains its fields."""
         return {"schema": CALIBRATED_SCHEMA, **dataclasses.asdict(self)}
 
 
@@ -390,7 +390,7 @@ class History:
     rows: tuple[PastRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `reconcile --history --json` prints; docs/json.md explains its fields."""
+        """Return the object that `reconcile --history --json` prints (docs/calibration.md)."""
         rows = [{**dataclasses.asdict(row), "relative_error": row.relative_error} for row in self.rows]
         return {"schema": SCHEMA, "file": self.file, "rows": rows}
 

@@ -38,6 +38,7 @@ from ..units import format_seconds, parse_seconds
 from ._weigh import fleet_of, weigh
 
 CONTAINERS = ("while", "conditional", "call")
+ALL_EXPOSED = 0.999  # of a class; less is not rounding
 RUN_KEYS = ("config", "on", "measured", "trace", "layout", "set")
 
 
@@ -136,7 +137,8 @@ def measured_steps_in(file: Path) -> tuple[MeasuredStep, ...]:
 def _step_of(table: Mapping[str, Any], where: str, hint: str) -> MeasuredStep:
     unknown = sorted(set(table) - set(RUN_KEYS))
     overrides = table.get("set", [])
-    texts = {key: table.get(key) for key in RUN_KEYS if key not in ("set", "measured")}
+    config = table.get("config", "")
+    texts = {"config": config, **{key: table.get(key) for key in ("on", "trace", "layout")}}
     wrong = [key for key, value in texts.items() if not isinstance(value, str | None)]
     wrong += [] if isinstance(table.get("measured"), str | int | float | None) else ["measured"]
     wrong += [] if isinstance(overrides, list) and all(isinstance(o, str) for o in overrides) else ["set"]
@@ -145,7 +147,8 @@ def _step_of(table: Mapping[str, Any], where: str, hint: str) -> MeasuredStep:
             f"unknown keys {unknown}" if unknown else f"wrong values of {wrong}" if wrong else "no config"
         )
         raise InputError(f"{where} has {problem}", hint=hint)
-    return MeasuredStep(measured=table.get("measured"), overrides=overrides, **texts)
+    where_and_how = {key: table.get(key) for key in ("on", "measured", "trace", "layout")}
+    return MeasuredStep(config=config, overrides=overrides, **where_and_how)
 
 
 def forget(on: str) -> int | None:
@@ -181,9 +184,6 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         measured = parse_seconds(seconds) if isinstance(seconds, str) else float(seconds)
     _check_possible(measured, weighing, plain)
     classes, notes = ({}, ()) if traced is None else _classes(traced, plain)
-    exposed: defaultdict[str, float] = defaultdict(float)
-    for each in plain.slices:
-        exposed[class_of(each.name)] += each.exposed_seconds
     run = MeasuredRun(
         what=STEP_TIME if traced is None else TRACE,
         program=f"{weighing.name}, {weighing.layout}",
@@ -193,7 +193,7 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         measured_seconds=measured,
         predicted_seconds=plain.step_seconds.expected,
-        exposed_seconds=dict(exposed),
+        exposed_seconds=_seconds_by_class(plain)[1],
         classes=classes,
     )
     return _Known(weighing=weighing, plain=plain, run=run, traced=traced, notes=notes)
@@ -259,18 +259,20 @@ def _check_possible(measured: float, weighing: Weighing, plain: Prediction) -> N
 
 def _classes(traced: TracedStep, plain: Prediction) -> tuple[dict[str, MeasuredClass], tuple[str, ...]]:
     """Return the classes that trace and program share, and what the trace has besides, in words."""
-    predicted: defaultdict[str, float] = defaultdict(float)
-    for each in plain.slices:
-        predicted[class_of(each.name)] += each.seconds
-    both = [name for name in traced.seconds_by_class if predicted[name] > 0]
-    classes = {
-        name: MeasuredClass(measured_seconds=traced.seconds_by_class[name], predicted_seconds=predicted[name])
-        for name in both
-    }
+    whole, exposed = _seconds_by_class(plain)
+    classes: dict[str, MeasuredClass] = {}
+    for name in traced.seconds_by_class:
+        if whole.get(name, 0.0) == 0:
+            continue
+        # Where the program hides nothing of a class, what hides it in the trace is no part of its time.
+        hides = exposed[name] < ALL_EXPOSED * whole[name]
+        measured = traced.seconds_by_class[name] if hides else traced.exposed_by_class.get(name, 0.0)
+        if measured > 0:
+            classes[name] = MeasuredClass(measured_seconds=measured, predicted_seconds=whole[name])
     notes = [
         f"{name}: {format_seconds(seconds)} of the trace, which the program does not have"
         for name, seconds in traced.seconds_by_class.items()
-        if name not in classes
+        if whole.get(name, 0.0) == 0
     ]
     if traced.unmatched:
         named = ", ".join(name[:60] for name in traced.unmatched)
@@ -278,19 +280,27 @@ def _classes(traced: TracedStep, plain: Prediction) -> tuple[dict[str, MeasuredC
     return classes, tuple(notes)
 
 
+def _seconds_by_class(prediction: Prediction) -> tuple[dict[str, float], dict[str, float]]:
+    """Return all seconds and the exposed seconds of a prediction by class of work."""
+    whole: defaultdict[str, float] = defaultdict(float)
+    exposed: defaultdict[str, float] = defaultdict(float)
+    for each in prediction.slices:
+        whole[class_of(each.name)] += each.seconds
+        exposed[class_of(each.name)] += each.exposed_seconds
+    return dict(whole), dict(exposed)
+
+
 def _calibrated(fleet: Fleet, runs: MeasuredRuns, known: Sequence[_Known]) -> Calibrated:
     """Return the factors of all kept runs, and the steps predicted with them."""
     calibration = calibration_for(fleet)
     factors = machine_of(fleet, calibration, measured=runs).factors
     last = known[-1]
-    predicted: defaultdict[str, float] = defaultdict(float)
-    for each in last.plain.slices:
-        predicted[class_of(each.name)] += each.seconds
-    timed = {} if last.traced is None else last.traced.seconds_by_class
+    predicted, _ = _seconds_by_class(last.plain)
+    timed = {name: each.measured_seconds for name, each in last.run.classes.items()}
     classes = [
         CalibratedClass(
             name=name,
-            predicted_seconds=predicted[name],
+            predicted_seconds=predicted.get(name, 0.0),
             measured_seconds=timed.get(name),
             factor=factor.value,
             low=factor.low,

@@ -6,8 +6,10 @@ trace events; a kernel's class follows from its name.
 
 The seconds of a class are the sum over its events, divided by devices and steps. So they are what one device
 takes: simulated devices of a CPU run side by side on shared cores, and each event lasts as long as sharing
-makes it last, as in a prediction. A step lasts from the begin of its first event on any device to the end of
-its last; gaps are those in which a device runs no event. The host's time between steps is in neither.
+makes it last, as in a prediction. The exposed seconds of classes add up: what several kernels of one device
+run at once is shared among them, and a message counts only while no kernel runs. A step lasts from the begin
+of its first event on any device to the end of its last; gaps are those in which a device runs no event. The
+host's time between steps is in none of them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..hardware import COLLECTIVE_KINDS
 
 LEAST_MATCHED = 0.8
 """The share of a trace's kernel time that must be matched with the program, or the trace is refused."""
@@ -39,9 +42,10 @@ KERNEL_NAMES = {
     "all-reduce": r"nccl.*AllReduce",
     "all-to-all": r"nccl.*(AllToAll|SendRecv)",
     "attention": r"flash|fmha|attention|sdpa",
-    "convolution": r"conv|wgrad2d|dgrad2d|winograd",
+    "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
     "matmul": r"gemm|cutlass|nvjet|cublas|splitK|s16816|s1688|xmma",
 }
+MESSAGES = (*COLLECTIVE_KINDS, "collective-permute")
 PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
 
 
@@ -61,13 +65,16 @@ class TraceEvent:
 class TracedStep:
     """One step of a trace on one device: its seconds, and those of each class of work.
 
+    `seconds_by_class`: whole events. `exposed_by_class`: without what other classes hide; with gaps they sum
+    to the step.
     `matched`: the share of the kernels' seconds that has a class. `unmatched`: the seconds of the largest
-    events without one, by name. `num_steps`: the median over so many steps is taken for the step, the mean
-    for classes.
+    events without one, by name. `num_steps`: the steps of the trace. The step of median length is taken
+    where the trace tells its steps apart, else their mean.
     """
 
     seconds: float
     seconds_by_class: dict[str, float]
+    exposed_by_class: dict[str, float]
     matched: float
     unmatched: dict[str, float]
     num_steps: int
@@ -158,21 +165,59 @@ def traced_step(
 
     chosen = by_module[max(by_module, key=known_seconds)] if by_module else []
     matched = _checked_share(chosen, classes)
-    known = [event for event in chosen if event.name in classes]
-    devices = {event.device for event in known}
-    spans, num_steps = _spans(known, once)
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for event in known:
-        seconds[classes[event.name]] += event.seconds / len(devices) / num_steps
-    gaps = statistics.median(spans) - _busy_seconds(known) / len(devices) / num_steps
-    return TracedStep(
-        seconds=statistics.median(spans),
-        seconds_by_class={**seconds, **({GAPS: gaps} if gaps > 0 else {})},
+    usual, span, num_steps, num_inside = _usual_step([e for e in chosen if e.name in classes], once)
+    return _step_of(
+        [(event, classes[event.name]) for event in usual],
+        span,
+        num_inside,
         matched=matched,
         unmatched=_largest(chosen, classes),
         num_steps=num_steps,
-        num_devices=len(devices),
     )
+
+
+def _step_of(
+    events: Collection[tuple[TraceEvent, str]], span: float, num_inside: int, **facts: Any
+) -> TracedStep:
+    """Return the step of events with their classes, of which `num_inside` steps of `span` seconds consist."""
+    num_devices = len({event.device for event, _ in events})
+    share = 1 / num_devices / num_inside
+    whole: defaultdict[str, float] = defaultdict(float)
+    for event, kind in events:
+        whole[kind] += event.seconds * share
+    exposed = {kind: seconds * share for kind, seconds in _exposed(events).items()}
+    gaps = span - sum(exposed.values())
+    between = {GAPS: gaps} if gaps > 0 else {}
+    return TracedStep(
+        seconds=span,
+        seconds_by_class={**whole, **between},
+        exposed_by_class={**exposed, **between},
+        num_devices=num_devices,
+        **facts,
+    )
+
+
+def _exposed(events: Iterable[tuple[TraceEvent, str]]) -> dict[str, float]:
+    """Return the seconds in which each class runs, summed over devices.
+
+    What kernels of one device run at once is shared among them; messages count while no kernel runs.
+    """
+    by_device: defaultdict[str, list[tuple[float, int, str]]] = defaultdict(list)
+    for event, kind in events:
+        begin = event.begin_seconds
+        by_device[event.device] += [(begin, 1, kind), (begin + event.seconds, -1, kind)]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for marks in by_device.values():
+        running: Counter[str] = Counter()
+        before = 0.0
+        for now, change, kind in sorted(marks):
+            counted = {name: n for name, n in running.items() if n > 0 and name not in MESSAGES}
+            counted = counted or {name: n for name, n in running.items() if n > 0}
+            for name, number in counted.items():
+                seconds[name] += (now - before) * number / sum(counted.values())
+            running[kind] += change
+            before = now
+    return dict(seconds)
 
 
 def _checked_share(events: Collection[TraceEvent], classes: Mapping[str, str]) -> float:
@@ -198,14 +243,21 @@ def _largest(events: Iterable[TraceEvent], classes: Mapping[str, str]) -> dict[s
     return {name: seconds[name] for name in largest}
 
 
-def _spans(events: Collection[TraceEvent], once: Collection[str]) -> tuple[list[float], int]:
-    """Return the seconds of each step, and the number of steps."""
+def _usual_step(
+    events: Collection[TraceEvent], once: Collection[str]
+) -> tuple[Collection[TraceEvent], float, int, int]:
+    """Return the events of the step of median length, its seconds, and the number of steps.
+
+    Where no event names its run, all events are returned, with the mean step. The last number is how many
+    steps the returned events are of.
+    """
     by_run: defaultdict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         by_run[event.run].append(event)
-    spans = [_span(each) for each in by_run.values()]
     if "" not in by_run:
-        return spans, len(spans)
+        ranked = sorted(by_run.values(), key=_span)
+        usual = ranked[(len(ranked) - 1) // 2]
+        return usual, _span(usual), len(ranked), 1
     counts = Counter((event.device, event.name) for event in events if event.name in once)
     if not counts:
         raise InputError(
@@ -213,26 +265,12 @@ def _spans(events: Collection[TraceEvent], once: Collection[str]) -> tuple[list[
             hint="trace whole steps; or give the seconds of a step: --measured",
         )
     num_steps = int(statistics.median(counts.values()))
-    return [_span(events) / num_steps], num_steps
+    return events, _span(events) / num_steps, num_steps, num_steps
 
 
 def _span(events: Iterable[TraceEvent]) -> float:
     ends = [(event.begin_seconds, event.begin_seconds + event.seconds) for event in events]
     return max(end for _, end in ends) - min(begin for begin, _ in ends)
-
-
-def _busy_seconds(events: Iterable[TraceEvent]) -> float:
-    """Return the seconds in which a device runs at least one event, summed over devices."""
-    by_device: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for event in events:
-        by_device[event.device].append((event.begin_seconds, event.begin_seconds + event.seconds))
-    total = 0.0
-    for spans in by_device.values():
-        until = 0.0
-        for begin, end in sorted(spans):
-            total += max(0.0, end - max(begin, until))
-            until = max(until, end)
-    return total
 
 
 def kineto_step(path: Path) -> TracedStep:
@@ -263,21 +301,16 @@ def kineto_step(path: Path) -> TracedStep:
         raise InputError(
             f"{path} has no GPU kernels", hint="trace with ProfilerActivity.CUDA, and export_chrome_trace"
         )
-    num_steps, num_devices = max(1, len(steps)), len({kernel.device for kernel in kernels})
+    num_steps = max(1, len(steps))
     named = {name: kind for name in {k.name for k in kernels} if (kind := _kernel_class(name))}
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        seconds[named.get(kernel.name, "memory-bound")] += kernel.seconds / num_devices / num_steps
-    step = _span(kernels) / num_steps
-    gaps = step - _busy_seconds(kernels) / num_devices / num_steps
     known = sum(kernel.seconds for kernel in kernels if kernel.name in named)
-    return TracedStep(
-        seconds=step,
-        seconds_by_class={**seconds, **({GAPS: gaps} if gaps > 0 else {})},
+    return _step_of(
+        [(kernel, named.get(kernel.name, "memory-bound")) for kernel in kernels],
+        _span(kernels) / num_steps,
+        num_steps,
         matched=known / sum(kernel.seconds for kernel in kernels),
         unmatched=_largest(kernels, named),
         num_steps=num_steps,
-        num_devices=num_devices,
     )
 
 

@@ -131,15 +131,18 @@ class Factors:
         variance += sum((share * before.deviation(name)) ** 2 for name, share in shares.items())
         return math.sqrt(variance + before.between_programs**2)
 
-    def words(self) -> str:
-        """Return the factors in words: "factors of 2 measured steps (2026-11-23): matmul x1.08"."""
+    def source(self) -> str:
+        """Return the measured runs in words: "2 measured steps kept on this machine (2026-11-23)"."""
         dates = sorted({run.date for run in self.runs})
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         steps = "1 measured step" if len(self.runs) == 1 else f"{len(self.runs)} measured steps"
+        return f"{steps} kept on this machine ({when})"
+
+    def words(self) -> str:
+        """Return the factors in words: "times factors of 2 measured steps ...: matmul x1.08"."""
         moved = {name: f"x{factor.value:.2f}" for name, factor in self.by_class.items()}
         values = [f"{name} {value}" for name, value in moved.items() if value != "x1.00"]
-        named = ", ".join(values) if values else "all x1.00"
-        return f"times factors of {steps} kept on this machine ({when}): {named}"
+        return f"times factors of {self.source()}: {', '.join(values) if values else 'all x1.00'}"
 
 
 NO_FACTORS = Factors()

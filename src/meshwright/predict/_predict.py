@@ -122,10 +122,10 @@ def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tup
     Steps in 16 bits do not tell the rate of products in fp8, whose width is kept.
     """
     spread = math.exp(TAIL * machine.factors.deviation(walked.exposed))
-    low, high, reasons = 1 / spread, spread, []
+    low, high, reasons = 1 / spread, spread, [f"from {machine.factors.source()}"]
     if "fp8" in names:
         width = widths()["fp8"]
-        low, high, reasons = min(low, width.low), max(high, width.high), [width.reason]
+        low, high, reasons = min(low, width.low), max(high, width.high), [*reasons, width.reason]
     if len(machine.factors.runs) == 1 and not machine.factors.runs[0].classes:
         reasons.append("one measured step does not tell the classes of its work apart")
     return low, high, reasons
