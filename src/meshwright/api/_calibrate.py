@@ -52,7 +52,7 @@ class MeasuredStep:
     """
 
     config: str | RunConfig
-    on: str | None = None
+    on: str | Fleet | None = None
     measured: float | str | None = None
     trace: str | Path | None = None
     layout: str | None = None
@@ -73,7 +73,7 @@ class _Known:
 def calibrate(
     config: str | RunConfig | Sequence[MeasuredStep],
     *,
-    on: str | None = None,
+    on: str | Fleet | None = None,
     measured: float | str | None = None,
     trace: str | Path | None = None,
     layout: str | None = None,
@@ -171,7 +171,10 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         raise InputError("no fleet is named", hint="name the one on which it was measured: --on 64xH100")
     weighing = weigh(step.config, on=on, layout=step.layout, overrides=step.overrides, on_event=on_event)
     if weighing.prediction is None:
-        raise InputError(f"no time is predicted for {weighing.name}: {weighing.no_prediction}", hint="")
+        raise InputError(
+            f"no time is predicted for {weighing.name}: {weighing.no_prediction}",
+            hint="factors need a prediction to correct: `meshwright probe` measures rates of a device",
+        )
     fleet, calibration = weighing.fleet, calibration_for(weighing.fleet)
     executions = executions_in(weighing.folder, weighing.compiled)
     plain = predict(executions, weighing.ledger, weighing.compiled, fleet, calibration)

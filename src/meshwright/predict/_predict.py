@@ -141,7 +141,7 @@ def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
     if not machine.factors.runs:
         yield from (width.words for width in applied)
         return
-    noise = 100 * runs()["factors"]["between_programs"]
+    noise = 100 * runs()["factors"]["between_programs"] * machine.factors.scale
     yield machine.factors.words()
     yield f"width: what the measured steps leave open of these factors, and {noise:.1f} % between programs"
 
