@@ -1,6 +1,5 @@
 """`calibrate` learns from measured steps, later predictions use it, and `reconcile` keeps the errors."""
 
-import itertools
 import json
 import shutil
 
@@ -13,6 +12,7 @@ from meshwright.api._reconcile import history, history_path
 from meshwright.hardware import Fleet
 from meshwright.measure import describe_host, measured_runs_path
 from meshwright.measure._calibration import calibration_of_this_machine, path_of, write_kept
+from meshwright.predict import class_of
 
 pytestmark = pytest.mark.once
 SMALL = ["model.num_layers=1", "batch.sequences=8", "evaluation.every_steps=100"]
@@ -120,18 +120,22 @@ def test_a_trace_of_another_program_is_refused(traced):
 def test_a_trace_of_pytorch_calibrates_by_the_names_of_its_kernels(tmp_path):
     changes = {"overrides": SMALL, "layout": "data=8"}
     plain = mw.weigh("bytes-nano", on="8xH100", **changes)
-    predicted = sum(each.seconds for each in plain.prediction.slices if each.name == "matmul")
-    kernels = [("gemm", 3 * predicted * 1e6), ("elementwise", 9e3), ("conv2d", 1e3)]
-    ends = itertools.accumulate((dur for _, dur in kernels), initial=0.0)
-    events = [
-        {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": dur, "args": {"device": 0}}
-        for (name, dur), begin in zip(kernels, ends, strict=False)
-    ]
+    predicted: dict[str, float] = {}
+    for each in plain.prediction.slices:
+        name = class_of(each.name)
+        predicted[name] = predicted.get(name, 0.0) + each.exposed_seconds
+    names = {"matmul": "gemm", "memory-bound": "elementwise", "all-reduce": "ncclDevKernel_AllReduce"}
+    kernels = [(name, 3e6 * predicted[kind]) for kind, name in names.items()] + [("conv2d", 10.0)]
+    events, begin = [], 0.0
+    for name, dur in kernels:  # gaps of three times the predicted launches lie between the first two
+        event = {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": dur, "args": {"device": 0}}
+        events.append(event)
+        begin += dur + (3e6 * predicted["launch"] if name == "gemm" else 0.0)
     (tmp_path / "t.json").write_text(json.dumps(events))
     made = mw.calibrate("bytes-nano", on="8xH100", trace=tmp_path / "t.json", **changes)
-    assert {each.name: each.factor for each in made.classes}["matmul"] == pytest.approx(3, rel=0.2)
+    assert {each.name: each.factor for each in made.classes}["matmul"] == pytest.approx(3, rel=0.05)
     (step,) = made.steps
-    assert "convolution: 1.00 ms of the trace, which the program does not have" in step.notes
+    assert "convolution: 10.0 us of the trace, which the program does not have" in step.notes
     assert any("elementwise" in note for note in step.notes)
 
 

@@ -1,5 +1,9 @@
 """Scores of published rows after calibrating with a few of their source."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from calibrated_score import best_known, calibrated, scores_of
 
 

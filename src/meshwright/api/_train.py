@@ -82,10 +82,7 @@ def train(
     from ..launch import processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    if steps is not None and steps < 1:
-        raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
-    if profile is not None:
-        _check_profile(Path(profile), steps)
+    _check_steps(steps, profile)
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
@@ -130,22 +127,26 @@ def train(
         return _ended(request, weighing, _measured(request))
 
 
-def _check_profile(folder: Path, steps: int | None) -> None:
-    """Make the folder of a trace.
+def _check_steps(steps: int | None, profile: str | Path | None) -> None:
+    """Check the number of steps, and make the folder of a trace.
 
     Raises:
-        InputError: the folder cannot be made, or the run is too short to be traced.
+        InputError: there are too few steps, or the folder cannot be made.
     """
+    if steps is not None and steps < 1:
+        raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
+    if profile is None:
+        return
     from ..training import LAST_TRACED
 
     if steps is not None and steps < LAST_TRACED:
         hint = f"train at least {LAST_TRACED} steps: the last three of these are traced"
         raise InputError(f"a run of {steps} steps is too short for a trace", hint=hint)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(profile).mkdir(parents=True, exist_ok=True)
     except OSError as refused:
         hint = "name a folder that can be made and written"
-        raise InputError(f"cannot write a trace to {folder}: {refused.strerror}", hint=hint) from refused
+        raise InputError(f"cannot write a trace to {profile}: {refused.strerror}", hint=hint) from refused
 
 
 def new_folder(name: str) -> Path:

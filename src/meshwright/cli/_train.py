@@ -133,17 +133,15 @@ def train(
                 stopped.event(event)
                 on_event(event)
 
+            where = {"on": on, "layout": layout, "folder": folder, "profile": profile}
             run = run_train(
                 config,
-                on=on,
-                layout=layout,
+                **where,
                 overrides=with_lora(overrides, lora),
                 steps=steps,
-                folder=folder,
                 resume=resume,
                 discard_steps=discard_steps,
                 begin_from=begin_from,
-                profile=profile,
                 on_event=listen,
             )
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
