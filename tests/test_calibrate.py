@@ -1,5 +1,6 @@
 """`calibrate` learns from measured steps, later predictions use it, and `reconcile` keeps the errors."""
 
+import dataclasses
 import json
 import shutil
 
@@ -193,6 +194,16 @@ def test_what_cannot_have_been_measured_is_refused_in_words(tmp_path, traced):
         mw.calibrate(str(elsewhere))
 
 
+def test_a_fleet_for_which_no_time_is_predicted_cannot_be_calibrated():
+    fleet = Fleet.parse("8xH100")
+    unknown = dataclasses.replace(
+        fleet, chip=dataclasses.replace(fleet.chip, memory_bytes_per_second=None, name="H100")
+    )
+    with pytest.raises(mw.InputError, match="no time is predicted for linear") as refused:
+        mw.calibrate("linear", on=unknown, measured=1.0)
+    assert "meshwright probe" in refused.value.hint
+
+
 def test_kept_steps_that_cannot_be_read_stop_a_prediction_with_the_way_back():
     path = measured_runs_path(Fleet.parse("8xH100"))
     path.write_text('{"schema": 1, "chip": "H100"')
@@ -255,3 +266,11 @@ def test_a_line_of_the_history_that_was_cut_off_is_left_out(traced):
     with history_path().open("a") as file:
         file.write('{"date": "2026-')
     assert history().rows == rows
+
+
+def test_a_history_that_cannot_be_kept_stops_no_run_and_one_that_cannot_be_read_says_so(traced):
+    history_path().mkdir()
+    assert mw.reconcile(traced[0].folder) == traced[0].reconciliation
+    with pytest.raises(mw.InputError, match=r"history\.jsonl cannot be read"):
+        history()
+    history_path().rmdir()

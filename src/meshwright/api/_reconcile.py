@@ -91,9 +91,9 @@ def add_to_history(
     """Add a run to the history of errors, and return its lines; one that cannot be written stays as it is."""
     rows = past_rows(reconciliation, measurement, run=str(folder.resolve()), config=config, fleet=fleet)
     path = history_path()
-    known = {row.key for row in history().rows}
-    lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows if row.key not in known]
     with contextlib.suppress(MeshwrightError), writing_cache():
+        known = {row.key for row in history().rows}
+        lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows if row.key not in known]
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
@@ -101,13 +101,23 @@ def add_to_history(
 
 
 def history() -> History:
-    """Return the history of errors, oldest first; a line that a crash cut off is left out."""
+    """Return the history of errors, oldest first; a line that a crash cut off is left out.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     path = history_path()
     rows: list[PastRow] = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text("utf-8", errors="replace").splitlines():
-            with contextlib.suppress(InputError):
-                rows.append(read_record(PastRow, line, name="a line of the history", hint=""))
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError as refused:
+        hint = "give yourself permission to read it, or remove it"
+        raise InputError(f"{path} cannot be read: {refused.strerror}", hint=hint) from refused
+    for line in lines:
+        with contextlib.suppress(InputError):
+            rows.append(read_record(PastRow, line, name="a line of the history", hint=""))
     return History(file=str(path), rows=tuple({row.key: row for row in rows}.values()))
 
 
