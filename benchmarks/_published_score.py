@@ -95,13 +95,14 @@ def weighed_run(row: Expressed, notes: list[str]) -> tuple[mw.Weighing, str]:
 
     What was published fitted its chip. Where our program does not, XLA holds collectives back until
     there is memory for them, which the published run did not: it is then compiled for a chip with room.
-    A row that does not state its rematerialisation repeats everything if keeping more does not fit.
+    A row that does not state its rematerialisation repeats everything if keeping more does not fit, unless
+    its stack repeats nothing by default.
     """
     fleet = compiled_fleet(row)
     config = row.config
     weighed = mw.weigh(config, on=fleet)
     memory = weighed.ledger.memory
-    if memory.fits is False and not row.remat_stated:
+    if memory.fits is False and not row.remat_stated and not row.stack.repeats_nothing:
         config = config.model_copy(update={"remat": "full"})
         notes.append("dots-attention does not fit: taken as full")
         weighed = mw.weigh(config, on=fleet)

@@ -19,7 +19,7 @@ from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
 from meshwright.predict import Prediction
-from meshwright.predict._rates import Machine, gemm_seconds
+from meshwright.predict._rates import Machine, collective_seconds
 
 # Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
 # Forward: product writes; scale, mask and softmax read and write; dropout reads, writes and writes a mask of
@@ -27,6 +27,15 @@ from meshwright.predict._rates import Machine, gemm_seconds
 # reads two arrays and writes; two products read.
 FORWARD_PASSES = 6.5
 BACKWARD_PASSES = 9.5
+# Bytes of a layer's elementwise kernels by token, where each writes its 8-bit result twice, as it is and
+# transposed: by the width, by the width of keys, by the MLP's. Forward: two norms 4 each, rotary 4 + 4,
+# attention's output 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: the gradients of the outputs of
+# MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8,
+# two norms 8 and two residual sums 6 each.
+FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0, 16.0, 16.0, 10.0
+# The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
+# least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.
+HOST_LAYER_SECONDS = 3.6e-3
 HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which reductions run
 
 
@@ -35,14 +44,18 @@ class Stack:
     """What a framework does otherwise than our program.
 
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused. `eager`: each
-    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole.
-    `head_in_last_stage`: the last stage computes the head besides its layers, where ours is split over all.
-    `hidden_reduction`: gradients are reduced in buckets under the last microbatch's backward pass.
+    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole, so that it
+    all-reduces them. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
+    nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
+    besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
+    under the last microbatch's backward pass.
     """
 
     name: str
     unfused_attention: bool = False
     eager: bool = False
+    fused_casts: bool = False
+    repeats_nothing: bool = False
     head_in_last_stage: bool = False
     hidden_reduction: bool = False
 
@@ -71,9 +84,19 @@ class Sizes:
     length: int
     tensor: int
     layers: float  # of a stage
+    microbatches: int
     ticks: float  # microbatches, and those that the pipeline's fill and drain take
     stages: int
+    gathered: int  # devices over which a rank's weights are sharded, and gathered for use
+    sharded: int  # devices over which its optimizer is sharded
     repeats: bool
+
+    @property
+    def weights(self) -> float:
+        """Weights of a layer on one rank of `tensor`."""
+        model = self.model
+        head = self.model.embed_dim * model.vocab_size
+        return (model.num_matmul_parameters - head) / model.num_layers / self.tensor
 
     @classmethod
     def of(cls, config: RunConfig) -> Sizes:
@@ -83,14 +106,18 @@ class Sizes:
         micro = batch.microbatch_sequences or 1
         replicas = layout.size("data") * layout.size("fsdp")
         stages = layout.size("stage")
+        microbatches = batch.sequences // (micro * replicas)
         return cls(
             model=config.model,
             tokens=micro * batch.sequence_length // layout.size("context"),
             length=batch.sequence_length,
             tensor=layout.size("tensor"),
             layers=config.model.num_layers / stages,
-            ticks=batch.sequences // (micro * replicas) + (stages - 1) / config.pipeline_chunks,
+            microbatches=microbatches,
+            ticks=microbatches + (stages - 1) / config.pipeline_chunks,
             stages=stages,
+            gathered=layout.size("fsdp"),
+            sharded=layout.size("fsdp") * (layout.size("data") if config.zero1 else 1),
             repeats=config.remat == "full",
         )
 
@@ -112,8 +139,16 @@ def otherwise(
         added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+        ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
+        added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
+    if stack.fused_casts and config.precision == "fp8":
+        added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
-        added["head in the last stage"] = sizes.ticks * (1 - 1 / sizes.stages) * _head_seconds(sizes, machine)
+        ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
+        added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
+    if stack.eager:
+        device = prediction.step_seconds.expected + math.fsum(added.values())
+        added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
     if stack.hidden_reduction:
         reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
         microbatch = prediction.step_seconds.expected / sizes.ticks
@@ -121,9 +156,13 @@ def otherwise(
     return {reason: seconds for reason, seconds in added.items() if seconds}
 
 
+def _axes(name: str) -> str:
+    """Return the axes of a collective's name, "data,fsdp" of "all-reduce[data,fsdp]"."""
+    return name.partition("[")[2].rstrip("]")
+
+
 def _is_reduction(name: str) -> bool:
-    kind, _, axes = name.partition("[")
-    return kind in ("all-reduce", "reduce-scatter") and "data" in axes
+    return name.startswith(("all-reduce[", "reduce-scatter[")) and "data" in _axes(name)
 
 
 def _is_lighter_last(config: RunConfig) -> bool:
@@ -134,22 +173,8 @@ def _is_lighter_last(config: RunConfig) -> bool:
 
 
 def _product(machine: Machine, batch: float, m: float, n: float, k: float, num_bytes: float) -> float:
-    assert machine.num_sms is not None
-    peaks = machine.peak_flops_per_second
-    peak = (peaks["bf16"] if "bf16" in peaks else peaks["fp16"]) * machine.gemm_factor
-    seconds = gemm_seconds(
-        machine.rates.gemm_for("bf16"),
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        num_bytes=num_bytes,
-        flops_per_second=peak,
-        memory_bytes_per_second=machine.memory_bytes_per_second,
-        num_sms=machine.num_sms,
-    )
-    sustained = machine.sustained_flops_per_second("bf16") if machine.sustained_share else None
-    return float(seconds) if sustained is None else max(float(seconds), 2 * batch * m * n * k / sustained)
+    name = "bf16" if "bf16" in machine.peak_flops_per_second else "fp16"
+    return float(machine.product_seconds(name, m=m, n=n, k=k, batch=batch, num_bytes=num_bytes))
 
 
 def _attention_seconds(sizes: Sizes, heads: int, machine: Machine) -> float:
@@ -177,12 +202,65 @@ def _eager_seconds(sizes: Sizes, machine: Machine) -> float:
     passed = count.whole_width_bytes * model.embed_dim
     passed += (count.width_bytes * model.embed_dim + count.mlp_bytes * model.mlp_dim) / tensor
     passed *= 4 / 3 if sizes.repeats else 1
-    weights = 12 * model.embed_dim**2 / tensor
-    layer = sizes.tokens * passed + count.gradient_bytes * weights
-    logits = count.logit_bytes * sizes.tokens * model.vocab_size / tensor
-    update = (count.optimizer_bytes + count.sharded_optimizer_bytes) * sizes.layers * weights
-    moved = sizes.ticks * (sizes.layers * layer + logits) + update
+    layer = sizes.tokens * passed + count.gradient_bytes * sizes.weights
+    logits = _logit_bytes(sizes)
+    update = _update_bytes(sizes)
+    moved = sizes.ticks * sizes.layers * layer + sizes.microbatches * logits + update
     return moved / _copied_per_second(machine)
+
+
+def _logit_bytes(sizes: Sizes) -> float:
+    """Return the bytes that cast, softmax and loss of one microbatch's logits move."""
+    return MEGATRON.logit_bytes * sizes.tokens * sizes.model.vocab_size / sizes.tensor
+
+
+def _update_bytes(sizes: Sizes) -> float:
+    """Return the bytes that clipping and AdamW move: of gathered gradients, and of the rank's own share."""
+    each = MEGATRON.optimizer_bytes / sizes.gathered + MEGATRON.sharded_optimizer_bytes / sizes.sharded
+    return each * sizes.layers * sizes.weights
+
+
+def _fused_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's elementwise kernels if they write 8-bit operands, split over `tensor`.
+
+    Sums of gradients are those of the products' own kernels. A repeated forward pass adds its third.
+    """
+    model = sizes.model
+    keys = model.num_kv_heads * model.head_dim
+    mlp = FUSED_GATED_BYTES if model.mlp == "gated" else FUSED_PLAIN_BYTES
+    passed = FUSED_WIDTH_BYTES * model.embed_dim + FUSED_KEY_BYTES * keys + mlp * model.mlp_dim
+    passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
+    moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
+    return (moved + _update_bytes(sizes)) / _copied_per_second(machine)
+
+
+def _launch_seconds(sizes: Sizes) -> float:
+    """Return the seconds in which a host launches a step's kernels; without a repeat there are fewer."""
+    return (1.0 if sizes.repeats else 0.75) * HOST_LAYER_SECONDS * sizes.layers * sizes.ticks
+
+
+def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's all-reduces over `tensor`: whole sequences, and nothing hides them.
+
+    Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3: two in a layer's forward pass,
+    which a repeated one has again, and two in its backward pass.
+    """
+    if sizes.tensor == 1:
+        return 0.0
+    payload = 2 * sizes.tokens * sizes.model.embed_dim
+    members = min(sizes.tensor, machine.devices_per_domain)
+    domains = -(-sizes.tensor // members)
+    assert machine.inside_bytes_per_second is not None
+    rate = machine.rates.collective_for("all-reduce", members)
+    wire = 2 * (members - 1) / members * payload
+    seconds = float(
+        collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
+    )
+    if domains > 1:
+        assert machine.between_bytes_per_second is not None
+        network = machine.between_bytes_per_second * machine.shared.network_efficiency * members
+        seconds = max(seconds, 2 * (domains - 1) / domains * payload / network)
+    return (6 if sizes.repeats else 4) * sizes.layers * sizes.ticks * seconds
 
 
 def _head_seconds(sizes: Sizes, machine: Machine) -> float:

@@ -184,7 +184,8 @@ OWN_RUN = """## Add a run of your own
 
 Write what is known of it into a TOML file, and score it; several `[[run]]` may stand in one file.
 
-```toml file=mine.toml
+```toml
+# file: mine.toml
 [[run]]
 id = "mine-1"
 model = "Llama 3 8B"

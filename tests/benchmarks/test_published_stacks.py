@@ -144,6 +144,42 @@ def test_the_head_stands_in_the_last_stage_and_there_is_one_only_in_a_pipeline()
     assert "head in the last stage" not in added({**GPT, "pp": "1"}, matmul=9.0)
 
 
+def test_reductions_over_tensor_hide_behind_nothing_and_cross_the_network_where_the_axis_does():
+    found = added(GPT, matmul=9.0, **{"all-gather[tensor]": 1.0})["reductions over tensor"] + 1.0
+    # 6 all-reduces of 2 x 2048 x 5120 numbers of 2 bytes between two devices, 10 layers, 16 + 3 passes.
+    fastest = 6 * 10 * 19 * 2 * 2 * 2048 * 5120 / 300e9
+    assert fastest < found < 2 * fastest
+    wide = {**GPT, "tp": "16", "pp": "1", "n_devices": "16", "devices_per_node": "8"}
+    slow = added(wide, matmul=9.0)["reductions over tensor"]
+    # 128 microbatches, 40 layers; the array leaves each node once, by eight links of the source's network.
+    assert slow == pytest.approx(6 * 40 * 128 * 2 * 2 * 2048 * 5120 / (8 * 0.85 * 1.5e9), rel=0.01)
+
+
+def test_eight_bit_operands_are_written_by_the_kernels_before_the_products():
+    row = {**LLAMA, "id": "mbridge-1", "precision": "FP8", "accelerator": "H100-80GB-SXM"}
+    found = added(row, matmul=2.0, **{"memory-bound": 9.0})["fused casts"] + 9.0
+    # 32 layers, a token of 4096, keys of 1024, an MLP of 14336; the head and AdamW are the rest.
+    tokens = 8192 * int(row["global_batch_seqs"]) / int(row["n_devices"])
+    layers = 32 * tokens * (72 * 4096 + 16 * 1024 + 16 * 14336) / (3350e9 * 0.85)
+    repeats = 4 / 3 if row["act_ckpt"] == "full" else 1
+    assert layers * repeats < found < 1.6 * layers * repeats
+    assert "fused casts" not in added({**row, "precision": "bf16"}, matmul=2.0)
+
+
+def test_a_step_takes_no_less_than_its_launches():
+    small = {**GPT, "n_layers": "8", "d_model": "256", "d_ff": "1024", "n_heads": "4", "n_kv_heads": "4"}
+    small |= {
+        "pp": "1",
+        "tp": "1",
+        "micro_batch_per_device": "1",
+        "global_batch_seqs": "16",
+        "seq_len": "128",
+    }
+    row = {**small, "n_devices": "1"}
+    found = added(row, matmul=0.02)
+    assert 0.02 + sum(found.values()) == pytest.approx(8 * 16 * 3.6e-3)
+
+
 def test_reductions_hide_under_the_last_microbatchs_backward_pass():
     row = {**LLAMA, "id": "mosaic-1", "sharding": "HSDP", "fsdp": "8", "dp": "8"}
     assert stack_of("mosaic").hidden_reduction

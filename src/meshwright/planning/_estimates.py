@@ -34,7 +34,7 @@ from meshwright.config import (
     block_policies,
 )
 from meshwright.errors import InputError
-from meshwright.predict import Machine, attention_seconds, collective_seconds, gemm_seconds
+from meshwright.predict import Machine, attention_seconds, collective_seconds
 
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
 from ._state import Weights, moments_of, weights_of
@@ -375,29 +375,9 @@ class _Form:
 
     def products(self, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Return the seconds of a product of [m, k] by [k, n] in the run's format."""
-        return self._products_before(m, n, k) * self.machine.factors.of("matmul")
-
-    def _products_before(self, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """Return `products` without the factor of measured steps."""
-        machine, rate = self.machine, self.machine.rates.gemm_for(self.format)
-        peak = machine.gemm_flops_per_second(self.format) or machine.peak_flops_per_second[self.format]
-        flops, num_bytes = 2 * m * n * k, NARROW * (m * k + k * n + m * n)
-        if machine.num_sms is None:
-            arithmetic = flops / (peak * rate.efficiency)
-            memory = num_bytes / (machine.memory_bytes_per_second * rate.memory_efficiency)
-            return np.maximum(arithmetic, memory) + rate.start_seconds
-        seconds = gemm_seconds(
-            rate,
-            m=m,
-            n=n,
-            k=k,
-            num_bytes=num_bytes,
-            flops_per_second=peak,
-            memory_bytes_per_second=machine.memory_bytes_per_second,
-            num_sms=machine.num_sms,
-        )
-        sustained = machine.sustained_flops_per_second(self.format)
-        return np.asarray(seconds if sustained is None else np.maximum(seconds, flops / sustained))
+        num_bytes = NARROW * (m * k + k * n + m * n)
+        seconds = self.machine.product_seconds(self.format, m=m, n=n, k=k, num_bytes=num_bytes)
+        return np.asarray(seconds) * self.machine.factors.of("matmul")
 
     @cached_property
     def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -41,9 +41,9 @@ from ._rates import (
     runs,
     width_name,
     widths,
-    words_of,
 )
 from ._records import Help, Interval, Prediction, Slice
+from ._sources import words_of
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2

@@ -37,7 +37,7 @@ from meshwright.ledger import (
     traced_kernel_of,
 )
 
-from ._rates import Machine, attention_seconds, collective_seconds, gemm_seconds
+from ._rates import Machine, attention_seconds, collective_seconds
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -148,8 +148,9 @@ def kernel_of(
             seconds = _attention_seconds(machine, inner, place, work, format_name)
         else:
             narrowed = machine.narrow_products and work.format == "fp32"
-            sizes = _sizes(inner, place, work)
-            seconds = _product_seconds(machine, sizes, work, format_name, peak, num_bytes / (1 + narrowed))
+            batch, m, n, k = _sizes(inner, place, work)
+            moved = num_bytes / (1 + narrowed)
+            seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved))
         seconds_by_kind[work.kind] = seconds_by_kind.get(work.kind, 0.0) + seconds
     crossing_bytes = _host_transfer_bytes(computation, instruction)
     if seconds_by_kind:
@@ -207,34 +208,6 @@ def _precision(instruction: Instruction) -> str:
     if instruction.opcode == "custom-call" and instruction.custom_call_target.startswith("__cublas"):
         gemm = instruction.backend_config.get("gemm_backend_config", {})
     return f"{instruction.attributes.get('operand_precision', '')}{gemm.get('precision_config', '')}".lower()
-
-
-def _product_seconds(
-    machine: Machine,
-    sizes: tuple[float, float, float, float],
-    work: MultiplyAdds,
-    format_name: str,
-    peak: float,
-    num_bytes: float,
-) -> float:
-    rate, per_second = machine.rates.gemm_for(format_name), machine.memory_bytes_per_second
-    if machine.num_sms is None:
-        arithmetic = work.flops / (peak * rate.efficiency)
-        return max(arithmetic, num_bytes / (per_second * rate.memory_efficiency)) + rate.start_seconds
-    batch, m, n, k = sizes
-    seconds = gemm_seconds(
-        rate,
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        num_bytes=num_bytes,
-        flops_per_second=peak,
-        memory_bytes_per_second=per_second,
-        num_sms=machine.num_sms,
-    )
-    sustained = machine.sustained_flops_per_second(format_name)
-    return float(seconds) if sustained is None else max(float(seconds), work.flops / sustained)
 
 
 def _sizes(

@@ -6,7 +6,7 @@ chip, and `rates_of` supplies those of a chip without tables. `runs.toml` holds 
 and from others' reports, which all predictions share.
 
 `Machine` holds all that the walk reads about one device and its links. Figures that a calibration measured
-take precedence over the catalog and the tables; `words_of` names the source of each.
+take precedence over the catalog and the tables; `_sources.words_of` names the source of each.
 """
 
 from __future__ import annotations
@@ -406,36 +406,6 @@ def measured_attention(
     return rates[below] ** (1 - share) * rates[above] ** share
 
 
-def words_of(calibration: Calibration, tables: str, *, simulated: bool) -> str:
-    """Return in words which figures of a prediction come from the calibration, and which from `tables`.
-
-    `simulated`: the device is a CPU, for which only the calibration is known.
-    """
-    formats = ", ".join(calibration.matmul_flops_per_second)
-    measured = [f"large products in {formats}", "memory", "launches"]
-    if calibration.attention:
-        heads = sorted({m.head_size for m in calibration.attention})
-        measured.append(f"attention with heads of {_listed(heads)}")
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for kind in dict.fromkeys(m.kind for m in calibration.collectives):
-        sizes = sorted({m.group_size for m in calibration.collectives if m.kind == kind})
-        groups.setdefault(tuple(sizes), []).append(kind)
-    measured += [f"{_listed(kinds)} among {_listed(sizes)}" for sizes, kinds in groups.items()]
-    words = f"measured on {calibration.date} ({calibration.source}): {'; '.join(measured)}"
-    if simulated:
-        copied = "" if groups else "; collectives taken as copies through memory"
-        return words + copied
-    left = ["the shape of products"]
-    left += [] if calibration.attention else ["attention"]
-    left += ["other groups"] if groups else ["collectives"]
-    return f"{words}; from {tables}: {_listed(left)}"
-
-
-def _listed(items: list[str] | list[int] | tuple[int, ...]) -> str:
-    *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 _NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs do not show their clocks
 
 
@@ -478,6 +448,41 @@ class Machine:
         if peak is None or format_name.startswith(_NARROW):
             return peak
         return peak * self.gemm_factor
+
+    def product_seconds(
+        self,
+        format_name: str,
+        *,
+        m: Number,
+        n: Number,
+        k: Number,
+        num_bytes: Number,
+        batch: Number = 1,
+    ) -> Number:
+        """Return the seconds of a batch of [m, k] x [k, n] products, never faster than the chip sustains.
+
+        Raises:
+            KeyError: the chip has no peak of that format.
+        """
+        rate, flops = self.rates.gemm_for(format_name), 2 * batch * m * n * k
+        peak = self.gemm_flops_per_second(format_name) or self.peak_flops_per_second[format_name]
+        per_second = self.memory_bytes_per_second
+        if self.num_sms is None:
+            memory = num_bytes / (per_second * rate.memory_efficiency)
+            return np.maximum(flops / (peak * rate.efficiency), memory) + rate.start_seconds
+        seconds = gemm_seconds(
+            rate,
+            m=m,
+            n=n,
+            k=k,
+            batch=batch,
+            num_bytes=num_bytes,
+            flops_per_second=peak,
+            memory_bytes_per_second=per_second,
+            num_sms=self.num_sms,
+        )
+        sustained = self.sustained_flops_per_second(format_name)
+        return seconds if sustained is None else np.maximum(seconds, flops / sustained)
 
     def attention_rate(self, head_size: int, length: int, format_name: str, backward: bool) -> AttentionRate:
         """Return the attention kernel's rate as a share of the peak, measured or from the tables.
