@@ -130,7 +130,7 @@ def pytest_sessionstart() -> None:
         jaxlib=_calibration.installed_versions()["jaxlib"],
         measured_again="tests never measure again",
     )
-    _calibration._keep(rates, _calibration._path_of("CPU"))
+    _calibration.write_kept(_calibration.path_of("CPU"), rates.to_json())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,7 @@ import pytest
 import meshwright as mw
 from meshwright.config import Ticks
 from meshwright.ledger import Collective, Finding, Ledger
+from meshwright.reconciliation import Calibrated, CalibratedClass, CalibratedStep, History, PastRow
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
@@ -77,6 +78,28 @@ def test_a_pipelines_fields_are_documented():
 )
 def test_records_that_a_step_may_lack_are_documented_too(record, path):
     assert {field.name for field in dataclasses.fields(record)} == documented()[0][path]
+
+
+def fields_of(path, section):
+    """By object ("steps[]"): the fields that a table below a heading names."""
+    text = (PAGE.parent / path).read_text().partition(section)[2]
+    fields = {}
+    for name in re.findall(r"^\| `([\w.\[\]]+)` \|", text, re.M):
+        home, _, field = name.rpartition(".")
+        fields.setdefault(home, set()).add(field.removesuffix("[]"))
+    return fields
+
+
+def names(record):
+    return {field.name for field in dataclasses.fields(record)}
+
+
+def test_what_calibrate_prints_is_documented_with_the_command():
+    fields = fields_of("calibration.md", "`calibrate --json`:")
+    assert fields["steps[]"] == names(CalibratedStep)
+    assert fields["classes[]"] == names(CalibratedClass)
+    assert fields["rows[]"] == names(PastRow) | {"relative_error"}
+    assert {"schema", *names(Calibrated), *names(History)} - {"steps", "classes", "rows"} == fields[""]
 
 
 @pytest.mark.wide

@@ -14,12 +14,14 @@ from .lazy import names_on_first_use
 
 if TYPE_CHECKING:
     from . import tools as tools
+    from .api._calibrate import MeasuredStep as MeasuredStep
+    from .api._calibrate import calibrate as calibrate
     from .api._explain import explain as explain
     from .api._plan import plan as plan
     from .api._plan import plan_fleets as plan_fleets
+    from .api._reconcile import reconcile as reconcile
     from .api._script import weigh_script as weigh_script
     from .api._sweep import sweep as sweep
-    from .api._train import reconcile as reconcile
     from .api._train import train as train
     from .api._weigh import load as load
     from .api._weigh import weigh as weigh
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .measure import matmul_mfu as matmul_mfu
     from .measure import memory as memory
     from .measure import probe as probe
+    from .reconciliation import Calibrated as Calibrated
     from .results import Change as Change
     from .results import FleetPlans as FleetPlans
     from .results import Plan as Plan

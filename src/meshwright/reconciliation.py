@@ -1,5 +1,7 @@
 """Hold the measurement of a run, and compare each predicted quantity with the measured one.
 
+Also hold the results of `calibrate`, and the history of errors.
+
 Pure: records in, a record out. Imports: `records`, `hardware`, `ledger`, `predict`. No jax, no clock. Used
 by: `measure` (for `Percentiles`), `training`, `report`, `api`, `cli`.
 """
@@ -9,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.hardware import Fleet
 from meshwright.ledger import Ledger
-from meshwright.predict import Prediction
+from meshwright.predict import Interval, Prediction
 from meshwright.records import EXACT, read_record
 
 SCHEMA = 1
+STEP_SECONDS = "step seconds"  # the quantity of which every run has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,10 +163,10 @@ def _times(
     """Compare step seconds and MFU, or return the reason against each."""
     if prediction is None or timed is None:
         why = "no prediction was made" if prediction is None else not_timed
-        return ("step seconds", why), ("MFU", why)
+        return (STEP_SECONDS, why), ("MFU", why)
     expected = prediction.step_seconds
     seconds = Row(
-        quantity="step seconds",
+        quantity=STEP_SECONDS,
         unit="seconds",
         predicted=expected.expected,
         measured=timed.median,
@@ -284,3 +288,129 @@ class Measurement:
             derived=("tokens_per_second", "goodput"),
             hint="`train` writes one as measurement.json",
         )
+
+
+CALIBRATED_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedStep:
+    """One measured step: what was predicted before it was known, and what is predicted with it.
+
+    `what`: "step time" or "trace". `matched`: the share of the trace's kernel time that was matched with the
+    program; None without a trace. `notes`: what of the trace was not used.
+    """
+
+    program: str
+    fleet: str
+    what: str
+    measured_seconds: float
+    before: Interval
+    after: Interval
+    matched: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedClass:
+    """One class of work: its seconds in the last measured step, and its factor, measured / predicted.
+
+    `predicted_seconds`: all of a step's, hidden or not, with a factor of 1; 0 if the last program has none.
+    `measured_seconds`: by a trace; None without one.
+    `low`, `high`: the 90 % range of the factor. `before`: the range before anything was measured, 1 / before
+    to before. `num_runs`: measured runs that have the class.
+    """
+
+    name: str
+    predicted_seconds: float
+    measured_seconds: float | None
+    factor: float
+    low: float
+    high: float
+    before: float
+    num_runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """The result of `calibrate`: the factors of a chip, which predictions use from now on.
+
+    `file`: where the measured steps are kept. `num_runs`: how many the factors are fitted to. `set_aside`:
+    how many were compared with other rates than today's and are not used.
+    """
+
+    chip: str
+    file: str
+    num_runs: int
+    set_aside: int
+    steps: tuple[CalibratedStep, ...]
+    classes: tuple[CalibratedClass, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `calibrate --json` prints; docs/calibration.md explains its fields."""
+        return {"schema": CALIBRATED_SCHEMA, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRow:
+    """One line of the history of errors: a quantity of one run, predicted and measured.
+
+    `run`: the run's folder. `inside`: whether the predicted interval held the measured value; None without
+    one. `date`: when the run was measured, UTC, ISO 8601.
+    """
+
+    __pydantic_config__ = EXACT
+    date: str
+    run: str
+    steps: int
+    config: str
+    fleet: str
+    quantity: str
+    unit: str
+    predicted: int | float
+    measured: int | float
+    inside: bool | None
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """What the history holds once: a quantity of a run after a number of steps."""
+        return self.run, self.steps, self.date, self.quantity
+
+    @property
+    def relative_error(self) -> float | None:
+        """Predicted / measured - 1; None if the measured value is zero."""
+        return None if self.measured == 0 else self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The history of errors, oldest first. `file`: where it is kept."""
+
+    file: str
+    rows: tuple[PastRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `reconcile --history --json` prints (docs/calibration.md)."""
+        rows = [{**dataclasses.asdict(row), "relative_error": row.relative_error} for row in self.rows]
+        return {"schema": SCHEMA, "file": self.file, "rows": rows}
+
+
+def past_rows(
+    reconciliation: Reconciliation, measurement: Measurement, *, run: str, config: str, fleet: str
+) -> tuple[PastRow, ...]:
+    """Return the lines that a run adds to the history of errors."""
+    return tuple(
+        PastRow(
+            date=measurement.date,
+            run=run,
+            steps=measurement.steps,
+            config=config,
+            fleet=fleet,
+            quantity=row.quantity,
+            unit=row.unit,
+            predicted=row.predicted,
+            measured=row.measured,
+            inside=row.inside,
+        )
+        for row in reconciliation.rows
+    )

@@ -21,9 +21,9 @@ from typing import Any
 from .compiler import TARGET_COMPILER, Compiled
 from .config import Layout, RunConfig, Ticks, commented_toml, ticks_of
 from .errors import InputError
-from .hardware import Calibration, Fleet, Link
+from .hardware import Fleet, Link
 from .ledger import Ledger, executions_in
-from .measure import calibration_of_chip, calibration_of_this_machine
+from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
 from .predict import Interval, Prediction, RunTotal, predicted_trace, run_total
 from .reconciliation import Measurement, Reconciliation, Row
@@ -170,9 +170,8 @@ class Weighing(Shown):
         Raises:
             InputError: no time is predicted, for the reason in `no_prediction`.
         """
-        return predicted_trace(
-            executions_in(self.folder, self.compiled), self.compiled, self.fleet, calibration_for(self.fleet)
-        )
+        known = calibration_for(self.fleet), measured_runs_for(self.fleet)
+        return predicted_trace(executions_in(self.folder, self.compiled), self.compiled, self.fleet, *known)
 
     def to_perfetto(self, path: str | Path) -> None:
         """Write the predicted step of one device as a file that ui.perfetto.dev opens.
@@ -287,13 +286,6 @@ class TorchWeighing(Shown):
             },
             "pytorch": self.account.fields(),
         }
-
-
-def calibration_for(fleet: Fleet) -> Calibration | None:
-    """Return the calibration of a fleet's chip: for a CPU always, for an accelerator if `probe` ran."""
-    if fleet.chip.platform == "cpu":
-        return calibration_of_this_machine()
-    return calibration_of_chip(fleet.chip.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,23 @@ def parse_count(text: str) -> int:
     return exact.numerator
 
 
+def parse_seconds(text: str) -> float:
+    """Parse a duration such as "1.31s", "1310ms", "850us" or "1.31", which is in seconds.
+
+    Raises:
+        InputError: the text is no such duration, or is not above zero and finite.
+
+    >>> parse_seconds("1310ms")
+    1.31
+    """
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,12})?(?:[eE][+-]?\d{1,2})?)\s*(us|ms|s|)\s*", text, re.ASCII)
+    seconds = 0.0 if match is None else float(match[1]) / {"us": 1e6, "ms": 1e3}.get(match[2], 1.0)
+    if not 0 < seconds < math.inf:
+        hint = "write them as 1.31s, 1310ms or 850us"
+        raise InputError(f"cannot read {text[:40]!r} as the seconds of a step", hint=hint)
+    return seconds
+
+
 def aligned(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
 ) -> str:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.config import load_config
-from meshwright.hardware import Fleet
+from meshwright.hardware import Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
 from meshwright.planning import Estimates, Outcome, Search, estimate, parsed_knobs, space_of
-from meshwright.predict import machine_of
+from meshwright.predict import machine_of, rates_digest
 
 pytestmark = pytest.mark.once
 
@@ -23,6 +23,35 @@ def space():
 @pytest.fixture(scope="module")
 def estimates(space):
     return estimate(RUN, machine_of(FLEET, None), space.candidates)
+
+
+def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(space, estimates):
+    def after(factor):
+        timed = MeasuredClass(measured_seconds=factor, predicted_seconds=1.0)
+        of_devices, of_links = ("matmul", "attention", "memory-bound", "launch"), ("host-transfer",)
+        of_links += ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+        classes = dict.fromkeys((*of_devices, *of_links), timed)
+        run = MeasuredRun(
+            what="trace",
+            program="small",
+            fleet="64xH100",
+            fingerprint="",
+            rates=rates_digest(FLEET, None),
+            date="2026-11-23",
+            measured_seconds=len(classes) * factor,
+            predicted_seconds=float(len(classes)),
+            exposed_seconds=dict.fromkeys(classes, 1.0),
+            classes=classes,
+        )
+        machine = machine_of(FLEET, None, measured=MeasuredRuns(chip="H100", runs=(run,)))
+        return estimate(RUN, machine, space.candidates)
+
+    slower, faster = after(1.5), after(0.5)
+    np.testing.assert_allclose(slower.seconds / estimates.seconds, 1.5, rtol=0.05)
+    np.testing.assert_allclose(faster.seconds / estimates.seconds, 0.5, rtol=0.1)
+    np.testing.assert_array_equal(slower.seconds_bound, estimates.seconds_bound)  # of other work than timed
+    assert np.all(faster.seconds_bound < 0.7 * estimates.seconds_bound)
+    assert np.all(faster.seconds_bound <= faster.seconds)
 
 
 def truth_of(candidates, estimates, seed):

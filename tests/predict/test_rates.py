@@ -149,11 +149,14 @@ FOLDER = Path(_constants.__file__).parent
 # memory, a head size that stands for any, the seconds of an hour, the bounds of a run's steps and price.
 ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "0.01", "24", "5", "128"}
 ALLOWED |= {"3600", "10", "18", "1e9"}
+# Of the fit of factors: a quantile of the normal distribution, rounds and precision of a search, the half of
+# a width, the letters of a digest.
+ALLOWED |= {"1.6449", "50", "1e-9", "0.5", "16"}
 
 
 def test_the_files_hold_their_source():
     assert "aiconfigurator" in _constants.fitted()["source"]
-    assert {"sustained", "shared", "products", "products_reached", "attention", "interval"} == set(
+    assert {"sustained", "shared", "products", "products_reached", "attention", "interval", "factors"} == set(
         _constants.runs()
     )
 
@@ -165,7 +168,7 @@ def test_no_constant_of_a_machine_stands_in_code(path):
     assert numbers <= ALLOWED
 
 
-@pytest.mark.parametrize("table", ["shared", "sustained", "products", "attention", "interval"])
+@pytest.mark.parametrize("table", ["shared", "sustained", "products", "attention", "interval", "factors"])
 def test_every_table_of_constants_is_explained_beside_it(table):
     text = (FOLDER / "runs.toml").read_text()
     place = re.search(rf"^\[{table}[\].]", text, re.M).start()

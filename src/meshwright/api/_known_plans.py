@@ -18,6 +18,7 @@ from ..compiler import cache_root, is_compiled, writing_cache
 from ..config import AXES, Overrides, RunConfig, load_config, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
+from ..measure import measured_runs_for
 from ..results import Plan
 
 SEARCHED = (
@@ -92,10 +93,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _file(run: RunConfig, fleet: Fleet) -> Path:
-    """Return the file for a run without what is searched, on a fleet with its figures."""
+    """Return the file for a run without what is searched, on a fleet with its figures and measured steps."""
     fields = run.model_dump(mode="json")
     batch = {key: value for key, value in fields["batch"].items() if key != "microbatch_sequences"}
     kept = {key: value for key, value in fields.items() if key not in SEARCHED} | {"batch": batch}
+    measured = measured_runs_for(fleet)
     parts = [json.dumps(kept, sort_keys=True), repr((fleet.name, fleet.chip)), ",".join(AXES)]
+    parts += [] if measured is None else [measured.to_json()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return cache_root() / "plans" / f"{digest}.json"

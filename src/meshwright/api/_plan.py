@@ -24,6 +24,7 @@ from ..config import Layout, Overrides, RunConfig, resolve_batch
 from ..errors import InputError
 from ..hardware import Fleet, list_price
 from ..ledger import allowance, usable_bytes
+from ..measure import calibration_for, measured_runs_for
 from ..planning import (
     FUNCTION_PRIORS,
     Search,
@@ -38,7 +39,7 @@ from ..planning import (
     values_by_knob,
 )
 from ..predict import checked_price, machine_of, steps_for
-from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, calibration_for, ignore
+from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, ignore
 from ._candidates import FunctionPrograms, Runner, RunPrograms, usual_workers
 from ._known_plans import remember
 from ._weigh import config_of_run, fleet_of, request_of
@@ -248,7 +249,8 @@ def _own_row(run: RunConfig, fleet: Fleet, space: Space) -> int | None:
 
 def _runner_of(run: RunConfig, fleet: Fleet, space: Space, num_steps: int | None, asked: _Asked) -> Runner:
     """Return the search over a run's candidates on a fleet."""
-    estimates = estimate(run, machine_of(fleet, calibration_for(fleet)), space.candidates)
+    machine = machine_of(fleet, calibration_for(fleet), measured=measured_runs_for(fleet))
+    estimates = estimate(run, machine, space.candidates)
     programs = RunPrograms(config=run, fleet=fleet, candidates=space.candidates, num_steps=num_steps)
     return Runner(
         programs=programs,

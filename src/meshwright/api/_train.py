@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 from ..config import Overrides, RunConfig, trainable
 from ..errors import InputError, MeshwrightError
-from ..measure import doubt_calibration
+from ..measure import doubt_calibration, measured_runs_for
 from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
 from ..results import FirstStepsCompared, Phase, Run, Weighing, ignore
 from ..units import format_seconds
+from ._reconcile import add_to_history
 from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def train(
     resume: bool = False,
     discard_steps: bool = False,
     begin_from: str | Path | None = None,
+    profile: str | Path | None = None,
     on_event: Callable[[Event | Phase | FirstStepsCompared], None] = ignore,
 ) -> Run:
     """Weigh a step, train with that same program, and compare predicted with measured quantities.
@@ -62,6 +64,7 @@ def train(
             with `checkpoint.every_steps = none`. Without it such a run is refused.
         begin_from: the folder of a Hugging Face model with safetensors files, whose parameters the run begins
             with instead of random ones. Without a config, the model's own is used.
+        profile: a folder for a trace of steps 3 to 5 by jax.profiler, which `calibrate` reads.
         on_event: called with each event of the run as it happens: phases of the weighing, steps, the
             comparison of the first steps with the prediction, evaluations, checkpoints, notices, samples.
 
@@ -79,8 +82,7 @@ def train(
     from ..launch import processes_of_this_run
     from ..training import RunFolder, RunRequest
 
-    if steps is not None and steps < 1:
-        raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
+    _check_steps(steps, profile)
     peers = processes_of_this_run()
     if config is None and begin_from is not None:
         config = str(begin_from)
@@ -120,29 +122,31 @@ def train(
             },
             on_event=_listener(held, weighing, on_event),
             first_weights=first,
+            profile=None if profile is None else Path(profile),
         )
         return _ended(request, weighing, _measured(request))
 
 
-def reconcile(run: Run | str | Path) -> Reconciliation:
-    """Return the predicted quantities of a run next to the measured ones, each with its error.
-
-    Args:
-        run: the result of `train`, or the folder of a finished run.
+def _check_steps(steps: int | None, profile: str | Path | None) -> None:
+    """Check the number of steps, and make the folder of a trace.
 
     Raises:
-        InputError: the folder holds no readable reconciliation.
+        InputError: there are too few steps, or the folder cannot be made.
     """
-    if isinstance(run, Run):
-        return run.reconciliation
-    path = Path(run) / "reconciliation.json"
+    if steps is not None and steps < 1:
+        raise InputError(f"a run of {steps} steps", hint="use at least 1 step")
+    if profile is None:
+        return
+    from ..training import LAST_TRACED
+
+    if steps is not None and steps < LAST_TRACED:
+        hint = f"train at least {LAST_TRACED} steps: the last three of these are traced"
+        raise InputError(f"a run of {steps} steps is too short for a trace", hint=hint)
     try:
-        return Reconciliation.from_json(path.read_text("utf-8"))
-    except OSError as missing:
-        raise InputError(
-            f"{path} cannot be read: {missing.strerror}",
-            hint="name the folder of a run that has finished or was stopped by a signal",
-        ) from missing
+        Path(profile).mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        hint = "name a folder that can be made and written"
+        raise InputError(f"cannot write a trace to {profile}: {refused.strerror}", hint=hint) from refused
 
 
 def new_folder(name: str) -> Path:
@@ -198,6 +202,8 @@ def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) ->
         held.writes.documents(
             {"measurement.json": measurement.to_json(), "reconciliation.json": reconciliation.to_json()}
         )
+        if weighing.prediction is not None:
+            add_to_history(held.path, reconciliation, measurement, weighing.name, weighing.fleet.name)
         _draw(held)
         _report_not_written(request, measurement.steps)
     held.peers.gathered("ended", None)  # wait for the page: it may take longer than jax lets processes leave
@@ -229,7 +235,12 @@ def _report_not_written(request: RunRequest, step: int) -> None:
 
 
 def _doubt_rates(weighing: Weighing, reconciliation: Reconciliation) -> None:
-    """Have the machine's rates measured again if the step time was outside its predicted interval."""
+    """Have the machine's rates measured again if the step time was outside its predicted interval.
+
+    Where steps were measured, the factors fitted to them are in doubt, not the rates: those are kept.
+    """
+    if measured_runs_for(weighing.fleet) is not None:
+        return
     for row in reconciliation.rows:
         if row.quantity == "step seconds" and row.inside is False:
             took, predicted = format_seconds(row.measured), format_seconds(row.predicted)

@@ -39,10 +39,10 @@ from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet, check_compilable, memory_fraction, topology_arguments
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
-from ..measure import cautions
+from ..measure import calibration_for, cautions, measured_runs_for
 from ..planning import settings_words
 from ..predict import Prediction, checked_price, predict, steps_for
-from ..results import KnownPlan, Phase, TorchWeighing, Weighing, calibration_for, ignore
+from ..results import KnownPlan, Phase, TorchWeighing, Weighing, ignore
 from ..torch_account import Account, account_torch, is_torch_module
 from ..units import parse_count
 from ._known_plans import plan_command, remembered
@@ -625,9 +625,10 @@ def _prediction(
     compiled: Compiled, executions: Executions, ledger: Ledger, fleet: Fleet
 ) -> tuple[Prediction | None, str]:
     """Return the prediction, or None and the reason; a CPU's rates are measured once on this machine."""
-    calibration = calibration_for(fleet)
+    calibration, measured = calibration_for(fleet), measured_runs_for(fleet)
     try:
         doubts = () if calibration is None else cautions(calibration)
-        return predict(executions, ledger, compiled, fleet, calibration, cautions=doubts), ""
+        made = predict(executions, ledger, compiled, fleet, calibration, cautions=doubts, measured=measured)
+        return made, ""
     except InputError as unknown:
         return None, f"{unknown.message}; {unknown.hint}"

@@ -21,6 +21,7 @@ import typer
 from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError, printable
 from meshwright.launch import leave
 
+from ._calibrate import calibrate, reconcile
 from ._catalog import fleets, formats, init, presets
 from ._console import Command, quiet_jax_plugins, standard_streams
 from ._data import data, export, sample
@@ -53,6 +54,8 @@ EXAMPLES = {
     sweep: "sweep linear --on 1xCPU --set optimizer.learning_rate=0.01,0.1",
     account: "account my_model:step",
     probe: "probe --json",
+    calibrate: "calibrate llama3-8b --on 64xH100 --layout fsdp=64 --measured 9.4s",
+    reconcile: "reconcile runs/bytes-10m",
     presets: "presets llama3-8b",
     init: "init mine.toml --from bytes-10m",
     fleets: "fleets H100",

@@ -67,6 +67,12 @@ LogEveryOption = Annotated[
         show_default="30s without a terminal, none on one",
     ),
 ]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile", metavar="DIR", help="Trace steps 3 to 5 with jax.profiler, for calibrate --trace DIR."
+    ),
+]
 RestartsOption = Annotated[
     int,
     typer.Option(
@@ -100,6 +106,7 @@ def train(
     begin_from: FromOption = None,
     restarts: RestartsOption = 0,
     processes: ProcessesOption = None,
+    profile: ProfileOption = None,
     log_every: LogEveryOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -126,13 +133,12 @@ def train(
                 stopped.event(event)
                 on_event(event)
 
+            where = {"on": on, "layout": layout, "folder": folder, "profile": profile}
             run = run_train(
                 config,
-                on=on,
-                layout=layout,
+                **where,
                 overrides=with_lora(overrides, lora),
                 steps=steps,
-                folder=folder,
                 resume=resume,
                 discard_steps=discard_steps,
                 begin_from=begin_from,

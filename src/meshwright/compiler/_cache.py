@@ -28,7 +28,7 @@ MAKING, GONE = ".making-", ".gone-"  # prefixes of the names of folders that are
 
 
 def cache_root() -> Path:
-    """Return the folder for everything that Meshwright can make again.
+    """Return the folder for everything that Meshwright can make again, and for what was measured.
 
     Raises:
         InputError: the environment names no folder, and this user has no home folder.

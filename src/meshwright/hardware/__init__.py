@@ -25,6 +25,11 @@ from ._fleet import pool_bytes as pool_bytes
 from ._fleet import target_config as target_config
 from ._fleet import topology_arguments as topology_arguments
 from ._fleet import why_simulated as why_simulated
+from ._measured_runs import STEP_TIME as STEP_TIME
+from ._measured_runs import TRACE as TRACE
+from ._measured_runs import MeasuredClass as MeasuredClass
+from ._measured_runs import MeasuredRun as MeasuredRun
+from ._measured_runs import MeasuredRuns as MeasuredRuns
 from ._price_refresh import Refreshed as Refreshed
 from ._price_refresh import refresh_prices as refresh_prices
 from ._prices import Listing as Listing

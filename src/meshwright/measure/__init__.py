@@ -16,6 +16,11 @@ from ._calibration import doubt_calibration as doubt_calibration
 from ._calibration import probe as probe
 from ._footprint import Footprint as Footprint
 from ._footprint import footprint as footprint
+from ._measured_runs import calibration_for as calibration_for
+from ._measured_runs import forget_measured_runs as forget_measured_runs
+from ._measured_runs import keep_measured_run as keep_measured_run
+from ._measured_runs import measured_runs_for as measured_runs_for
+from ._measured_runs import measured_runs_path as measured_runs_path
 from ._memory import DeviceMemory as DeviceMemory
 from ._memory import Live as Live
 from ._memory import LiveArray as LiveArray
@@ -29,3 +34,8 @@ from ._timing import StepClock as StepClock
 from ._timing import Timing as Timing
 from ._timing import clock as clock
 from ._timing import matmul_mfu as matmul_mfu
+from ._traces import TracedStep as TracedStep
+from ._traces import is_xplane as is_xplane
+from ._traces import kineto_step as kineto_step
+from ._traces import traced_step as traced_step
+from ._traces import xplane_events as xplane_events

@@ -70,7 +70,7 @@ def calibration_of_this_machine() -> Calibration:
     Raises:
         MeshwrightError: the probe failed; the message ends with its last lines of output.
     """
-    path = _path_of("CPU")
+    path = path_of("CPU")
     kept = _kept(path)
     if kept is None:
         return _measure_cpu(path)
@@ -95,7 +95,7 @@ def doubt_calibration(chip: str, reason: str) -> None:
     disagrees with the new rates too, the prediction is wrong. For an accelerator, `cautions` reports the
     doubt until `probe` measures again.
     """
-    path = _path_of(chip)
+    path = path_of(chip)
     kept = _kept(path)
     if kept is None or (kept.measured_again and _age_days(kept) <= OLD_DAYS):
         return
@@ -115,7 +115,7 @@ def cautions(calibration: Calibration) -> tuple[str, ...]:
         doubts.append(
             f"others kept {100 * calibration.load:.0f} % of the cores busy while they were measured"
         )
-    if doubt := _doubt_of(_path_of(calibration.chip)):
+    if doubt := _doubt_of(path_of(calibration.chip)):
         doubts.append(f"{doubt}: `meshwright probe` measures again")
     return tuple(doubts)
 
@@ -131,8 +131,8 @@ def probe() -> Calibration:
     """
     with working_folder("meshwright-probe-") as folder:
         calibration = _run_probe(folder / "calibration.json", detailed=True)
-    path = _path_of(calibration.chip)
-    _keep(calibration, path)
+    path = path_of(calibration.chip)
+    write_kept(path, calibration.to_json())
     _doubt_file(path).unlink(missing_ok=True)
     return calibration
 
@@ -145,7 +145,7 @@ def _measure_cpu(path: Path, *, detailed: bool = False, why: str = "") -> Calibr
             folder = stack.enter_context(working_folder(".calibration-", path.parent))
         calibration = _run_probe(folder / "calibration.json", detailed=detailed, cpu=True)
         calibration = dataclasses.replace(calibration, measured_again=why)
-    _keep(calibration, path)
+    write_kept(path, calibration.to_json())
     return calibration
 
 
@@ -176,7 +176,8 @@ def _age_days(calibration: Calibration) -> int:
     return (datetime.now(UTC).date() - measured).days
 
 
-def _path_of(chip: str) -> Path:
+def path_of(chip: str) -> Path:
+    """Return the file of a chip's rates; a CPU's is named by a digest of its host, jaxlib and the probe."""
     if chip != "CPU":
         return cache_root() / f"calibration-{chip}.json"
     source = Path(__file__).with_name("_probe.py").read_bytes()
@@ -192,12 +193,12 @@ def _kept(path: Path) -> Calibration | None:
         return None
 
 
-def _keep(calibration: Calibration, path: Path) -> None:
-    """Write the rates completely or not at all, even if another process writes them too."""
+def write_kept(path: Path, text: str) -> None:
+    """Write a file completely or not at all, even if another process writes it too."""
     with writing_cache():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".calibration-", delete=False) as file:
-            file.write(calibration.to_json())
+            file.write(text)
         Path(file.name).replace(path)
 
 

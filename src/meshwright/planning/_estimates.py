@@ -286,6 +286,8 @@ class _Form:
     def seconds_bound(self) -> Numbers:
         """Return the seconds of the products and attention alone, at the rate that the chip sustains.
 
+        With factors of measured steps, it is times the least of those that such work may have, at most 1.
+
         In a pipeline every stage runs M + (S - 1) / V passes for M microbatches.
         """
         model, machine = self.config.model, self.machine
@@ -298,7 +300,7 @@ class _Form:
         attention = 4 * self.seen * self.heads_width * 3 * self.layers
         each = 4 if self.frozen else 6  # frozen matrices have no gradients
         blocks = (each * (block_parameters - head) + attention) * tokens / devices * self.ticks / self.passes
-        return (blocks + each * head * tokens / devices) / rate
+        return (blocks + each * head * tokens / devices) / rate * machine.factors.least()
 
     def seconds(self) -> Numbers:
         """Return the seconds of all passes, of the reduction over `data`, and of the update."""
@@ -374,7 +376,8 @@ class _Form:
     def products(self, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
         """Return the seconds of a product of [m, k] by [k, n] in the run's format."""
         num_bytes = NARROW * (m * k + k * n + m * n)
-        return np.asarray(self.machine.product_seconds(self.format, m=m, n=n, k=k, num_bytes=num_bytes))
+        seconds = self.machine.product_seconds(self.format, m=m, n=n, k=k, num_bytes=num_bytes)
+        return np.asarray(seconds) * self.machine.factors.of("matmul")
 
     @cached_property
     def _shapes(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -473,11 +476,12 @@ class _Form:
         pieces = np.where(self.context > 1, pieces, 1.0)
         flops = 4 * self.tokens * self.seen * self.heads_width / self.tensor
         flops = flops * (ATTENTION_BACKWARD if backward else 1)
-        if self.machine.basis == "calibration":
-            return flops / peak * 2
+        if self.machine.basis == "calibration":  # a CPU runs it as products
+            return flops / peak * 2 * self.machine.factors.of("matmul")
         rate = self.machine.attention_rate(model.head_dim, int(self.length), name, backward)
         length = self.length / pieces
-        return np.asarray(attention_seconds(rate, flops=flops, length=length, flops_per_second=peak))
+        seconds = np.asarray(attention_seconds(rate, flops=flops, length=length, flops_per_second=peak))
+        return seconds * self.machine.factors.of("attention")
 
     def _keys(self) -> Numbers:
         """Return how many numbers the keys of whole windows have on a device, and as many its values."""
@@ -519,11 +523,13 @@ class _Form:
 
     def _passes(self, num_bytes: Numbers) -> Numbers:
         """Return the seconds in which a device reads or writes that many bytes of its memory."""
-        return num_bytes / (self.machine.memory_bytes_per_second * self.machine.memory_efficiency)
+        per_second = self.machine.memory_bytes_per_second * self.machine.memory_efficiency
+        return num_bytes / per_second * self.machine.factors.of("memory-bound")
 
     def _host(self, num_bytes: Numbers) -> Numbers:
         rate = self.machine.host_bytes_per_second
-        return num_bytes / rate if rate else np.zeros_like(num_bytes)
+        factor = self.machine.factors.of("host-transfer")
+        return num_bytes / rate * factor if rate else np.zeros_like(num_bytes)
 
     def _tensor_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two gathers and two scatters over `tensor`.
@@ -616,7 +622,7 @@ class _Form:
             d = float(np.ceil(n / m))
             share = (n - 1) / n if times is None else times
             seconds[rows] = self._one_kind(machine, kind, whole_bytes[rows], share, int(n), int(m), int(d))
-        return seconds
+        return seconds * machine.factors.of(kind)
 
     def _one_kind(
         self, machine: Machine, kind: str, whole: Numbers, share: float, size: int, members: int, domains: int

@@ -6,6 +6,9 @@ benchmarks/fit_rates.py, and runs.toml.
 """
 
 from ._busy import Busy as Busy
+from ._factors import Factor as Factor
+from ._factors import class_of as class_of
+from ._predict import classes_of_instructions as classes_of_instructions
 from ._predict import predict as predict
 from ._predict import predicted_busy as predicted_busy
 from ._predict import predicted_trace as predicted_trace
@@ -14,6 +17,7 @@ from ._rates import attention_seconds as attention_seconds
 from ._rates import collective_seconds as collective_seconds
 from ._rates import gemm_seconds as gemm_seconds
 from ._rates import machine_of as machine_of
+from ._rates import rates_digest as rates_digest
 from ._records import Help as Help
 from ._records import Interval as Interval
 from ._records import Prediction as Prediction

@@ -15,6 +15,7 @@ walk and proposes no change: a change that reaches it has costs elsewhere, which
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,15 +23,27 @@ from typing import Any
 from meshwright.compiler import Compiled
 from meshwright.errors import InputError
 from meshwright.formats import FORMATS
-from meshwright.hardware import Calibration, Fleet
+from meshwright.hardware import Calibration, Fleet, MeasuredRuns
 from meshwright.hlo import Computation, Executions, Instruction, ProgramPhases
 from meshwright.ledger import Ledger, MemoryLedger
 from meshwright.units import format_bytes, format_seconds
 
 from ._busy import Busy, busy_of
+from ._factors import TAIL, class_of
 from ._prices import Order
-from ._rates import CUDNN, Machine, machine_of, peer_collectives, provenance, runs, widths, words_of
+from ._rates import (
+    CUDNN,
+    Machine,
+    Width,
+    machine_of,
+    peer_collectives,
+    provenance,
+    runs,
+    width_name,
+    widths,
+)
 from ._records import Help, Interval, Prediction, Slice
+from ._sources import words_of
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
@@ -50,8 +63,9 @@ def interval_of(
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
-    The widest of the widths that apply is used, and the spread of a calibration's rounds widens it. Unpriced
-    work removes the upper end. Rates whose error no source bounds remove both ends.
+    The widest of the widths that apply is used, and the spread of a calibration's rounds widens it. Factors
+    fitted to measured steps have a width of their own, which takes the place of both. Unpriced work removes
+    the upper end. Rates whose error no source bounds remove both ends.
 
     Args:
         unpriced: work that has no rule.
@@ -75,6 +89,10 @@ def interval_of(
             reasons.append(
                 f"the measured rates differ by up to {100 * worst:.0f} % from one round to the next"
             )
+    if machine.factors.runs:
+        low, high, reasons = _factors_ends(machine, walked, names)
+    if machine.factors.set_aside:
+        reasons.append(_set_aside(machine.factors.set_aside))
     reasons += cautions
     seconds = walked.seconds
     if peer_seconds is not None and peer_seconds < seconds:
@@ -94,31 +112,60 @@ def interval_of(
         more = len(unpriced) - MOST_NAMED
         named = ", ".join(unpriced[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         reasons = [f"not priced: {named}", *reasons]
-    words = "; ".join([_rates(machine, calibration, names), *(width.words for width in applied)])
+    words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied)])
     return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
+
+
+def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tuple[float, float, list[str]]:
+    """Return the interval of a step with factors, as shares of its time, and why it is no narrower.
+
+    Steps in 16 bits do not tell the rate of products in fp8, whose width is kept.
+    """
+    spread = math.exp(TAIL * machine.factors.deviation(walked.exposed))
+    low, high, reasons = 1 / spread, spread, [f"from {machine.factors.source()}"]
+    if "fp8" in names:
+        width = widths()["fp8"]
+        low, high, reasons = min(low, width.low), max(high, width.high), [*reasons, width.reason]
+    if len(machine.factors.runs) == 1 and not machine.factors.runs[0].classes:
+        reasons.append("one measured step does not tell the classes of its work apart")
+    return low, high, reasons
+
+
+def _set_aside(number: int) -> str:
+    steps = "1 measured step was" if number == 1 else f"{number} measured steps were"
+    return f"{steps} compared with other rates than today's, and set aside: calibrate again"
+
+
+def _width_words(machine: Machine, applied: Iterable[Width]) -> Iterable[str]:
+    """Yield the source of the interval's width in words."""
+    if not machine.factors.runs:
+        yield from (width.words for width in applied)
+        return
+    noise = 100 * runs()["factors"]["between_programs"] * machine.factors.scale
+    yield machine.factors.words()
+    yield f"width: what the measured steps leave open of these factors, and {noise:.1f} % between programs"
 
 
 def _widths(machine: Machine, walked: Walked, calibration: Calibration | None) -> tuple[str, ...]:
     """Return the names of the widths in `runs.toml` that apply; none for the basis "roofline"."""
-    if machine.basis == "calibration":
-        return ("calibration",)
-    if machine.basis == "roofline":
-        return ()
+    basis = width_name(machine, calibration)
+    if basis is None or basis == "calibration":
+        return () if basis is None else (basis,)
     fp8 = any(name.startswith("fp8") for name in walked.flops)
-    published = machine.sustained_share is not None and calibration is None
-    basis = "sustained" if published else machine.basis
-    if fp8 and published:
+    if fp8 and basis == "sustained":
         return ("fp8",)
     return (basis, "fp8") if fp8 else (basis,)
 
 
 def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) -> Iterable[str]:
-    """Yield the reasons why no source bounds the error of the prediction."""
+    """Yield the reasons why neither a source nor a measured step bounds the error of the prediction."""
+    factors = machine.factors
     if machine.basis == "calibration":
-        if walked.total.get("convolution", 0.0) > machine.shared.unpublished_share * walked.seconds:
+        large = walked.total.get("convolution", 0.0) > machine.shared.unpublished_share * walked.seconds
+        if large and not factors.resolves("convolution"):
             yield "a CPU's convolutions were measured at four to eight times the predicted time"
         return
-    if machine.basis == "roofline":
+    if machine.basis == "roofline" and not factors.runs:
         yield f"no table of kernels and too few published runs for {machine.name}: {ROOFLINE_RUNS}"
     if formats:
         words = f"products in {', '.join(formats)}: no published run and no table of kernels has them"
@@ -128,7 +175,7 @@ def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) ->
             words += "--set precision=fp16"
         yield words
     gaps = walked.total.get(LAUNCH, 0.0)
-    if gaps > machine.shared.launch_bound_share * walked.seconds:
+    if gaps > machine.shared.launch_bound_share * walked.seconds and not factors.resolves(LAUNCH):
         share = 100 * gaps / walked.seconds
         yield (
             f"{share:.0f} % of the step are gaps between kernels ({format_seconds(gaps)}), "
@@ -177,6 +224,7 @@ def predict(
     calibration: Calibration | None = None,
     attention_kernel: str = CUDNN,
     cautions: Iterable[str] = (),
+    measured: MeasuredRuns | None = None,
 ) -> Prediction:
     """Return the step time of a compiled program on a fleet.
 
@@ -189,6 +237,7 @@ def predict(
             one of its kind was measured.
         attention_kernel: "cudnn", or "flash-2" to price the program as if it used that library's kernel.
         cautions: doubts about the calibration, which become reasons of the interval.
+        measured: steps of runs on this chip, to which factors on the predicted seconds are fitted.
 
     Raises:
         InputError: a CPU fleet without a calibration, a link or chip without a known rate, or a
@@ -196,15 +245,16 @@ def predict(
         ValueError: the program has replica groups of an unknown form.
     """
     prices: Prices = {}
-    machine, walked = _walked(executions, compiled, fleet, calibration, attention_kernel, prices)
+    machine, walked = _walked(executions, compiled, fleet, calibration, measured, attention_kernel, prices)
     seconds = walked.seconds
     assert seconds > 0, f"{compiled.name} takes no time"
     peak = _peak(machine, walked)
     no_rate = (f"{what}, {n} times" if n > 1 else what for what, n in walked.unpriced.items())
     unpriced = (*ledger.unpriced, *no_rate)
     available = seconds * fleet.num_devices * peak
-    mfu = _utilisation(ledger.flops.model, available, unpriced)
-    hfu = _utilisation(ledger.flops.executed, available, unpriced)
+    may_be_short = bool(unpriced or machine.factors.runs)
+    mfu = _utilisation(ledger.flops.model, available, may_be_short)
+    hfu = _utilisation(ledger.flops.executed, available, may_be_short)
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
     peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
     interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions, peer_seconds)
@@ -224,7 +274,11 @@ def predict(
 
 
 def predicted_trace(
-    executions: Executions, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
+    executions: Executions,
+    compiled: Compiled,
+    fleet: Fleet,
+    calibration: Calibration | None = None,
+    measured: MeasuredRuns | None = None,
 ) -> dict[str, Any]:
     """Return the predicted step of one device as a trace that ui.perfetto.dev opens, in JSON types.
 
@@ -232,8 +286,21 @@ def predicted_trace(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(executions, compiled, fleet, calibration, CUDNN)
+    _, walked = _walked(executions, compiled, fleet, calibration, measured)
     return trace_of(walked.events, f"{compiled.name} on {fleet.name}")
+
+
+def classes_of_instructions(
+    executions: Executions, compiled: Compiled, fleet: Fleet, calibration: Calibration | None = None
+) -> dict[str, str]:
+    """Return the class of work of each kernel and message that a step runs, by the instruction's name.
+
+    Raises:
+        InputError: as `predict`.
+        ValueError: as `predict`.
+    """
+    _, walked = _walked(executions, compiled, fleet, calibration, None)
+    return {event.operation: class_of(event.name) for event in walked.events if event.operation}
 
 
 def predicted_busy(
@@ -241,6 +308,7 @@ def predicted_busy(
     compiled: Compiled,
     fleet: Fleet,
     calibration: Calibration | None = None,
+    measured: MeasuredRuns | None = None,
     *,
     num_spans: int,
 ) -> Busy:
@@ -250,7 +318,7 @@ def predicted_busy(
         InputError: as `predict`.
         ValueError: as `predict`.
     """
-    _, walked = _walked(executions, compiled, fleet, calibration, CUDNN)
+    _, walked = _walked(executions, compiled, fleet, calibration, measured)
     return busy_of(walked.events, walked.seconds, num_spans)
 
 
@@ -259,7 +327,8 @@ def _walked(
     compiled: Compiled,
     fleet: Fleet,
     calibration: Calibration | None,
-    attention_kernel: str,
+    measured: MeasuredRuns | None,
+    attention_kernel: str = CUDNN,
     prices: Prices | None = None,
 ) -> tuple[Machine, Walked]:
     if compiled.source == "simulated on CPU":
@@ -268,7 +337,7 @@ def _walked(
             "bf16 matmuls to fp32, overlaps no communication and fuses otherwise",
             hint="weigh on a fleet whose compiler can be installed (`meshwright doctor`)",
         )
-    machine = machine_of(fleet, calibration, attention_kernel)
+    machine = machine_of(fleet, calibration, attention_kernel, measured)
     return machine, walk(machine, executions, compiled.mesh_axes, prices=prices)
 
 
@@ -287,13 +356,14 @@ def _peak(machine: Machine, walked: Walked) -> float:
     return machine.peak_flops_per_second[max(walked.flops, key=lambda name: walked.flops[name])]
 
 
-def _utilisation(flops: int, available: float, unpriced: Sequence[str]) -> float:
+def _utilisation(flops: int, available: float, may_be_short: bool) -> float:
     """Return FLOPs as a share of those available at the peak; 0 where that is not known.
 
-    Unpriced work may leave the step shorter than its FLOPs take at the peak: then it is not known.
+    `may_be_short`: unpriced work or measured factors may leave the step shorter than its FLOPs take at the
+    peak: then it is not known.
     """
     share = flops / available if available else 0.0
-    return 0.0 if share > 1 and unpriced else share
+    return 0.0 if share > 1 and may_be_short else share
 
 
 def _slices(walked: Walked) -> tuple[Slice, ...]:

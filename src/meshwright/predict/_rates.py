@@ -6,7 +6,7 @@ chip, and `rates_of` supplies those of a chip without tables. `runs.toml` holds 
 and from others' reports, which all predictions share.
 
 `Machine` holds all that the walk reads about one device and its links. Figures that a calibration measured
-take precedence over the catalog and the tables; `words_of` names the source of each.
+take precedence over the catalog and the tables; `_sources.words_of` names the source of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.hardware import COLLECTIVE_KINDS, Calibration, Chip, Fleet, MeasuredAttention
+from meshwright.hardware import COLLECTIVE_KINDS, Calibration, Chip, Fleet, MeasuredAttention, MeasuredRuns
+
+from ._factors import NO_FACTORS, Factors, before_measuring, digest_of, fit_factors
 
 
 @cache
@@ -404,36 +406,6 @@ def measured_attention(
     return rates[below] ** (1 - share) * rates[above] ** share
 
 
-def words_of(calibration: Calibration, tables: str, *, simulated: bool) -> str:
-    """Return in words which figures of a prediction come from the calibration, and which from `tables`.
-
-    `simulated`: the device is a CPU, for which only the calibration is known.
-    """
-    formats = ", ".join(calibration.matmul_flops_per_second)
-    measured = [f"large products in {formats}", "memory", "launches"]
-    if calibration.attention:
-        heads = sorted({m.head_size for m in calibration.attention})
-        measured.append(f"attention with heads of {_listed(heads)}")
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for kind in dict.fromkeys(m.kind for m in calibration.collectives):
-        sizes = sorted({m.group_size for m in calibration.collectives if m.kind == kind})
-        groups.setdefault(tuple(sizes), []).append(kind)
-    measured += [f"{_listed(kinds)} among {_listed(sizes)}" for sizes, kinds in groups.items()]
-    words = f"measured on {calibration.date} ({calibration.source}): {'; '.join(measured)}"
-    if simulated:
-        copied = "" if groups else "; collectives taken as copies through memory"
-        return words + copied
-    left = ["the shape of products"]
-    left += [] if calibration.attention else ["attention"]
-    left += ["other groups"] if groups else ["collectives"]
-    return f"{words}; from {tables}: {_listed(left)}"
-
-
-def _listed(items: list[str] | list[int] | tuple[int, ...]) -> str:
-    *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 _NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs do not show their clocks
 
 
@@ -468,6 +440,7 @@ class Machine:
     measured_attention: tuple[MeasuredAttention, ...] = ()
     narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
     through_host: bool = False
+    factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """Return the peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
@@ -532,18 +505,53 @@ class Machine:
         return self.peak_flops_per_second[format_name] * self.sustained_share
 
 
-def machine_of(fleet: Fleet, calibration: Calibration | None, attention_kernel: str = CUDNN) -> Machine:
+def machine_of(
+    fleet: Fleet,
+    calibration: Calibration | None,
+    attention_kernel: str = CUDNN,
+    measured: MeasuredRuns | None = None,
+) -> Machine:
     """Return the description of a fleet's devices.
 
     Args:
         calibration: the measured rates. For a CPU they are all that is known. For an accelerator they take
             precedence over the catalog and the published runs.
         attention_kernel: the library whose attention kernel is priced.
+        measured: steps of runs on this chip, to which factors on its predicted seconds are fitted.
 
     Raises:
-        InputError: a CPU without a calibration, a chip whose memory bandwidth the catalog lacks, or an
-            unknown attention kernel.
+        InputError: a CPU without a calibration, a chip whose memory bandwidth the catalog lacks, an unknown
+            attention kernel, or runs of another chip.
     """
+    machine = _without_factors(fleet, calibration, attention_kernel)
+    if measured is None:
+        return machine
+    if measured.chip != fleet.chip.name:
+        raise InputError(f"steps measured on {measured.chip}", hint=f"give those of {fleet.chip.name}")
+    name = width_name(machine, calibration)
+    width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
+    is_cpu = fleet.chip.platform == "cpu"
+    before = before_measuring(runs()["factors"], products=width, is_cpu=is_cpu)
+    factors = fit_factors(measured, rates_digest(fleet, calibration), before)
+    launch_seconds = machine.launch_seconds * factors.of("launch")
+    return replace(machine, factors=factors, launch_seconds=launch_seconds)
+
+
+def width_name(machine: Machine, calibration: Calibration | None) -> str | None:
+    """Return the name in `widths` of the interval of products in 16 bits; None where no source bounds it."""
+    if machine.basis == "roofline":
+        return None
+    published = machine.sustained_share is not None and calibration is None
+    return "sustained" if published and machine.basis != "calibration" else machine.basis
+
+
+def rates_digest(fleet: Fleet, calibration: Calibration | None) -> str:
+    """Return a digest of the rates that price a step on a fleet; factors hold for these rates alone."""
+    tables = {name: table for name, table in runs().items() if name not in ("interval", "factors")}
+    return digest_of(fleet.chip, calibration, tables, fitted())
+
+
+def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_kernel: str) -> Machine:
     chip = fleet.chip
     if chip.platform == "cpu":
         return _simulated(fleet, calibration)

@@ -153,6 +153,7 @@ class _Walker:
         if message is None:  # a group of one sends nothing
             return None
         transfer = transfer_of(self.machine, message, self._num_devices, self.variation.order)
+        transfer = replace(transfer, seconds=transfer.seconds * self.machine.factors.of(transfer.name))
         return None if transfer.axes == self.variation.hidden else transfer
 
     def carried(self, computation: Computation, instruction: Instruction) -> Mapping[str, Transfer]:
@@ -170,7 +171,9 @@ class _Walker:
         """Return the price of an instruction of the compute stream, computed once."""
         key = (computation.name, instruction.name)
         if key not in self._prices:
-            self._prices[key] = kernel_of(self.machine, self.program, computation, instruction)
+            kernel = kernel_of(self.machine, self.program, computation, instruction)
+            factor = self.machine.factors.of(kernel.kind)
+            self._prices[key] = replace(kernel, seconds=kernel.seconds * factor)
         return self._prices[key]
 
 

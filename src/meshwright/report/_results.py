@@ -7,20 +7,21 @@ the pages and passes `text_of` and `page_of` to `results`, and `cli`, which prin
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
 from meshwright.hardware import Calibration
-from meshwright.reconciliation import Measurement, Reconciliation
+from meshwright.reconciliation import Calibrated, History, Measurement, Reconciliation
 from meshwright.reconciliation import Row as ComparedRow
 from meshwright.results import Changes, FleetPlans, Plan, Run, Sweep, SweepRun, TorchWeighing, Weighing
 from meshwright.torch_account import Account, flop_table, memory_table, module_table, unknown_table
 from meshwright.training import write_whole
 from meshwright.units import format_bytes, format_count, format_rate, format_seconds
 
+from ._calibrating import calibrated_document, history_document
 from ._costs import cost_sections, fault_sections
 from ._facts import RunFiles, facts_of, read_run
 from ._fleets import fleets_document
@@ -106,6 +107,8 @@ def page_of(result: object) -> str:
             return page(_sweep_page(result))
         case Plan():
             return page(plan_page(result))
+        case History():
+            return page(history_document(result, draws=True))
         case _:
             return page(_document_of(result))
 
@@ -147,18 +150,13 @@ def _document_of(result: object, *, verbose: bool = False, more: str = MORE) -> 
         case Sweep():
             runs, failures = _sweep_sections(result, shortens=True)
             return Document(title=f"Sweep of {result.name}", sections=(*runs, *failures))
-        case Changes():
-            return _changes_document(result)
-        case Plan():
-            return plan_document(result)
         case FleetPlans():
             return fleets_document(result, "" if more in (MORE, MORE_IN_PYTHON) else more)
-        case Account():
-            return _account_document(result)
-        case Calibration():
-            return _calibration_document(result)
         case _:
-            raise TypeError(f"{type(result).__name__} has no report")
+            known = DOCUMENTS.get(type(result))
+            if known is None:
+                raise TypeError(f"{type(result).__name__} has no report")
+            return known(result)
 
 
 def _run_document(measurement: Measurement, reconciliation: Reconciliation) -> Document:
@@ -516,3 +514,15 @@ def _calibration_document(calibration: Calibration) -> Document:
 
 def _rates(columns: tuple[str, str], rows: list[tuple[str, str]]) -> Table:
     return Table(columns=columns, rows=plain_rows(rows), numbers=columns[1:])
+
+
+DOCUMENTS: dict[type, Callable[[Any], Document]] = {
+    Changes: _changes_document,
+    Plan: plan_document,
+    Account: _account_document,
+    Calibration: _calibration_document,
+    Calibrated: calibrated_document,
+    History: history_document,
+    Reconciliation: lambda found: Document(title="", sections=_reconciliation_sections(found)),
+}
+"""The documents of results that have one form."""

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 
 from meshwright.errors import InputError
 from meshwright.ledger import executions_in
+from meshwright.measure import calibration_for, measured_runs_for
 from meshwright.predict import TRACKS, Busy, predicted_busy
-from meshwright.results import Weighing, calibration_for
+from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
 from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
@@ -36,10 +37,9 @@ def schedule_lanes(weighing: Weighing) -> Lanes | None:
         executions = executions_in(weighing.folder, weighing.compiled)
     except (InputError, OSError):
         return None
-    calibration = calibration_for(weighing.fleet)
-    return lanes_of(
-        predicted_busy(executions, weighing.compiled, weighing.fleet, calibration, num_spans=NUM_SPANS)
-    )
+    fleet = weighing.fleet
+    known = calibration_for(fleet), measured_runs_for(fleet)
+    return lanes_of(predicted_busy(executions, weighing.compiled, fleet, *known, num_spans=NUM_SPANS))
 
 
 def lanes_of(busy: Busy) -> Lanes | None:

@@ -20,6 +20,8 @@ from ..reconciliation import Percentiles
 from ._run_folder import RunFolder
 
 RunPhase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
+FIRST_TRACED, LAST_TRACED = 3, 5
+"""The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held-out", "signal"]
 
 
@@ -207,6 +209,7 @@ class RunRequest:
     `flops`: for MFU and HFU. `about`: JSON data that the checkpoints carry in addition to the config.
     `documents`: texts to write into the folder, by name. `on_event`: called with each event, in this thread.
     `first_weights`: the parameters to begin with; those of the seed if None.
+    `profile`: the folder for a trace of a few steps by jax.profiler; None writes none.
     """
 
     config: RunConfig
@@ -220,3 +223,4 @@ class RunRequest:
     documents: Mapping[str, str] = field(default_factory=dict)
     on_event: Listener = lambda event: None
     first_weights: HasParameters | None = None
+    profile: Path | None = None

@@ -33,6 +33,7 @@ from ..measure import bytes_on
 from ..step import TrainStep, build_step, whole_parameters
 from ._interface import CheckpointSaved, Event, Noticed, PhaseClock, RunRequest
 from ._interruptions import Agreement, Watchdog, put, stop_at_once
+from ._profile import StepTrace
 from ._recording import BadSteps, Recorder, first_bad_tensor, what_is_bad
 from ._run_folder import RunFolder, about_complaint
 
@@ -289,6 +290,7 @@ class Loop:
         self._config, self._steps, self._peers = request.config, request.steps, request.folder.peers
         self._saving, self._phases, self._watchdog, self._waits = saving, phases, watchdog, waits
         self._first_weights = request.first_weights
+        self._trace = StepTrace(request.profile if self._peers.is_first else None)
         self._bad_steps = BadSteps(self._config.faults)
         self._feed = Feed(dataset, programs.built.batch)
         mesh = jax.tree.leaves(programs.built.batch)[0].sharding.mesh
@@ -328,7 +330,8 @@ class Loop:
             known = self._peers.from_first("evaluated", lambda: self.step in self.recorder.held_out_losses)
             if not known:
                 self._evaluate()
-        with noting_signals(stop_at_once) as signals, self._phases.of("step"):
+        stopping = noting_signals(stop_at_once)
+        with closing(self._trace), stopping as signals, self._phases.of("step"):
             while self.step < self._steps and self.signal is None:
                 first = self.step + self.data_offset
                 batches = batches_ahead(self._feed.batch, range(first, self._steps + self.data_offset))
@@ -345,6 +348,7 @@ class Loop:
         while self.step < self._steps and self.signal is None:
             batch, waited = self._next(batches, before)
             self._count_arguments(batch)
+            self.recorder.clock.leave_out(self._trace.before_step(self.state))
             self.state, metrics = self.programs.step(self.state, batch)
             self.step += 1
             running = _Running(step=self.step, metrics=metrics, waited_seconds=waited)
@@ -353,6 +357,7 @@ class Loop:
             if self._waits:
                 jax.block_until_ready(self.state)
             self.signal = self._agreement.on(signals[0] if signals else None)
+            self.recorder.clock.leave_out(self._trace.after_step(self.state))
             evaluates, saves = self._evaluates(), self._saving.due(self.step)
             before = running
             if self._waits or evaluates or saves or self.signal is not None:

@@ -1,0 +1,126 @@
+"""Set predicted beside measured for the run of any folder, and keep a history of the errors.
+
+The history is a file in the cache, one JSON object a line. `train` adds to it at its end, and `reconcile`
+whatever it reads; a quantity of a run after a number of steps is kept once.
+Used by: `_train`, `cli`, and users as `mw.reconcile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ..compiler import cache_root, writing_cache
+from ..errors import InputError, MeshwrightError
+from ..reconciliation import STEP_SECONDS, History, Measurement, PastRow, Reconciliation, past_rows
+from ..reconciliation import reconcile as compared
+from ..records import read_record
+from ..results import Phase, Run, ignore
+from ._weigh import weigh
+
+HISTORY = "history.jsonl"
+T = TypeVar("T")
+
+
+def reconcile(run: Run | str | Path, *, on_event: Callable[[Phase], None] = ignore) -> Reconciliation:
+    """Return the predicted quantities of a run next to the measured ones, each with its error.
+
+    What a folder says is added to the history of errors. Where it has a measured step and no prediction, the
+    step is weighed now, so that measured steps kept by `calibrate` take part.
+
+    Args:
+        run: the result of `train`, or the folder of a run.
+
+    Raises:
+        InputError: the folder holds neither a readable reconciliation nor a readable measurement with the
+            config and the fleet of its run.
+    """
+    if isinstance(run, Run):
+        return run.reconciliation
+    return reconciled(Path(run), on_event)[0]
+
+
+def reconciled(
+    folder: Path, on_event: Callable[[Phase], None] = ignore
+) -> tuple[Reconciliation, tuple[PastRow, ...]]:
+    """Return the reconciliation of a folder, and the lines that it adds to the history of errors.
+
+    Raises:
+        InputError: as `reconcile`.
+    """
+    hint = "name the folder of a run that has finished or was stopped by a signal"
+    path = folder / "reconciliation.json"
+    measurement = _read(folder / "measurement.json", Measurement.from_json)
+    found = _read(path, Reconciliation.from_json)
+    if measurement is None:
+        if found is None:
+            raise InputError(f"{path} cannot be read: No such file or directory", hint=hint)
+        return found, ()
+    about = _read(folder / "weighing.json", json.loads) or {}
+    try:
+        config, fleet = str(about["config"]), str(about["fleet"]["name"])
+    except (KeyError, TypeError) as missing:
+        raise InputError(
+            f"{folder / 'weighing.json'} does not say what was run and where", hint=hint
+        ) from missing
+    is_timed = measurement.step_seconds is not None
+    if found is None or (is_timed and all(row.quantity != STEP_SECONDS for row in found.rows)):
+        weighing = weigh(str(folder), on=fleet, layout=about.get("layout"), on_event=on_event)
+        found = compared(weighing.compiled.fingerprint, weighing.ledger, weighing.prediction, measurement)
+    return found, add_to_history(folder, found, measurement, config, fleet)
+
+
+def _read(path: Path, parse: Callable[[str], T]) -> T | None:
+    """Return what a file holds; None if there is none."""
+    try:
+        return parse(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as refused:
+        hint = "name the folder that `meshwright train` wrote"
+        raise InputError(f"{path} cannot be read: {refused}", hint=hint) from refused
+
+
+def add_to_history(
+    folder: Path, reconciliation: Reconciliation, measurement: Measurement, config: str, fleet: str
+) -> tuple[PastRow, ...]:
+    """Add a run to the history of errors, and return its lines; one that cannot be written stays as it is."""
+    rows = past_rows(reconciliation, measurement, run=str(folder.resolve()), config=config, fleet=fleet)
+    path = history_path()
+    with contextlib.suppress(MeshwrightError), writing_cache():
+        known = {row.key for row in history().rows}
+        lines = [json.dumps(dataclasses.asdict(row)) + "\n" for row in rows if row.key not in known]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+    return rows
+
+
+def history() -> History:
+    """Return the history of errors, oldest first; a line that a crash cut off is left out.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    path = history_path()
+    rows: list[PastRow] = []
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError as refused:
+        hint = "give yourself permission to read it, or remove it"
+        raise InputError(f"{path} cannot be read: {refused.strerror}", hint=hint) from refused
+    for line in lines:
+        with contextlib.suppress(InputError):
+            rows.append(read_record(PastRow, line, name="a line of the history", hint=""))
+    return History(file=str(path), rows=tuple({row.key: row for row in rows}.values()))
+
+
+def history_path() -> Path:
+    """Return the file of the history of errors."""
+    return cache_root() / HISTORY

@@ -1,0 +1,99 @@
+"""Hold the steps that a user measured on one kind of chip, beside what was predicted for them.
+
+`predict` fits factors to them. The records keep what a fit needs, so that runs can be added in any order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+
+from meshwright.errors import InputError
+from meshwright.records import EXACT, read_record
+
+SCHEMA = 1
+STEP_TIME, TRACE = "step time", "trace"
+_HINT = "`meshwright calibrate --forget --on FLEET` removes it; then calibrate again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredClass:
+    """Seconds of one class of work in a step on one device, hidden or not: from a trace, and predicted."""
+
+    __pydantic_config__ = EXACT
+    measured_seconds: float
+    predicted_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One measured step of a program, and its prediction with all factors at 1.
+
+    `what`: "step time" or "trace".
+    `fingerprint`: that of the compiled program.
+    `rates`: the digest of the rates that priced the prediction.
+    `exposed_seconds`: predicted, by class of work. They sum to `predicted_seconds`.
+    `classes`: the classes that a trace timed; empty without a trace.
+
+    Raises:
+        InputError: a number of seconds is not finite and positive (zero is allowed for a class).
+    """
+
+    __pydantic_config__ = EXACT
+    what: str
+    program: str
+    fleet: str
+    fingerprint: str
+    rates: str
+    date: str  # YYYY-MM-DD
+    measured_seconds: float
+    predicted_seconds: float
+    exposed_seconds: dict[str, float] = field(hash=False)
+    classes: dict[str, MeasuredClass] = field(default_factory=dict[str, MeasuredClass], hash=False)
+
+    def __post_init__(self) -> None:
+        if self.what not in (STEP_TIME, TRACE):
+            raise InputError(f"a measured run of the kind {self.what!r}", hint=_HINT)
+        positive = {"measured_seconds": self.measured_seconds, "predicted_seconds": self.predicted_seconds}
+        for name, timed in self.classes.items():
+            positive[f"classes.{name}.measured_seconds"] = timed.measured_seconds
+            positive[f"classes.{name}.predicted_seconds"] = timed.predicted_seconds
+        for name, seconds in positive.items():
+            if not math.isfinite(seconds) or seconds <= 0:
+                raise InputError(f"measured run: {name} = {seconds} is not a positive number", hint=_HINT)
+        for name, seconds in self.exposed_seconds.items():
+            if not math.isfinite(seconds) or seconds < 0:
+                raise InputError(f"measured run: exposed_seconds.{name} = {seconds}", hint=_HINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRuns:
+    """All measured runs on one chip of the catalog; for a CPU, on one host.
+
+    >>> MeasuredRuns(chip="H100", runs=()).to_json()
+    '{"schema": 1, "chip": "H100", "runs": []}'
+    """
+
+    chip: str
+    runs: tuple[MeasuredRun, ...]
+
+    def adding(self, run: MeasuredRun) -> MeasuredRuns:
+        """Return the runs with one more, in place of an earlier one of the same program on the same fleet."""
+        kept = (each for each in self.runs if (each.fingerprint, each.fleet) != (run.fingerprint, run.fleet))
+        return dataclasses.replace(self, runs=(*kept, run))
+
+    def to_json(self) -> str:
+        """Return the JSON text that `from_json` reads."""
+        indent = 1 if self.runs else None
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=indent)
+
+    @staticmethod
+    def from_json(text: str) -> MeasuredRuns:
+        """Read the text that `to_json` writes.
+
+        Raises:
+            InputError: the text is not such a JSON object, has another schema, or holds an impossible value.
+        """
+        return read_record(MeasuredRuns, text, name="a list of measured runs", schema=SCHEMA, hint=_HINT)

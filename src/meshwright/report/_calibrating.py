@@ -1,0 +1,124 @@
+"""Show what `calibrate` changed, and the history of errors. Used by: `_results`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.predict import Interval
+from meshwright.reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
+from meshwright.units import format_seconds
+
+from ._model import FAINT, Document, Plot, Table, Words, percent, plain_rows, section
+
+INSIDE, OUTSIDE = "#2f6f8f", "#c8372d"
+
+
+def calibrated_document(made: Calibrated) -> Document:
+    """Return the factors by class, then each measured step before and after."""
+    numbers = ("predicted", "measured", "factor", "90 % range", "steps")
+    classes = [
+        (
+            each.name,
+            format_seconds(each.predicted_seconds),
+            "" if each.measured_seconds is None else format_seconds(each.measured_seconds),
+            f"x{each.factor:.2f}",
+            f"{each.low:.2f} to {each.high:.2f}",
+            str(each.num_runs),
+        )
+        for each in made.classes
+    ]
+    steps = [_step_cells(step) for step in made.steps]
+    columns = ("step of", "measured", "error before", "error after", "after")
+    kept = f"Fitted to {_steps(made.num_runs)}, kept in {made.file}."
+    aside = f"{_steps(made.set_aside)} set aside: compared with other rates than today's."
+    return Document(
+        title=f"{made.chip}:",
+        facts="predictions use these factors from now on",
+        sections=(
+            *section(
+                "Classes", Table(columns=("class", *numbers), rows=plain_rows(classes), numbers=numbers)
+            ),
+            *section("Steps", Table(columns=columns, rows=plain_rows(steps), numbers=columns[1:])),
+            *section("", *_notes(made)),
+            *section(
+                "",
+                Words(text=kept),
+                Words(text=aside, tone="warning") if made.set_aside else None,
+                Words(text="Without them again: meshwright calibrate --forget --on FLEET.", tone="faint"),
+            ),
+        ),
+    )
+
+
+def _steps(number: int) -> str:
+    return "1 measured step" if number == 1 else f"{number} measured steps"
+
+
+def _step_cells(step: CalibratedStep) -> tuple[str, str, str, str, str]:
+    measured = step.measured_seconds
+    before, after = (f"{100 * (each.expected / measured - 1):+.1f} %" for each in (step.before, step.after))
+    place = f"{step.program} on {step.fleet}"
+    return place, format_seconds(measured), before, after, _interval(step.after)
+
+
+def _interval(interval: Interval) -> str:
+    words = format_seconds(interval.expected)
+    if interval.low is None or interval.high is None:
+        return words
+    return f"{words} ({format_seconds(interval.low)} to {format_seconds(interval.high)})"
+
+
+def _notes(made: Calibrated) -> Iterator[Words]:
+    for step in made.steps:
+        if step.matched is not None:
+            yield Words(text=f"{percent(step.matched, 1)} of the trace's kernel time has a class by name.")
+        yield from (Words(text=note, tone="faint") for note in step.notes)
+
+
+def history_document(history: History, *, draws: bool = False) -> Document:
+    """Return every run with its predicted and measured step; for a page with a picture of the errors."""
+    rows = [row for row in history.rows if row.quantity == STEP_SECONDS]
+    columns = ("run", "predicted", "measured", "error", "in the interval")
+    cells = [_history_cells(row) for row in rows]
+    table = Table(columns=columns, rows=plain_rows(cells), numbers=columns[1:4])
+    held = [row.inside for row in rows if row.inside is not None]
+    words = f"{sum(held)} of {len(held)} measured steps lie in their intervals." if held else "No step yet."
+    plot = _plot(rows) if draws else None
+    return Document(
+        title="History of errors",
+        facts=f"of {_steps(len(rows))}",
+        sections=(
+            *section("", Words(text=words)),
+            *(section("Error of the step's time", plot) if plot else ()),
+            *section("Runs", table),
+            *section("", Words(text=f"Kept in {history.file}, with every other quantity.", tone="faint")),
+        ),
+    )
+
+
+def _history_cells(row: PastRow) -> tuple[str, ...]:
+    error = "" if row.relative_error is None else f"{100 * row.relative_error:+.1f} %"
+    inside = {True: "yes", False: "no", None: "none given"}[row.inside]
+    name = f"{row.config} on {row.fleet}, {row.date[:10]}"
+    return name, format_seconds(row.predicted), format_seconds(row.measured), error, inside
+
+
+def _plot(rows: list[PastRow]) -> Plot | None:
+    """Return a plot of the errors in the order of the runs, those outside their intervals in red."""
+    known = [(number, row) for number, row in enumerate(rows, 1) if row.relative_error is not None]
+    if not known:
+        return None
+
+    def draw(axes: Any) -> None:
+        places = [number for number, _ in known]
+        errors = [100 * (row.relative_error or 0.0) for _, row in known]
+        colours = [OUTSIDE if row.inside is False else INSIDE for _, row in known]
+        axes.axhline(0, color=FAINT, linewidth=1)
+        axes.scatter(places, errors, c=colours, s=30)
+        axes.set_xlabel("run")
+        axes.set_ylabel("predicted / measured - 1, %")
+        axes.set_xlim(0.5, len(rows) + 0.5)
+
+    colours = ((INSIDE, "in its interval, or none given"), (OUTSIDE, "outside its interval"))
+    return Plot(label="error of the predicted step by run", height=2.6, draw=draw, colours=colours)

@@ -1,0 +1,134 @@
+"""Traces: the step of median length, the seconds of each class in it, and what is refused."""
+
+import gzip
+import json
+
+import pytest
+
+from meshwright.errors import InputError
+from meshwright.measure import is_xplane, kineto_step, traced_step, xplane_events
+from meshwright.measure._traces import TraceEvent
+
+CLASSES = {"dot.1": "matmul", "copy.2": "memory-bound", "all-reduce.3": "all-reduce"}
+OTHERS = ("while.4", "tuple.5")
+
+
+def event(name, begin, seconds, *, run="1", device="0", module="jit_step 6"):
+    return TraceEvent(name=name, module=module, device=device, run=run, begin_seconds=begin, seconds=seconds)
+
+
+def step(begin, run, slower=1.0):
+    """Two devices side by side: a loop around a product, a copy and a message, and a gap of a second."""
+    for device in "01":
+        yield event("while.4", begin, 4 * slower, run=run, device=device)
+        yield event("dot.1", begin, 2 * slower, run=run, device=device)
+        yield event("copy.2", begin + 2 * slower, 1 * slower, run=run, device=device)
+        yield event("all-reduce.3", begin + 4 * slower, 3 * slower, run=run, device=device)
+
+
+def test_a_step_is_that_of_median_length_and_its_classes_are_of_one_device():
+    events = [*step(0, "1"), *step(100, "2", slower=9), *step(300, "3")]
+    found = traced_step(events, CLASSES, OTHERS, ())
+    assert found.seconds == 7
+    assert found.seconds_by_class == {"matmul": 2, "memory-bound": 1, "all-reduce": 3, "launch": 1}
+    assert (found.matched, found.num_steps, found.num_devices) == (1.0, 3, 2)
+
+
+def test_work_that_overlaps_leaves_no_gap_and_counts_in_its_class():
+    events = [event("dot.1", 0, 4), event("all-reduce.3", 1, 4)]
+    found = traced_step(events, CLASSES, OTHERS, ())
+    assert (found.seconds, found.seconds_by_class) == (5, {"matmul": 4, "all-reduce": 4})
+    assert found.exposed_by_class == {"matmul": 4, "all-reduce": 1}
+
+
+def test_kernels_at_once_on_one_device_share_their_time():
+    found = traced_step([event("dot.1", 0, 4), event("copy.2", 2, 4)], CLASSES, OTHERS, ())
+    assert found.exposed_by_class == {"matmul": 3, "memory-bound": 3}
+    assert found.seconds_by_class == {"matmul": 4, "memory-bound": 4}
+
+
+def test_of_several_programs_the_one_that_matches_most_is_taken():
+    other = [event("dot.1", 50, 1, module="jit_evaluate 7"), event("sort.9", 51, 99, module="jit_evaluate 7")]
+    assert traced_step([*other, *step(0, "1")], CLASSES, OTHERS, ()).seconds == 7
+
+
+def test_steps_without_a_run_are_counted_by_what_runs_once():
+    events = [event("dot.1", place * 10, 2, run="") for place in range(3)]
+    events += [event("copy.2", place * 5, 1, run="") for place in range(6)]
+    found = traced_step(events, CLASSES, OTHERS, ["dot.1"])
+    assert found.num_steps == 3
+    assert found.seconds == pytest.approx(26 / 3)
+    assert found.seconds_by_class["memory-bound"] == pytest.approx(2)
+    with pytest.raises(InputError, match="does not tell its steps apart"):
+        traced_step(events, CLASSES, OTHERS, ())
+
+
+def test_a_trace_of_another_program_is_refused_with_the_share_and_the_largest_events():
+    events = [event("dot.1", 0, 3), event("fusion.77", 3, 7)]
+    with pytest.raises(InputError, match=r"30 % .* less than 80 %; .*: fusion.77"):
+        traced_step(events, CLASSES, OTHERS, ())
+    with pytest.raises(InputError, match="0 % of the trace's kernel time"):
+        traced_step([], CLASSES, OTHERS, ())
+
+
+def kernel(name, begin, dur, device=0):
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": begin, "dur": dur, "args": {"device": device}}
+
+
+@pytest.fixture
+def kineto(tmp_path):
+    """Two steps of torch.profiler on one GPU, in microseconds; names as CUDA libraries spell them."""
+
+    def write(name="trace.json"):
+        steps = [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "ts": 0, "dur": 9}
+            for n in (3, 4)
+        ]
+        one = [
+            kernel("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN", 0, 400),
+            kernel("void pytorch_flash::flash_fwd_kernel<...>", 400, 200),
+            kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 500, 200),
+            kernel("void at::native::vectorized_elementwise_kernel<4, ...>", 700, 100),
+            kernel("sm80_xmma_fprop_implicit_gemm_conv", 900, 100),
+        ]
+        events = [*steps, *one, *({**each, "ts": each["ts"] + 1000} for each in one), {"ph": "M"}]
+        text = json.dumps({"traceEvents": events}).encode()
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_kernels_of_pytorch_have_their_classes_by_name(kineto, name):
+    found = kineto_step(kineto(name))
+    assert found.seconds == pytest.approx(1e-3)
+    by_class = {"matmul": 400, "attention": 200, "all-gather": 200, "memory-bound": 100, "convolution": 100}
+    assert found.seconds_by_class == pytest.approx(
+        {n: us * 1e-6 for n, us in by_class.items()} | {"launch": 1e-4}
+    )
+    assert found.num_steps == 2
+    assert found.matched == pytest.approx(0.9)
+    assert list(found.unmatched) == ["void at::native::vectorized_elementwise_kernel<4, ...>"]
+
+
+def test_what_is_no_trace_is_refused_in_words(tmp_path, kineto):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.json").write_text("{")
+    (tmp_path / "b.json").write_text('{"traceEvents": []}')
+    (tmp_path / "c.xplane.pb").write_bytes(b"\xff" * 100)
+    (tmp_path / "d.txt").write_text("")
+    with pytest.raises(InputError, match="no trace at"):
+        is_xplane(tmp_path / "none")
+    with pytest.raises(InputError, match="is no trace by its name"):
+        is_xplane(tmp_path / "d.txt")
+    with pytest.raises(InputError, match="cannot be read as Chrome trace events"):
+        kineto_step(tmp_path / "a.json")
+    with pytest.raises(InputError, match="has no GPU kernels"):
+        kineto_step(tmp_path / "b.json")
+    with pytest.raises(InputError, match="cannot be read as a trace"):
+        list(xplane_events(tmp_path / "c.xplane.pb"))
+    with pytest.raises(InputError, match=r"holds no file that ends in .xplane.pb"):
+        list(xplane_events(tmp_path / "empty"))
+    assert not is_xplane(kineto())
