@@ -1,8 +1,8 @@
 """Write docs/accuracy.md and its picture from the newest record of predict_published.py.
 
 Run: python benchmarks/accuracy_page.py [--record FILE]. The page says how far predicted step times are from
-published ones: by source, chip, layout, length and size, with the worst rows. Nothing in it is written by
-hand, so a new record and this command bring it up to date.
+published ones: by source, chip, layout, fleet and stack, with the worst rows. Only the figures of the first
+score, in `HEAD`, are written by hand; a new record and this command bring all others up to date.
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ what is added to the prediction (`benchmarks/_published_stacks.py`). All rows ar
 `benchmarks/records/{record}`.
 
 **How blind this is.** One sustained rate of each silicon is fitted to such runs; the first line below leaves
-a source out of that fit. The models of others' software are not blind: they were corrected after a first score
-of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within 43.6 %, 74 % of the intervals
-held). What was corrected: BLOOM's network as its authors measured it, the host's launches, all-reduces over
+a source out of that fit. The models of others' software are not blind: they were corrected after a first
+score of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within 43.6 %, 74 % of the
+intervals held). What was corrected: BLOOM's network as its authors measured it, the host's launches, all-reduces over
 `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit casts, messages beside products and
 no rematerialisation by default.
 
