@@ -183,8 +183,8 @@ what is added to the prediction (`benchmarks/_published_stacks.py`). All rows ar
 a source out of that fit. The models of others' software are not blind: they were corrected after a first
 score of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within 43.6 %, 74 % of the
 intervals held). What was corrected: BLOOM's network as its authors measured it, the host's launches,
-all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit casts, messages beside
-products and no rematerialisation by default.
+all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit casts, messages
+beside products and no rematerialisation by default.
 
 | | median error | nine of ten within | bias |
 |---|---|---|---|"""
