@@ -9,7 +9,10 @@ from meshwright.data import open_data, write_sample_images
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
-STEPS = 32  # two epochs of the small set
+# At the notes' learning rate of 0.2 the loss jumps after the twelfth step, and rounding is magnified a thousandfold:
+# PyTorch with one thread and with two differ as much as PyTorch and we do. Both have settled again by step 64.
+STEPS = 64  # four epochs of the small set
+ALIKE_STEPS = 12
 BATCHES = 4  # of 256: all of its held-out images
 
 
@@ -17,8 +20,8 @@ def with_microbatch(batch):
     return jax.tree.map(lambda x: x[None], batch)
 
 
-def torchs_accuracy(torch, data, parameters, rate):
-    """The notes' LeNet and SGD, from the same start and over the same batches: its held-out accuracy."""
+def trained_by_torch(torch, data, parameters, rate):
+    """Return the losses and the held-out accuracy of the notes' LeNet and SGD, from the same start and batches."""
     nn = torch.nn
     model = nn.Sequential(
         *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2)),
@@ -31,33 +34,39 @@ def torchs_accuracy(torch, data, parameters, rate):
             model[place].weight.copy_(weight.T if weight.ndim == 2 else weight)
             model[place].bias.copy_(torch.tensor(np.array(parameters[name]["bias"])))
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    losses = []
     for step in range(STEPS):
         batch = {name: torch.tensor(array) for name, array in data.batch(step, "train").items()}
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch["images"]), batch["labels"].long()).backward()
+        loss = nn.functional.cross_entropy(model(batch["images"]), batch["labels"].long())
+        loss.backward()
         optimizer.step()
+        losses.append(loss.item())
     with torch.no_grad():
         right = []
         for place in range(BATCHES):
             batch = data.batch(place, "held-out")
             right += list(model(torch.tensor(batch["images"])).argmax(1).numpy() == batch["labels"])
-    return np.mean(right)
+    return losses, np.mean(right)
 
 
-def test_lenet_reaches_pytorchs_accuracy_with_the_notes_batch_and_learning_rate(tmp_path):
+def test_lenet_learns_as_in_pytorch_with_the_notes_batch_and_learning_rate(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     write_sample_images(tmp_path)
     config = load_config("lenet-fashion", [f"data.folder={tmp_path}", f"evaluation.batches={BATCHES}"])
     assert (config.batch.sequences, config.optimizer.learning_rate) == (256, 0.2)
     built, data = build_step(config, mesh_of((("data", 1),), jax.devices()[:1])), open_data(config)
     state = built.init(np.uint32(config.seed))
-    theirs = torchs_accuracy(torch, data, state["parameters"], 0.2)
+    their_losses, their_accuracy = trained_by_torch(torch, data, state["parameters"], 0.2)
+    losses = []
     for step in range(STEPS):
         state, metrics = built.step(state, with_microbatch(data.batch(step, "train")))
+        losses.append(float(metrics["loss"]))
+    assert losses[:ALIKE_STEPS] == pytest.approx(their_losses[:ALIKE_STEPS], rel=1e-3)
     assert 0 <= float(metrics["accuracy"]) <= 1
     held_out = [
         built.evaluate(state["parameters"], {}, with_microbatch(data.batch(place, "held-out")))["accuracy"]
         for place in range(BATCHES)
     ]
-    assert theirs > 0.85
-    assert np.mean(held_out) == pytest.approx(theirs, abs=0.02)
+    assert their_accuracy > 0.95
+    assert np.mean(held_out) == pytest.approx(their_accuracy, abs=0.02)

@@ -195,7 +195,7 @@ def launch_seconds(num_devices: int = 1) -> float:
         return best_seconds(jax.shard_map(run, mesh=mesh, in_specs=split, out_specs=split), (argument,))
 
     short, long = LAUNCH_CHAINS
-    return max(chain(long) - chain(short), LEAST_SECONDS) / (long - short)
+    return max((chain(long) - chain(short)) / (long - short), LEAST_SECONDS)
 
 
 def launch_seconds_by_devices() -> dict[int, float]:
@@ -281,7 +281,7 @@ def collective_rate(kind: str, size: int, together: int) -> MeasuredCollective:
         kind=kind,
         group_size=size,
         bytes_per_second=together * sent / max(beyond, LEAST_SECONDS),
-        latency_seconds=max(long - short, LEAST_SECONDS) / (MESSAGE_CHAINS[1] - MESSAGE_CHAINS[0]),
+        latency_seconds=max((long - short) / (MESSAGE_CHAINS[1] - MESSAGE_CHAINS[0]), LEAST_SECONDS),
     )
 
 
