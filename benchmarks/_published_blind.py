@@ -16,7 +16,7 @@ from _published_interval import weights
 
 FACTORS = np.linspace(0.8, 1.25, 91)  # of the seconds of products; 0.5 % apart
 MOST_COUNTED = 30  # rows of one source
-SILICON = {"A100": "A100", "H100": "Hopper", "H200": "Hopper", "H800": "Hopper"}
+SILICON = {"A100": "A100", "H100": "Hopper", "H200": "Hopper", "H800": "Hopper", "V100": "V100"}
 PRODUCTS = ("matmul",)
 
 

@@ -167,7 +167,7 @@ def express(row: Row) -> Expressed:
     row = {column: (row.get(column) or "").strip() for column in COLUMNS}
     _refuse_other_programs(row)
     notes: list[str] = []
-    stack = stack_of(source_of(row))
+    stack = stack_of(source_of(row), row["model"])
     unfused = _is_unfused(row, stack)
     precision = _precision(row, notes)
     fleet = _fleet(row, precision)
@@ -228,6 +228,7 @@ _OTHER_PROGRAMS = (
     ("optimizer notes", r"none in timed region|forward\+backward", "not a whole step: no optimizer in it"),
     ("model", r"\b(t5|bert|vit|mamba|diffusion)", "no decoder-only Transformer"),
     ("model notes", r"sliding|gemma", "attention with a window"),
+    ("accelerator", r"power limited", "a power limit that is not stated"),
     ("precision", r"fp4|int8", "4-bit or integer arithmetic"),
     ("precision", r"filter|layers \d", "8-bit arithmetic in a part of the layers"),
     ("precision", r"fp16/bf16|^(?!.*(bf16|fp16|fp8|float8))", "precision not stated, or none of ours"),
@@ -373,14 +374,16 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     if told and abs(_parameters(model) / told - 1) > FAR_FROM_STATED:
         raise InexpressibleError("dimensions do not give the stated number of parameters")
     head = sizes["d_model"] / sizes["n_heads"]
-    if unfused and (head > 128 or head % 8):
+    if head % 8:
+        raise InexpressibleError("heads of no multiple of 8: no rate of such products is known")
+    if unfused and head > 128:
         tensor = _count(row, "tp")
         fitting = [n for n in range(128, 31, -8) if sizes["d_model"] % (n * tensor) == 0]
         if not fitting:
             raise InexpressibleError("no heads of at most 128 divide its width over its layout")
         model["num_heads"] = model["num_kv_heads"] = sizes["d_model"] // fitting[0]
         notes.append(f"compiled with heads of {fitting[0]}, attention priced with the row's")
-    elif head > 128 or head % 8:
+    elif head > 128:
         raise InexpressibleError("attention heads beyond our fused kernel")
     return model
 

@@ -27,6 +27,10 @@ from meshwright.predict._rates import Machine, collective_seconds
 # reads two arrays and writes; two products read.
 FORWARD_PASSES = 6.5
 BACKWARD_PASSES = 9.5
+# Where softmax and dropout are one kernel: forward it reads, and writes both results and the mask; backward
+# it reads the gradient, the softmax and the mask, and writes.
+FUSED_FORWARD_PASSES = 5.5
+FUSED_BACKWARD_PASSES = 7.5
 # Bytes of a layer's elementwise kernels by token, where each writes its 8-bit result twice, as it is and
 # transposed: by the width, by the width of keys, by the MLP's. Forward: two norms 4 each, rotary 4 + 4,
 # attention's output 4, two residual sums 6 each, SwiGLU 6 (GELU 4). Backward: the gradients of the outputs of
@@ -43,7 +47,8 @@ HIDDEN_SHARE = 2 / 3  # of the last microbatch: its backward pass, under which r
 class Stack:
     """What a framework does otherwise than our program.
 
-    `unfused_attention`: it writes the scores, unless a row says that its attention is fused. `eager`: each
+    `unfused_attention`: it writes the scores, unless a row says that its attention is fused;
+    `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
     elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole, so that it
     all-reduces them. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
     nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
@@ -56,6 +61,7 @@ class Stack:
     name: str
     attention_kernel: str = "flash-2"  # as `predict` names it, where a row does not say
     unfused_attention: bool = False
+    fused_dropout: bool = False
     eager: bool = False
     fused_casts: bool = False
     repeats_nothing: bool = False
@@ -65,18 +71,21 @@ class Stack:
 
 
 @functools.cache
-def _stacks() -> Mapping[str, Stack]:
+def _stacks() -> Mapping[tuple[str, str], Stack]:
     text = (Path(__file__).parent / "published_assumptions.toml").read_text()
-    stacks: dict[str, Stack] = {}
+    stacks: dict[tuple[str, str], Stack] = {}
     for entry in tomllib.loads(text)["stacks"]:
-        stack = Stack(**{key: value for key, value in entry.items() if key != "sources"})
-        stacks |= dict.fromkeys(entry["sources"], stack)
+        stack = Stack(**{key: value for key, value in entry.items() if key not in ("sources", "model")})
+        stacks |= {(source, entry.get("model", "")): stack for source in entry["sources"]}
     return stacks
 
 
-def stack_of(source: str) -> Stack:
-    """Return the stack of a source; one that does nothing otherwise where none is named."""
-    return _stacks().get(source, Stack(name="ours"))
+def stack_of(source: str, model: str = "") -> Stack:
+    """Return the stack of a source, or its stack for models whose name has a word; ours if none is named."""
+    for (named, word), stack in _stacks().items():
+        if named == source and word and word in model:
+            return stack
+    return _stacks().get((source, ""), Stack(name="ours"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +100,7 @@ class Sizes:
     microbatches: int
     ticks: float  # microbatches, and those that the pipeline's fill and drain take
     stages: int
+    replicas: int
     gathered: int  # devices over which a rank's weights are sharded, and gathered for use
     sharded: int  # devices over which its optimizer is sharded
     repeats: bool
@@ -120,6 +130,7 @@ class Sizes:
             microbatches=microbatches,
             ticks=microbatches + (stages - 1) / config.pipeline_chunks,
             stages=stages,
+            replicas=replicas,
             gathered=layout.size("fsdp"),
             sharded=layout.size("fsdp") * (layout.size("data") if config.zero1 else 1),
             repeats=config.remat == "full",
@@ -138,8 +149,11 @@ def otherwise(
     sizes = Sizes.of(config)
     exposed = {each.name: each.exposed_seconds for each in prediction.slices}
     added: dict[str, float] = {}
+    if stack.head_in_last_stage and sizes.stages > 1:
+        ours = math.fsum(exposed.pop(name) for name in tuple(exposed) if _is_of_our_head(name))
+        added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
     if unfused:
-        per_tick = sizes.layers * _attention_seconds(sizes, heads, machine)
+        per_tick = sizes.layers * _attention_seconds(sizes, heads, stack.fused_dropout, machine)
         added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
@@ -177,6 +191,11 @@ def _is_reduction(name: str) -> bool:
     return name.startswith(("all-reduce[", "reduce-scatter[")) and "data" in _axes(name)
 
 
+def _is_of_our_head(name: str) -> bool:
+    """Return whether a message gathers positions for a head over all stages, or sums its tables over them."""
+    return _axes(name) == "stage" and not name.startswith("collective-permute[")
+
+
 def _is_lighter_last(config: RunConfig) -> bool:
     """Return whether the layers leave room for the head: 126 of 128 in Llama 3's pipelines."""
     parts = Layout.parse(config.layout).size("stage") * config.pipeline_chunks
@@ -189,7 +208,7 @@ def _product(machine: Machine, batch: float, m: float, n: float, k: float, num_b
     return float(machine.product_seconds(name, m=m, n=n, k=k, batch=batch, num_bytes=num_bytes))
 
 
-def _attention_seconds(sizes: Sizes, heads: int, machine: Machine) -> float:
+def _attention_seconds(sizes: Sizes, heads: int, fused_dropout: bool, machine: Machine) -> float:
     """Return the seconds of one layer's attention in parts: two products forward, four backward."""
     length, head = sizes.length, sizes.model.embed_dim // heads
     batch = sizes.tokens / length * heads / sizes.tensor
@@ -197,7 +216,10 @@ def _attention_seconds(sizes: Sizes, heads: int, machine: Machine) -> float:
     values = _product(machine, batch, length, head, length, 0.0)
     forwards = 2 if sizes.repeats else 1
     products = (forwards + 1) * scores + (forwards + 3) * values
-    passes = forwards * FORWARD_PASSES + BACKWARD_PASSES
+    forward, backward = FORWARD_PASSES, BACKWARD_PASSES
+    if fused_dropout:
+        forward, backward = FUSED_FORWARD_PASSES, FUSED_BACKWARD_PASSES
+    passes = forwards * forward + backward
     return products + passes * 2 * batch * length**2 / _copied_per_second(machine)
 
 
@@ -264,15 +286,34 @@ def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
     domains = -(-sizes.tensor // members)
     assert machine.inside_bytes_per_second is not None
     rate = machine.rates.collective_for("all-reduce", members)
-    wire = 2 * (members - 1) / members * payload
+    wire = 2 * (sizes.tensor - 1) / sizes.tensor * payload
     seconds = float(
         collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
     )
     if domains > 1:
         assert machine.between_bytes_per_second is not None
         network = machine.between_bytes_per_second * machine.shared.network_efficiency * members
-        seconds = max(seconds, 2 * (domains - 1) / domains * payload / network)
+        seconds = max(seconds, (payload if domains == 2 else wire) / network)
     return (6 if sizes.repeats else 4) * sizes.layers * sizes.ticks * seconds
+
+
+def _tied_seconds(sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds in which the first and the last stage sum the 16-bit gradients of tied tables.
+
+    Source: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2, note 2: nothing else of the
+    head is sent between stages.
+    """
+    if not sizes.model.tied_embeddings:
+        return 0.0
+    payload = 2 * sizes.model.vocab_size * sizes.model.embed_dim / sizes.tensor
+    per_domain = machine.devices_per_domain
+    inside = sizes.stages * sizes.replicas * sizes.tensor <= per_domain
+    link = machine.inside_bytes_per_second if inside else machine.between_bytes_per_second
+    assert link is not None
+    if inside:
+        rate = machine.rates.collective_for("all-reduce", 2)
+        return float(collective_seconds(rate, wire_bytes=payload, bytes_per_second=link))
+    return payload / (link * machine.shared.network_efficiency)
 
 
 def _head_seconds(sizes: Sizes, machine: Machine) -> float:

@@ -649,7 +649,8 @@ class _Form:
         elif kind == "all-to-all":
             between = whole * (size - members) / size / network
         else:
-            between = whole * (domains - 1) / domains / members / network
+            in_trees = kind == "all-reduce" and domains == 2
+            between = whole * (1.0 if in_trees else share) / members / network
         return np.maximum(inside, between) + machine.shared.network_alpha_seconds * (domains - 1)
 
 

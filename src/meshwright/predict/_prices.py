@@ -9,9 +9,9 @@ and one that updates a slice in place writes one: counting whole operands makes 
 slower. Not modelled: the arithmetic of an elementwise fusion (on a GPU its bytes take longer), the host's
 dispatch, caches, and operands that two arguments of a fusion share.
 
-Collectives. Inside a fast domain the fitted tables are used. Across domains, every device sends its share
-over its own network link while the part of its own domain moves inside. The slower of the two counts, as in
-NCCL's rings and trees over several rails, plus one synchronisation for each domain beyond the first.
+Collectives. Inside a fast domain the fitted tables are used. Across domains, as many of NCCL's rings as a
+domain has network links pass through all devices, each over one link. Inside and between domains the bytes
+move at once: the slower counts, plus one synchronisation for each domain beyond the first.
 Not modelled: congestion, rail mismatch, SHARP.
 """
 
@@ -338,16 +338,18 @@ def _inside_bytes(message: Message, members: int) -> float:
 def _between_bytes(message: Message, domains: int, members: int) -> float:
     """Return the bytes that one device sends to other domains. The links of a domain share its traffic.
 
-    In a gather or a reduction over D domains, a domain as a whole sends (D-1)/D of the array, and twice that
-    in an all-reduce. In an all-to-all, each device sends the parts of all other domains. In a permute, each
-    device sends everything.
+    NCCL gathers and reduces in rings of all devices, one for each link of a domain: a link carries what a
+    device sends in its ring, over the domain's members. Between two domains, an all-reduce runs in trees
+    instead, which send the array once (github.com/NVIDIA/nccl, issue 812). In an all-to-all, each device
+    sends the parts of all other domains. In a permute, each device sends everything.
     """
     if message.kind == "collective-permute":
         return message.payload_bytes
     if message.kind == "all-to-all":
         return message.payload_bytes * (message.group_size - members) / message.group_size
-    whole = message.wire_bytes * message.group_size / (message.group_size - 1)
-    return whole * (domains - 1) / domains / members
+    if message.kind == "all-reduce" and domains == 2:
+        return message.payload_bytes / members
+    return message.wire_bytes / members
 
 
 @functools.lru_cache(maxsize=10_000)

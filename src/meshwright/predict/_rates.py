@@ -222,6 +222,11 @@ def shared() -> Shared:
     return Shared(**runs()["shared"])
 
 
+def _names_of(system: str) -> tuple[str, ...]:
+    """Return the names of the chips of a measured system; none if no table has it."""
+    return _systems()[system][0] if system in _systems() else ()
+
+
 def sustained_share(chip: Chip) -> float | None:
     """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known.
 
@@ -229,9 +234,8 @@ def sustained_share(chip: Chip) -> float | None:
     multiplied by the cube root of the ratio of the limits, because dynamic power grows as the cube of the
     clock.
     """
-    for system, (names, _) in _systems().items():
-        run = runs()["sustained"].get(system)
-        if run and chip.name in names:
+    for system, run in runs()["sustained"].items():
+        if chip.name in run.get("names", ()) or chip.name in _names_of(system):
             power = (chip.watts or run["watts"]) / run["watts"]
             return run["flops_per_second"] / run["peak_flops_per_second"] * power ** shared().power_exponent
     return None
