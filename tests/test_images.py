@@ -9,8 +9,9 @@ from meshwright.data import open_data, write_sample_images
 from meshwright.sharding import mesh_of
 from meshwright.step import build_step
 
-# At the notes' learning rate of 0.2 the loss jumps after the twelfth step, and rounding is magnified a thousandfold:
-# PyTorch with one thread and with two differ as much as PyTorch and we do. Both have settled again by step 64.
+# At the notes' learning rate of 0.2 the loss jumps after the twelfth step, and rounding is magnified a
+# thousandfold: PyTorch with one thread and with two differ as much as PyTorch and we do. By step 64 both have
+# settled again.
 STEPS = 64  # four epochs of the small set
 ALIKE_STEPS = 12
 BATCHES = 4  # of 256: all of its held-out images
@@ -21,7 +22,7 @@ def with_microbatch(batch):
 
 
 def trained_by_torch(torch, data, parameters, rate):
-    """Return the losses and the held-out accuracy of the notes' LeNet and SGD, from the same start and batches."""
+    """Return the losses and the held-out accuracy of the notes' LeNet and SGD, from one start and one order."""
     nn = torch.nn
     model = nn.Sequential(
         *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2)),

@@ -144,6 +144,37 @@ def test_the_head_stands_in_the_last_stage_and_there_is_one_only_in_a_pipeline()
     assert "head in the last stage" not in added({**GPT, "pp": "1"}, matmul=9.0)
 
 
+def test_of_the_head_only_the_tied_tables_are_sent_between_the_first_and_the_last_stage():
+    ours = {"all-reduce[stage]": 3.0, "all-gather[stage]": 2.0, "collective-permute[stage]": 1.0}
+    found = added(GPT, matmul=9.0, **ours)["sums of tied tables"] + 5.0
+    # half of 50,304 x 5120 numbers of 2 bytes, each way once, over the link of one device
+    assert found == pytest.approx(2 * 50304 * 5120 / 2 / (0.85 * 1.5e9))
+    assert added({**GPT, "params_b": "13.11"}, matmul=9.0, **ours)["sums of tied tables"] == pytest.approx(
+        -5.0
+    )
+
+
+def test_a_source_of_two_stacks_names_them_beside_its_models():
+    row = {**GPT, "id": "dlperf-1", "n_heads": "40", "n_kv_heads": "40"}
+    megatron = added({**row, "model": "GPT (Megatron-LM)"}, matmul=9.0)["attention in parts"]
+    oneflow = added({**row, "model": "GPT (OneFlow-GPT)"}, matmul=9.0)["attention in parts"]
+    # softmax and dropout in one kernel: 4 of 22.5 passes less, over 2 x 40 / 2 x 2048^2 scores of 2 bytes
+    less = 10 * 19 * 4 * 2 * (2 * 40 / 2) * 2048**2
+    assert megatron - oneflow == pytest.approx(less / (2039e9 * 0.85))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"accelerator": "B200 (power limited)"}, "power limit"),
+        ({"n_heads": "20", "d_model": "5000"}, "multiple of 8"),
+    ],
+)
+def test_what_has_no_known_rate_is_refused(fields, words):
+    with pytest.raises(InexpressibleError, match=words):
+        express({**GPT, **fields})
+
+
 def test_reductions_over_tensor_hide_behind_nothing_and_cross_the_network_where_the_axis_does():
     found = added(GPT, matmul=9.0, **{"all-gather[tensor]": 1.0})["reductions over tensor"] + 1.0
     # 6 all-reduces of 2 x 2048 x 5120 numbers of 2 bytes between two devices, 10 layers, 16 + 3 passes.
@@ -151,7 +182,7 @@ def test_reductions_over_tensor_hide_behind_nothing_and_cross_the_network_where_
     assert fastest < found < 2 * fastest
     wide = {**GPT, "tp": "16", "pp": "1", "n_devices": "16", "devices_per_node": "8"}
     slow = added(wide, matmul=9.0)["reductions over tensor"]
-    # 128 microbatches, 40 layers; the array leaves each node once, by eight links of the source's network.
+    # 128 microbatches, 40 layers; between two nodes the array is sent once, by eight links of the network.
     assert slow == pytest.approx(6 * 40 * 128 * 2 * 2 * 2048 * 5120 / (8 * 0.85 * 1.5e9), rel=0.01)
 
 

@@ -63,18 +63,31 @@ def truth_of(candidates, estimates, seed):
     return estimates.seconds * np.exp(factor + noise), estimates.memory * np.exp(0.3 * (factor > 0) + noise)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.wide) for seed in (2, 3))])
-def test_twenty_compilations_come_within_three_percent_of_the_best_that_fits(space, estimates, seed):
-    seconds, memory = truth_of(space.candidates, estimates, seed)
-    room = np.full(len(space.candidates), 78e9)
-    search = Search(space.candidates, estimates, room)
+def found_beyond_best(candidates, estimates, seed):
+    """Return by how much of its time the best of twenty compilations is slower than the best that fits."""
+    seconds, memory = truth_of(candidates, estimates, seed)
+    room = np.full(len(candidates), 78e9)
+    search = Search(candidates, estimates, room)
     for _ in range(20):
         row = search.next()
-        assert row is not None
+        if row is None:
+            break
         search.finish(row, Outcome(seconds=float(seconds[row]), reserved_bytes=int(memory[row])))
     assert search.best is not None
     assert memory[search.best] <= 78e9
-    assert seconds[search.best] <= 1.03 * seconds[memory <= 78e9].min()
+    return seconds[search.best] / seconds[memory <= 78e9].min() - 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_twenty_compilations_come_within_three_percent_of_the_best_that_fits(space, estimates, seed):
+    assert found_beyond_best(space.candidates, estimates, seed) <= 0.03
+
+
+@pytest.mark.wide
+def test_twenty_compilations_miss_the_best_by_two_percent_on_average(space, estimates):
+    missed = [found_beyond_best(space.candidates, estimates, seed) for seed in range(2, 14)]
+    assert np.mean(missed) <= 0.02
+    assert max(missed) <= 0.1
 
 
 def test_the_first_six_are_of_six_families(space, estimates):

@@ -405,11 +405,21 @@ def test_a_group_of_one_device_per_host_has_each_network_link_to_itself():
 
 
 def test_a_group_over_whole_hosts_uses_all_their_links():
-    # two hosts of eight: each host sends half of the array over its eight links
-    found = transfer_of(on("16xH100")[0], gather("{}", 16), 16)
+    # rings of sixteen, one for each of a host's eight links
+    found = transfer_of(on("16xA100-80GB")[0], gather("{}", 16), 16)
     assert found.link == "between"
-    by_network, by_nvlink = GB / 2 / 8 / 42.5e9, (15 / 16) * GB / 345e9
-    assert found.seconds == pytest.approx(max(by_network, by_nvlink), rel=0.05)
+    assert found.seconds == pytest.approx(15 / 16 * GB / 8 / (0.85 * 25e9), rel=0.01)
+
+
+def test_an_all_reduce_over_more_than_two_hosts_runs_in_rings():
+    found = transfer_of(on("32xA100-80GB")[0], gather("{}", 32, kind="all-reduce"), 32)
+    assert found.seconds == pytest.approx(2 * 31 / 32 * GB / 8 / (0.85 * 25e9), rel=0.01)
+
+
+def test_an_all_reduce_between_two_hosts_runs_in_trees_that_send_the_array_once():
+    slow = dataclasses.replace(on("16xA100-80GB")[0], between_bytes_per_second=5e9)
+    found = transfer_of(slow, gather("{}", 16, kind="all-reduce"), 16)
+    assert found.seconds == pytest.approx(GB / 8 / (0.85 * 5e9), rel=0.01)
 
 
 def test_a_rack_is_one_domain_though_it_has_many_hosts():
