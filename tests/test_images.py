@@ -22,7 +22,7 @@ def with_microbatch(batch):
 
 
 def trained_by_torch(torch, data, parameters, rate):
-    """Return the losses and the held-out accuracy of the notes' LeNet and SGD, from one start and one order."""
+    """Return the losses and the held-out accuracy of the notes' LeNet and SGD, from the same start."""
     nn = torch.nn
     model = nn.Sequential(
         *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.AvgPool2d(2)),
