@@ -169,6 +169,18 @@ def test_what_is_kept_does_not_change_the_gradients(remat, expected, context):
     assert_equal(ours(LLAMA, context(remat=remat), parameters_of(LLAMA)), expected["llama"])
 
 
+@pytest.mark.parametrize(("tied", "above"), [(True, 1 / 6), (False, 1 / 2)])
+def test_the_first_loss_is_half_the_variance_of_the_logits_above_equal_odds(tied, above, context):
+    # Of normal numbers, the log of the mean exponential is half the variance. A norm gives them a variance
+    # of 1, so that of logits is the width times that of the table: 1/3 and 1.
+    config = GPT.model_copy(update={"embed_dim": 256, "vocab_size": 4096, "tied_embeddings": tied})
+    model, run = Transformer(config), context()
+    parameters = jax.jit(lambda: initial_parameters(model.parameters(), jax.random.key(0)))()
+    tokens = jnp.array(np.random.default_rng(0).integers(4096, size=(64, 17), dtype=np.int32))
+    loss = jax.jit(lambda p: model.loss(p, {}, {"tokens": tokens}, run)[0])(parameters)
+    assert float(loss) - np.log(4096) == pytest.approx(above, abs=0.06)
+
+
 def test_unrolled_layers_are_the_scanned_ones(expected, context):
     config = LLAMA.model_copy(update={"unroll": True})
     parameters = parameters_of(LLAMA)

@@ -125,7 +125,8 @@ class TransformerModel(ModelKind):
     """Activation of the MLP; `gelu` is the tanh form that GPT-2 uses, `gelu-erf` the exact one.
     Effect: elementwise arithmetic."""
     tied_embeddings: bool = False
-    """Use the embedding table, transposed, as the head.
+    """Use the embedding table, transposed, as the head. Its first values have a deviation of
+    1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs.
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.

@@ -26,7 +26,8 @@ RESIDUAL = ("batch", "residual_sequence", "embed")  # dimensions of an activatio
 class Parameter:
     """The declaration of one parameter: its shape, its dimension names and its initialisation.
 
-    `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by 1/sqrt(fan_in).
+    `initial`: "fan_in" draws from a normal distribution truncated at three sigma, scaled by
+    gain/sqrt(fan_in).
     `wide`: the parameter is used in float32, whatever the compute format.
     """
 
@@ -34,6 +35,7 @@ class Parameter:
     dims: tuple[str, ...]
     initial: Literal["fan_in", "zeros", "ones"] = "fan_in"
     fan_in: int = 1
+    gain: float = 1.0
     wide: bool = False
 
 
@@ -138,7 +140,7 @@ def initial_parameters(declared: Tree, key: Key[Array, ""]) -> Tree:
         own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
         limits = -TRUNCATION_SIGMAS, TRUNCATION_SIGMAS
         normal = jax.random.truncated_normal(own, *limits, parameter.shape, jnp.float32)
-        return normal / math.sqrt(parameter.fan_in)
+        return normal * (parameter.gain / math.sqrt(parameter.fan_in))
 
     return jax.tree_util.tree_map_with_path(one, declared, is_leaf=is_parameter)
 
