@@ -54,6 +54,7 @@ from .attention_blocks import (
     PartResult,
     causal_blocks,
     cudnn_attention,
+    in_eights,
     merged,
 )
 from .gathered_attention import (
@@ -332,8 +333,9 @@ def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) ->
     """Return whether cuDNN can attend: NVIDIA target, half precision, heads that its kernels take.
 
     Its gradient takes heads of up to 128 on every generation, up to 256 on Hopper (9.x), and 192 with values
-    of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Source:
-    validation of the backward node in NVIDIA's cudnn-frontend 1.23 (scaled_dot_product_flash_attention.h).
+    of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Heads
+    of other widths than multiples of 8 are filled with zeros, except over `context`. Source: validation of
+    the backward node in NVIDIA's cudnn-frontend 1.23 (scaled_dot_product_flash_attention.h).
 
     Args:
         context: of the run.
@@ -341,8 +343,12 @@ def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) ->
         value_dim: the width of values; None for `head_dim`.
     """
     half = jnp.dtype(context.dtype) in (jnp.dtype("bfloat16"), jnp.dtype("float16"))
-    widths = head_dim, head_dim if value_dim is None else value_dim
-    if context.platform != "cuda" or not half or any(width % 8 for width in widths):
+    value_dim = head_dim if value_dim is None else value_dim
+    widths = in_eights(head_dim), in_eights(value_dim)
+    is_filled = widths != (head_dim, value_dim)
+    if context.platform != "cuda" or not half:
+        return False
+    if is_filled and (head_dim != value_dim or ring_size(context.mesh) > 1):
         return False
     generation = context.compute_capability[0]
     if max(widths) <= 128:

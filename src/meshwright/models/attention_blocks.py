@@ -115,7 +115,8 @@ class Cudnn(Kernel):
         """Attend to the part; both results are in float32, the log-sum-exp unrounded."""
         assert part.segments is None, "cuDNN attends to whole windows"
         query, length = _among_keys(part.query, part), part.query.shape[1]
-        out, log_sum_exp = _cudnn_forward(query, part.key, part.value, None, causal, part.window)
+        how = None, causal, part.window, query.shape[-1] ** -0.5
+        out, log_sum_exp = _cudnn_forward(query, part.key, part.value, *how)
         if part.place is not None:
             out = jax.lax.dynamic_slice_in_dim(out, part.place, length, axis=1)
             log_sum_exp = jax.lax.dynamic_slice_in_dim(log_sum_exp, part.place, length, axis=2)
@@ -131,7 +132,8 @@ class Cudnn(Kernel):
             _among_keys(x, part) for x in (part.query, result.out.astype(d_out.dtype), d_out)
         )
         saved = _among_keys(result.log_sum_exp, part, axis=2), out, d_out
-        gradients = _cudnn_backward(query, part.key, part.value, None, causal, part.window, saved)
+        how = None, causal, part.window, query.shape[-1] ** -0.5
+        gradients = _cudnn_backward(query, part.key, part.value, *how, saved)
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in gradients)
         if part.place is not None:
             d_query = jax.lax.dynamic_slice_in_dim(d_query, part.place, part.query.shape[1], axis=1)
@@ -149,7 +151,6 @@ def _among_keys(x: Array, part: Part, axis: int = 1) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, part.place, axis)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def cudnn_attention(
     query: Float[Array, "batch queries heads head_dim"],
     key: Float[Array, "batch keys kv_heads head_dim"],
@@ -157,38 +158,66 @@ def cudnn_attention(
     bias: Float[Array, "batch 1 queries keys"] | None,
     window: int | None,
 ) -> Float[Array, "batch queries heads value_dim"]:
-    """Attend causally by cuDNN's flash kernel, in the format of the arguments.
+    """Attend causally by cuDNN's flash kernel, which takes heads of whole eights: others end with zeros.
+
+    Zeros add nothing to scores, and their values are left out again. The scope tells the counter of model
+    FLOPs which share of the work the heads need; what runs is counted as it runs.
 
     Args:
         query: the queries.
         key: the keys.
-        value: the values.
+        value: the values; of the keys' width, or both of whole eights.
         bias: added to the scores; cuDNN computes its gradient too.
         window: the positions that a token sees, its own included; None for all.
     """
-    return _cudnn_forward(query, key, value, bias, True, window)[0]
+    scale, width, held = query.shape[-1] ** -0.5, value.shape[-1], in_eights(value.shape[-1])
+    if query.shape[-1] == in_eights(query.shape[-1]) and width == held:
+        return _cudnn_attention(query, key, value, bias, window, scale)
+    assert query.shape[-1] == width, "uses_cudnn refuses to fill heads and values of two widths"
+    query, key, value = (jnp.pad(x, [(0, 0)] * 3 + [(0, held - width)]) for x in (query, key, value))
+    with jax.named_scope(f"needed_{width}_of_{held}"):
+        filled: Any = _cudnn_attention(query, key, value, bias, window, scale)
+        return filled[..., :width]
+
+
+def in_eights(width: int) -> int:
+    """Return the least multiple of 8 that is at least `width`: the numbers of a head in cuDNN's kernels.
+
+    >>> in_eights(100), in_eights(128)
+    (104, 128)
+    """
+    return -(-width // 8) * 8
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _cudnn_attention(
+    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
+) -> Array:
+    return _cudnn_forward(query, key, value, bias, True, window, scale)[0]
 
 
 def _cudnn_attention_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, window: int | None
+    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window)
+    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window, scale)
     return out, (query, key, value, bias, log_sum_exp, out)
 
 
-def _cudnn_attention_backward(window: int | None, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
+def _cudnn_attention_backward(
+    window: int | None, scale: float, saved: Any, d_out: Array
+) -> tuple[Array | None, ...]:
     query, key, value, bias, log_sum_exp, out = saved
-    gradients = _cudnn_backward(query, key, value, bias, True, window, (log_sum_exp, out, d_out))
+    gradients = _cudnn_backward(query, key, value, bias, True, window, scale, (log_sum_exp, out, d_out))
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
-cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
+_cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
 
 
-def _cudnn_settings(query: Array, bias: Array | None, causal: bool, window: int | None) -> dict[str, Any]:
+def _cudnn_settings(bias: Array | None, causal: bool, window: int | None, scale: float) -> dict[str, Any]:
     has_bias = bias is not None
     return {
-        "scale": query.shape[-1] ** -0.5,
+        "scale": scale,
         "mask_type": cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
         "seed": SEED,
         "dropout_rate": 0.0,
@@ -200,13 +229,19 @@ def _cudnn_settings(query: Array, bias: Array | None, causal: bool, window: int 
 
 
 def _cudnn_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, window: int | None
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
 ) -> tuple[Array, Array]:
     """Return the output, and the log-sum-exp of the scores [batch, heads, queries] in float32."""
     none = jnp.zeros(0, query.dtype)  # for lengths, offsets and pages
     out, log_sum_exp = cudnn._dot_product_attention_fwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
         query, key, value, none if bias is None else bias, *(none,) * 6,
-        **_cudnn_settings(query, bias, causal, window), is_training=True,
+        **_cudnn_settings(bias, causal, window, scale), is_training=True,
     )  # fmt: skip
     return out, log_sum_exp
 
@@ -218,6 +253,7 @@ def _cudnn_backward(
     bias: Array | None,
     causal: bool,
     window: int | None,
+    scale: float,
     result: tuple[Array, Array, Array],
 ) -> tuple[Array, ...]:
     """Return the gradients of query, key and value, and of `bias` if there is one.
@@ -228,7 +264,7 @@ def _cudnn_backward(
     return tuple(
         cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
             query, key, value, none if bias is None else bias, *(none,) * 6, *result,
-            **_cudnn_settings(query, bias, causal, window),
+            **_cudnn_settings(bias, causal, window, scale),
         )
     )  # fmt: skip
 
