@@ -381,8 +381,8 @@ class TransformerModel(ModelKind):
 
     @property
     def has_fp8_products(self) -> bool:
-        """True without experts."""
-        return self.num_experts is None
+        """True: those of every token, and those of experts."""
+        return True
 
     def length_problems(self, length: int) -> Iterator[Problem]:
         """Yield the problem of sequences that are longer than the learned positions."""
