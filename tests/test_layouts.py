@@ -1,16 +1,17 @@
 """The same training on every layout: each axis alone and combinations, on eight devices against one.
 
 The same initial parameters bitwise; losses and gradients within 1e-5 of the largest gradient in float32. In
-bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one device's
-own rounding, against float32; and there every expert is chosen, since rounding decides between two that are
-nearly as good. Every layout meets both models, both formats, rematerialisation or none, and accumulation or
-none, and every two of those meet too: a pairwise cover. Each of the four key-value heads serves two devices
-where `tensor` has eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the
-policies of rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each
-axis but `fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover,
-`make test-long` all combinations. One device's program is compiled for each model and format only:
-rematerialisation changes no number, and accumulation none either where there are no experts, whose balance is
-that of a microbatch.
+bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one
+device's own rounding, against float32; and there every expert is chosen, since rounding decides between two
+that are nearly as good. All products have biases, beside experts those of queries, keys and values. Every
+layout meets both models, both formats, rematerialisation or none, and accumulation or none, and every two of
+those meet too: a pairwise cover. Each of the four key-value heads serves two devices where `tensor` has
+eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the policies of
+rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each axis but
+`fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover, `make
+test-long` all combinations. One device's program is compiled for each model and format only:
+rematerialisation changes no number, and accumulation none either where there are no experts, whose balance
+is that of a microbatch.
 """
 
 import functools
@@ -37,7 +38,8 @@ MODEL += (
     "optimizer.momentum=0.9",
     "optimizer.clip_norm=none",
 )
-EXPERTS = ("model.num_experts=8", "model.balancing_loss=0.01")
+EXPERTS = ("model.num_experts=8", "model.balancing_loss=0.01", "model.qkv_bias=true")
+DENSE = ("model.bias=true",)
 LAYOUTS = (
     "data=8",
     "fsdp=8",
@@ -96,6 +98,8 @@ class Case:
         )
         if self.experts:
             told += (*EXPERTS, f"model.experts_per_token={8 if self.bf16 else 2}")
+        else:
+            told += DENSE
         rows = SEQUENCES // replicas // MICROBATCHES
         return (*told, f"batch.microbatch_sequences={rows}") if self.accumulates else told
 

@@ -1,11 +1,15 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.compiler import read_text
 from meshwright.models import attention_blocks
 from meshwright.models.attention import Shape, causal_attention, documents_of, uses_cudnn
+from meshwright.models.attention_blocks import cudnn_attention
 from meshwright.worker._traced import count_traced
 
 
@@ -133,7 +137,8 @@ def test_nothing_is_seen_of_what_comes_later(context, small_blocks):
         ("cuda", jnp.float16, 64, True),
         ("cuda", jnp.bfloat16, 129, False),
         ("cuda", jnp.bfloat16, 136, False),
-        ("cuda", jnp.bfloat16, 20, False),
+        ("cuda", jnp.bfloat16, 20, True),  # filled to 24
+        ("cuda", jnp.bfloat16, 122, True),
         ("cuda", jnp.float32, 128, False),
         ("cpu", jnp.bfloat16, 128, False),
         ("tpu", jnp.bfloat16, 128, False),
@@ -243,3 +248,43 @@ def test_with_cudnn_packed_documents_compile_for_a_gpu_that_is_not_there_and_cou
     assert not apart.ledger.unpriced
     more = apart.ledger.memory.reserved_bytes - joined.ledger.memory.reserved_bytes
     assert 0 < more <= 1.25 * 2 * (4 * 128 * 128 * 2) + 64 * 1024  # a bias and its gradient in bf16
+
+
+def test_heads_that_are_no_multiple_of_eight_are_filled_for_cudnn_and_count_as_they_are():
+    """Of 100 numbers (OpenLLaMA 3B): 104 run, 100 are needed; scores are scaled by the root of 100."""
+    weighed, plain = (
+        mw.weigh(
+            "bytes-nano", on="1xH100", overrides={**TWO_BLOCKS, "model.head_dim": 100, "precision": each}
+        )
+        for each in ("bf16", "fp32")
+    )
+    one = 2 * 4 * 4 * 256 * 256 // 2
+    flops, attention = weighed.ledger.flops, "layers/attention_block/attention"
+    assert flops.model == plain.ledger.flops.model
+    assert flops.by_module[attention] == one * 7 * 104
+    assert flops.model_by_module[attention] == one * 6 * 100
+    text = read_text(weighed.folder, "program.hlo.txt")
+    assert re.findall(r'"fmha_scale":([0-9.]+)', text.replace(" ", "")) == ["0.1", "0.1"]
+
+
+def test_filled_heads_attend_as_they_are(monkeypatch):
+    """Where the kernel is replaced by the definition: outputs and gradients of heads of 5 numbers."""
+
+    def attended(query, key, value, bias, window, scale):
+        assert query.shape[-1] == 8
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale
+        mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -1e30)), value)
+
+    monkeypatch.setattr(attention_blocks, "_cudnn_attention", attended)
+    random = np.random.default_rng(0)
+    arrays = [jnp.array(random.standard_normal((2, 6, 3, 5), dtype="float32")) for _ in range(3)]
+    results = []
+    for run in (
+        lambda *x: cudnn_attention(*x, None, None),
+        lambda *x: jax.nn.dot_product_attention(*x, is_causal=True),
+    ):
+        with jax.numpy_rank_promotion("allow"):
+            results.append((run(*arrays), jax.vjp(run, *arrays)[1](arrays[0])))
+    for mine, their in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)

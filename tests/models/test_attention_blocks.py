@@ -118,6 +118,47 @@ def test_documents_are_not_for_cudnn():
         Cudnn().forward(part, True)
 
 
+@pytest.mark.parametrize("place", [0, 7])
+def test_cudnn_is_given_queries_at_their_own_keys(place, monkeypatch):
+    """Where the kernel is replaced by the definition, it gives what blocks give."""
+
+    def scores_of(query, key, window):
+        rows, columns = (np.arange(x.shape[1]) for x in (query, key))
+        behind = rows[:, None] - columns[None]
+        key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5
+        return jnp.where(jnp.asarray((behind >= 0) & (behind < window))[None, None], scores, -1e30)
+
+    def forward(query, key, value, bias, causal, window, scale):
+        scores = scores_of(query, key, window)
+        value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+        out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+        return out, jax.nn.logsumexp(scores, axis=-1)
+
+    def backward(query, key, value, bias, causal, window, scale, result):
+        log_sum_exp, out, d_out = result
+
+        def weighted(query, key, value):
+            weights = jnp.exp(scores_of(query, key, window) - log_sum_exp[..., None])
+            value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
+            each = jnp.einsum("bqhd,bkhd->bhqk", d_out, value)
+            product = jnp.einsum("bqhd,bqhd->bhq", d_out, out)[..., None]
+            return jnp.sum(weights * (each - jax.lax.stop_gradient(product)))
+
+        return jax.grad(weighted, argnums=(0, 1, 2))(query, key, value)
+
+    monkeypatch.setattr(parts, "_cudnn_forward", forward)
+    monkeypatch.setattr(parts, "_cudnn_backward", backward)
+    query, key, value, d_out = inputs(8, 24)
+    part = Part(query, key, value, None, 6, jnp.int32(place))
+    results = []
+    for kernel in (Cudnn(), Blocks()):
+        seen = kernel.forward(part, True)
+        results.append((seen, kernel.backward(part, True, seen, d_out)))
+    for mine, plain in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(mine, plain, atol=1e-5)
+
+
 PROGRAM = """
     from functools import partial
 
@@ -134,8 +175,17 @@ PROGRAM = """
         seen = merged(kernel.forward(own, True), kernel.forward(other, False))
         return seen, kernel.backward(own, True, seen, d_out), kernel.backward(other, False, seen, d_out)
 
-    found = jax.jit(partial(run, Cudnn()))(*arrays)
-    wanted = jax.jit(partial(run, Blocks()))(*(x.astype(jnp.float32) for x in arrays))
+    def windowed(kernel, *arrays):
+        query, key, value, *_, d_out = arrays
+        part = Part(query[:, :96], key, value, None, 40, jnp.int32(130))
+        seen = kernel.forward(part, True)
+        return seen, kernel.backward(part, True, seen, d_out[:, :96])
+
+    def both(kernel, *arrays):
+        return run(kernel, *arrays), windowed(kernel, *arrays)
+
+    found = jax.jit(partial(both, Cudnn()))(*arrays)
+    wanted = jax.jit(partial(both, Blocks()))(*(x.astype(jnp.float32) for x in arrays))
     for mine, plain in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(mine, plain, rtol=0, atol=0.02 * float(jnp.abs(plain).max()))
 """

@@ -59,6 +59,25 @@ def test_the_product_and_its_gradients_are_those_of_float32_up_to_eight_bits(ope
     assert 0.005 < distance(d_weight, np.einsum("bsij,bse->ije", x, target)) < 2**-3
 
 
+def test_experts_multiply_their_rows_with_their_matrices_and_share_a_scale():
+    generator = np.random.default_rng(2)
+    x, weight, d_out = (
+        jnp.asarray(generator.normal(size=size), jnp.float32)
+        for size in ((3, 16, 8), (3, 8, 24), (3, 16, 24))
+    )
+    narrow, back = jax.vjp(lambda x, w: fp8_product(x, w, 1, True, 1), x, weight)
+    d_x, d_weight = back(d_out)
+    assert 0.005 < distance(narrow, np.einsum("esi,eio->eso", x, weight)) < 2**-4
+    assert 0.005 < distance(d_x, np.einsum("eso,eio->esi", d_out, weight)) < 2**-3
+    assert 0.005 < distance(d_weight, np.einsum("esi,eso->eio", x, d_out)) < 2**-3
+    # With the others' largest numbers as large, an expert's product is that of its rows alone.
+    x, weight = x.at[:, 0, 0].set(5.0), weight.at[:, 0, 0].set(5.0)
+    all_experts = fp8_product(x, weight, 1, True, 1)
+    for expert in range(3):
+        alone = fp8_product(x[expert], weight[expert], 1, True)
+        np.testing.assert_array_equal(all_experts[expert], alone)
+
+
 def test_the_cpu_computes_the_numbers_that_its_own_products_of_eight_bits_give(operands):
     x, weight = operands
     here, there = (np.asarray(fp8_product(x, weight, 2, on_cpu)) for on_cpu in (True, False))
@@ -85,3 +104,15 @@ def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eigh
     assert fleet != "1xH100" or narrow >= 16 * 128 * 256
     assert sum(memory.by_format.values()) == memory.reserved_bytes
     assert set(memory.by_category_and_format["parameters"]) == {"fp32"}
+
+
+def test_experts_products_take_eight_bits_on_a_gpu_that_has_them():
+    """Without a capacity factor an expert has a slot for every token, and all slots are multiplied."""
+    sizes = ("model.num_layers=1", "model.embed_dim=128", "model.num_heads=2", "model.num_kv_heads=2")
+    sizes += ("model.head_dim=64", "model.mlp_dim=256", "model.capacity_factor=none", "remat=none")
+    batch = ("batch.sequences=4", "batch.sequence_length=128", "data.source=synthetic", "precision=fp8")
+    found = mw.weigh("bytes-moe", on="1xH100", overrides=(*sizes, *batch))
+    tokens, experts = 4 * 128, found.config.model.num_experts
+    forward = 2 * tokens * (4 * 128 * 128 + experts * 3 * 128 * 256)
+    by_format = found.ledger.flops.by_format
+    assert (by_format["fp8-e4m3"], by_format["fp8-e5m2"]) == (forward, 2 * forward)

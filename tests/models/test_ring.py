@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
+import meshwright as mw
 from meshwright.config import TransformerModel
-from meshwright.models import attention, attention_blocks, initial_parameters
-from meshwright.models.attention import context_attention, in_ring_order, ring_positions
+from meshwright.models import attention, attention_blocks, gathered_attention, initial_parameters
+from meshwright.models.attention import Shape, context_attention, in_ring_order, ring_positions
 from meshwright.models.gathered_attention import part_sizes
 from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
@@ -102,6 +103,55 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
     found = jax.jit(lambda *x: (ours(*x), jax.vjp(ours, *x)[1](d_out)))(*arrays)
     with jax.numpy_rank_promotion("allow"):
         wanted = jax.jit(lambda *x: (theirs(*x), jax.vjp(theirs, *x)[1](d_out)))(*arrays)
+    for mine, their in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, their, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "documents", "most_gathered"),
+    [
+        (3, Shape(17, 2.0), True, 2**28),  # pieces of 8: a window over several of them
+        (2, Shape(5), False, 2**28),
+        (4, Shape(None, 2.0), False, 0),
+        pytest.param(3, Shape(5), False, 2**28, marks=pytest.mark.wide),
+        pytest.param(4, Shape(47), False, 2**28, marks=pytest.mark.wide),
+        pytest.param(2, Shape(1), False, 2**28, marks=pytest.mark.wide),
+        pytest.param(4, Shape(None, 2.0), False, 2**28, marks=pytest.mark.wide),
+    ],
+)
+def test_windows_and_caps_over_context_are_those_of_the_definition(
+    mesh, size, shape, documents, most_gathered, monkeypatch
+):
+    monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)
+    monkeypatch.setattr(gathered_attention, "EVEN", 1)
+    split, length = mesh(context=size), 48
+    random = np.random.default_rng(1)
+    shapes = ((2, length, 4, 8), *((2, length, 2, 8),) * 2, (2, length, 4, 8))
+    *arrays, d_out = (jnp.array(random.standard_normal(shape, dtype="float32")) for shape in shapes)
+    segments = jnp.array(np.sort(random.integers(0, 4, (2, length)), axis=1).astype(np.int32))
+    order = np.asarray(jax.jit(lambda: ring_positions(length, split))())
+
+    def ours(query, key, value):
+        ordered = [x[:, order] for x in (query, key, value, segments)]
+        given = ordered[3] if documents else None
+        return context_attention(*ordered[:3], given, split, False, shape)[:, np.argsort(order)]
+
+    place = np.arange(length)
+    behind = place[:, None] - place[None]
+    mask = jnp.asarray((behind >= 0) & (behind < (shape.window or length)))[None]
+    if documents:
+        mask = mask & (segments[:, :, None] == segments[:, None, :])
+
+    def theirs(query, key, value):
+        key, value = (jnp.repeat(x, 2, axis=2) for x in (key, value))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 8**0.5
+        scores = scores if shape.cap is None else shape.cap * jnp.tanh(scores / shape.cap)
+        weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -1e30))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+    found, wanted = (
+        jax.jit(lambda *x, run=run: (run(*x), jax.vjp(run, *x)[1](d_out)))(*arrays) for run in (ours, theirs)
+    )
     for mine, their in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(mine, their, atol=1e-5)
 
@@ -201,3 +251,17 @@ def test_model_flops_are_those_of_one_device(axes, context):
     half = Fraction(2 * 4 * 4 * LENGTH**2 * 8, 2)
     assert split.attention == 2 * 6 * half
     assert split.by_phase["recompute"] == 2 * half
+
+
+@pytest.mark.parametrize(
+    "shape", ["model.head_dim=64", pytest.param("model.score_cap=30.0", marks=pytest.mark.wide)]
+)
+def test_windows_over_context_compile_for_absent_gpus_with_the_model_flops_of_one(shape):
+    """By cuDNN, and in blocks where scores are capped."""
+    sizes = ("model.num_layers=1", "model.embed_dim=128", "model.num_heads=2", "model.num_kv_heads=2", shape)
+    batch = ("batch.sequences=2", "batch.sequence_length=2048", "data.source=synthetic", "precision=bf16")
+    alone, split = (
+        mw.weigh("bytes-nano", on=fleet, layout=layout, overrides=(*sizes, *batch, "model.window=256"))
+        for fleet, layout in (("1xH100", "data=1"), ("2xH100", "context=2"))
+    )
+    assert split.ledger.flops.model == alone.ledger.flops.model

@@ -417,3 +417,25 @@ def test_blocks_of_a_group_have_no_copy_of_their_parameters_saved(context):
     assert made
     of_matrix = parameters["layers"]["mlp"]["up"].shape[1:]
     assert not [shape for shape in made if shape[-2:] == of_matrix]
+
+
+def test_gradients_of_what_is_added_to_every_token_are_summed_in_float32(context):
+    """In bf16, of two thousand tokens: biases and the table of positions, within one product's rounding."""
+    config = GPT.model_copy(update={"num_layers": 1, "max_positions": 64})
+    model = Transformer(config)
+    parameters = initial_parameters(model.parameters(), jax.random.key(0))
+    batch = {"tokens": jnp.asarray(np.random.default_rng(1).integers(32, size=(32, 65), dtype=np.int32))}
+    wide, narrow = (
+        jax.jit(jax.grad(lambda p, run=run: model.loss(p, {}, batch, run)[0]))(parameters)
+        for run in (context(), context(dtype=jnp.bfloat16))
+    )
+    named = jax.tree_util.tree_leaves_with_path((wide, narrow))
+    pairs = zip(named[: len(named) // 2], named[len(named) // 2 :], strict=True)
+    largest = max(float(jnp.abs(each).max()) for each in jax.tree.leaves(wide))
+    far = {
+        jax.tree_util.keystr(path[1:]): float(jnp.abs(one - other).max()) / largest
+        for (path, one), (_, other) in pairs
+    }
+    added = {name: error for name, error in far.items() if "_bias" in name or "positions" in name}
+    assert len(added) == 7
+    assert max(added.values()) < 1e-2, added

@@ -233,3 +233,24 @@ def test_the_scale_doubles_after_good_steps_and_halves_after_a_bad_one(scale, go
     state = {"loss_scale": {"scale": jnp.float32(scale), "good_steps": jnp.int32(good)}}
     found = next_scale(state, jnp.asarray(applied))["loss_scale"]
     assert (float(found["scale"]), int(found["good_steps"])) == after
+
+
+@pytest.mark.wide
+def test_few_alike_tokens_a_device_skip_the_first_steps_and_no_others(mesh):
+    """A device with 8 tokens begins with gradients of up to 32768 / 8 a token, and fp16 ends at 65504."""
+    sizes = ("model.num_layers=1", "model.embed_dim=16", "model.mlp_dim=32", "model.vocab_size=64")
+    batch = ("batch.sequence_length=16", "batch.sequences=1", "precision=fp16", "data.source=synthetic")
+    built = build_step(load_config("bytes-nano", (*sizes, *batch)), mesh(context=2))
+    tokens = np.full(built.batch["tokens"].shape, 3, np.int32)
+    batch = {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)}
+    state, found = built.init(np.uint32(0)), []
+    for _ in range(8):
+        state, metrics = built.step(state, batch)
+        found.append((float(metrics["loss_scale"]), int(metrics["applied"])))
+        assert np.isfinite(metrics["loss"])
+    applied = [each for _, each in found]
+    num_skipped = applied.index(1)
+    assert num_skipped >= 1
+    assert all(applied[num_skipped:])
+    scales = [scale for scale, _ in found[: num_skipped + 1]]
+    assert scales == [2.0 ** (15 - number) for number in range(num_skipped + 1)]

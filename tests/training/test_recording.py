@@ -212,6 +212,19 @@ def test_a_bad_step_is_counted_and_has_no_loss(recording, tmp_path):
     assert metrics_of(tmp_path)[0]["loss"] is None
 
 
+def test_a_search_for_the_loss_scale_is_told_once_and_is_no_bad_step(recording):
+    recorder, events = recording()
+    skipped = {**VALUES, "gradient_norm": math.inf, "applied": 0.0}
+    steps = [{**skipped, "loss_scale": 2.0**15}, {**skipped, "loss_scale": 2.0**14}]
+    steps += [{**VALUES, "loss_scale": 2.0**13}, {**skipped, "loss_scale": 2.0**13}]
+    for step, values in enumerate(steps, 1):
+        recorder.step(step, step - 1, values, 0.0)
+    told = [(event.step, event.kind, event.message) for event in events if isinstance(event, Noticed)]
+    assert [(step, kind) for step, kind, _ in told] == [(1, "loss scale"), (4, "loss scale")]
+    assert "not finite in fp16 at the loss scale 32768; the step is skipped" in told[0][2]
+    assert recorder.num_bad_steps == 0
+
+
 def test_after_five_timed_steps_the_first_steps_are_told_once(recording):
     recorder, events = recording()
     for step in range(1, 12):

@@ -243,12 +243,10 @@ def _context_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         if length % pieces == 0:
             hint += f", or context={or_list(near_divisors(length // pieces, size))}"
         yield "batch.sequence_length", what, hint
-    elif (
-        size > 1
-        and isinstance(config.model, TransformerModel)
-        and (lacking := config.model.not_in_a_ring(length))
-    ):
-        what = f"= {size}: the ring of attention over context has no {lacking}"
+    elif size > 1 and isinstance(config.model, TransformerModel) and config.model.latent_rank is not None:
+        what = (
+            f"= {size}: attention over context is not latent (model.latent_rank = {config.model.latent_rank})"
+        )
         yield "layout.context", what, f"use context=1; tensor={size} splits the heads instead"
 
 

@@ -482,8 +482,8 @@ class RunConfig(Section):
             what = "= 'keep', but the layers are separate parameters (model.unroll), which no loop can take"
             yield "layer_loop", what, 'use layer_loop = "auto"'
         if self.precision == "fp8" and not model.has_fp8_products:
-            who = "experts have" if isinstance(model, TransformerModel) else f"a {model.kind} model has"
-            yield "precision", f'= "fp8", but {who} no products in eight bits', 'use precision = "bf16"'
+            what = f'= "fp8", but a {model.kind} model has no products in eight bits'
+            yield "precision", what, 'use precision = "bf16"'
 
     def _size_problems(self) -> Iterator[Problem]:
         """Yield arrays with more elements than XLA can count; XLA would end without a message."""

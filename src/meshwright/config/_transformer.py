@@ -152,8 +152,8 @@ class TransformerModel(ModelKind):
     Effect: nothing that is weighed. Unit: share"""
     window: OptionalPositive = None
     """Positions that attention sees, its own and those before it, as in Mistral.
-    Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence; not with
-    `context`. Unit: positions"""
+    Effect: on longer sequences attention's FLOPs grow with the window in place of the sequence.
+    Unit: positions"""
     global_every: OptionalPositive = None
     """Every that many layers, the last one sees all positions, and the others `window` (Gemma 2: 2).
     Effect: that of `window`, on the other layers alone; stages hold whole groups. Unit: layers"""
@@ -183,7 +183,7 @@ class TransformerModel(ModelKind):
     Default: `head_dim`"""
     score_cap: OptionalPositiveFloat = None
     """Largest magnitude of attention's scores s, which become cap x tanh(s / cap) (Gemma 2).
-    Effect: attention runs in plain blocks, since the fused kernel has none; not with `context`. Unit: none"""
+    Effect: attention runs in plain blocks, since the fused kernel has none. Unit: none"""
     logit_cap: OptionalPositiveFloat = None
     """Largest magnitude of the logits, in the same way (Gemma 2).
     Effect: elementwise arithmetic on the logits. Unit: none"""
@@ -348,16 +348,6 @@ class TransformerModel(ModelKind):
         whole = self.num_layers // size if self.num_layers % size == 0 else 1
         return {f"the most stages for whole groups of model.global_every = {size} layers": whole}
 
-    def not_in_a_ring(self, length: int) -> str:
-        """Return in words what attention over `context` cannot do on such sequences; "" if it can do all."""
-        lacking = {
-            f"windows shorter than the sequence (model.window = {self.window})": (self.window or length)
-            < length,
-            f"caps of scores (model.score_cap = {self.score_cap})": self.score_cap is not None,
-            f"latent attention (model.latent_rank = {self.latent_rank})": self.latent_rank is not None,
-        }
-        return " or ".join(words for words, is_so in lacking.items() if is_so)
-
     def seen_positions(self, length: int) -> float:
         """Return the positions that a token of a sequence sees on average over tokens and layers.
 
@@ -392,8 +382,8 @@ class TransformerModel(ModelKind):
 
     @property
     def has_fp8_products(self) -> bool:
-        """True without experts."""
-        return self.num_experts is None
+        """True: those of every token, and those of experts."""
+        return True
 
     def length_problems(self, length: int) -> Iterator[Problem]:
         """Yield the problem of sequences that are longer than the learned positions."""

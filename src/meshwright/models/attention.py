@@ -15,8 +15,8 @@ could not be compiled for a target that is not present.
 
 Order: with N devices, the sequence has 2N equal pieces, and device i holds pieces i and 2N-1-i (zigzag), so
 that all devices have the same work. Keys and values of whole windows are gathered for one layer at a time
-(`gathered_attention`) if that takes little memory. Otherwise, and if windows hold several documents, they go
-round a ring.
+(`gathered_attention`) if that takes little memory, and in layers where a token sees a window. Otherwise, and
+if windows hold several documents, they go round a ring.
 
 Ring: causal attention among a device's own positions, then two pairs of pieces for each other device's keys.
 The device's second piece always attends to the other's first piece. In addition, if the other device comes
@@ -54,14 +54,35 @@ from .attention_blocks import (
     PartResult,
     causal_blocks,
     cudnn_attention,
+    in_eights,
     merged,
 )
-from .gathered_attention import AXIS, gathered_backward, gathered_forward
+from .gathered_attention import (
+    AXIS,
+    gathered_backward,
+    gathered_forward,
+    windowed_backward,
+    windowed_forward,
+)
 
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
 KV_HEADS = ("batch", "sequence", "kv_heads", "head_dim")
 Saved = tuple[Array, Array, Array, Array | None, PartResult]
+
+
+class Shape(NamedTuple):
+    """The shape of attention beside causality.
+
+    `window`: the positions that a token sees, its own included; None for all. `cap`: scores become
+    cap x tanh(scores / cap); None leaves them as they are (Gemma 2, https://arxiv.org/abs/2408.00118).
+    """
+
+    window: int | None = None
+    cap: float | None = None
+
+
+PLAIN = Shape()
 
 
 def in_ring_order(x: Array, mesh: AnyMesh) -> Array:
@@ -109,7 +130,7 @@ def gathers(key: Array, segments: Array | None, size: int) -> bool:
     return segments is None and 2 * size * key.size * key.dtype.itemsize <= MOST_GATHERED_BYTES
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def context_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
@@ -117,12 +138,13 @@ def context_attention(
     segments: Int[Array, "batch sequence"] | None,
     mesh: AnyMesh,
     cudnn: bool,
+    shape: Shape = PLAIN,
 ) -> Float[Array, "batch sequence heads head_dim"]:
     """Compute causal attention over a sequence in ring order, within each segment if segments are given.
 
-    cuDNN takes no segments.
+    cuDNN takes no segments and no cap.
     """
-    return _forward(query, key, value, segments, mesh, cudnn)[0]
+    return _forward(query, key, value, segments, mesh, cudnn, shape)[0]
 
 
 def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
@@ -134,12 +156,20 @@ def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
 
 
 def _forward(
-    query: Array, key: Array, value: Array, segments: Array | None, mesh: AnyMesh, cudnn: bool
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Array | None,
+    mesh: AnyMesh,
+    cudnn: bool,
+    shape: Shape,
 ) -> tuple[Array, Saved]:
     arguments, result_spec = _specs(mesh)
-    kernel, size = Cudnn() if cudnn else Blocks(), ring_size(mesh)
+    kernel, size = Cudnn() if cudnn else Blocks(shape.cap), ring_size(mesh)
 
     def local(query: Array, key: Array, value: Array, segments: Array | None) -> PartResult:
+        if shape.window is not None:
+            return windowed_forward(kernel, size, query, key, value, segments, shape.window)
         if gathers(key, segments, size):
             return gathered_forward(kernel, size, query, key, value)
         return _round(kernel, size, query, key, value, segments)
@@ -149,13 +179,18 @@ def _forward(
     return result.out, (query, key, value, segments, result)
 
 
-def _backward(mesh: AnyMesh, cudnn: bool, saved: Saved, d_out: Array) -> tuple[Array, Array, Array, None]:
+def _backward(
+    mesh: AnyMesh, cudnn: bool, shape: Shape, saved: Saved, d_out: Array
+) -> tuple[Array, Array, Array, None]:
     arguments, result_spec = _specs(mesh)
-    kernel, size = Cudnn() if cudnn else Blocks(), ring_size(mesh)
+    kernel, size = Cudnn() if cudnn else Blocks(shape.cap), ring_size(mesh)
 
     def local(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array
     ) -> Gradients:
+        if shape.window is not None:
+            given = query, key, value, segments, shape.window
+            return windowed_backward(kernel, size, *given, result, d_out)
         if gathers(key, segments, size):
             return gathered_backward(kernel, size, query, key, value, result, d_out)
         return _round_back(kernel, size, query, key, value, segments, result, d_out)
@@ -298,8 +333,9 @@ def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) ->
     """Return whether cuDNN can attend: NVIDIA target, half precision, heads that its kernels take.
 
     Its gradient takes heads of up to 128 on every generation, up to 256 on Hopper (9.x), and 192 with values
-    of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Source:
-    validation of the backward node in NVIDIA's cudnn-frontend 1.23 (scaled_dot_product_flash_attention.h).
+    of 128 on Blackwell of data centres (10.x). Values of another width than keys need one of the two. Heads
+    of other widths than multiples of 8 are filled with zeros, except over `context`. Source: validation of
+    the backward node in NVIDIA's cudnn-frontend 1.23 (scaled_dot_product_flash_attention.h).
 
     Args:
         context: of the run.
@@ -307,8 +343,12 @@ def uses_cudnn(context: Context, head_dim: int, value_dim: int | None = None) ->
         value_dim: the width of values; None for `head_dim`.
     """
     half = jnp.dtype(context.dtype) in (jnp.dtype("bfloat16"), jnp.dtype("float16"))
-    widths = head_dim, head_dim if value_dim is None else value_dim
-    if context.platform != "cuda" or not half or any(width % 8 for width in widths):
+    value_dim = head_dim if value_dim is None else value_dim
+    widths = in_eights(head_dim), in_eights(value_dim)
+    is_filled = widths != (head_dim, value_dim)
+    if context.platform != "cuda" or not half:
+        return False
+    if is_filled and (head_dim != value_dim or ring_size(context.mesh) > 1):
         return False
     generation = context.compute_capability[0]
     if max(widths) <= 128:
@@ -354,20 +394,6 @@ def documents_of(
         return Documents(segments, positions, bias)
 
 
-class Shape(NamedTuple):
-    """The shape of attention beside causality.
-
-    `window`: the positions that a token sees, its own included; None for all. `cap`: scores become
-    cap x tanh(scores / cap); None leaves them as they are (Gemma 2, https://arxiv.org/abs/2408.00118).
-    """
-
-    window: int | None = None
-    cap: float | None = None
-
-
-PLAIN = Shape()
-
-
 def causal_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
@@ -378,10 +404,11 @@ def causal_attention(
 ) -> Float[Array, "batch sequence heads value_dim"]:
     """Attend from each position to itself and the earlier ones, within its document if `documents` is given.
 
-    Query heads share key heads in groups. If `context` shards the sequence, it is in ring order, and the
-    shape is `PLAIN`. cuDNN has windows where windows hold one document; capped scores run in plain blocks.
+    Query heads share key heads in groups. If `context` shards the sequence, it is in ring order. cuDNN has
+    windows where windows hold one document; capped scores run in plain blocks.
     """
-    if shape.window is not None and shape.window >= query.shape[1]:
+    length = query.shape[1] * ring_size(context.mesh) // axis_size(context.mesh, AXIS)
+    if shape.window is not None and shape.window >= length:
         shape = shape._replace(window=None)
     cudnn = uses_cudnn(context, query.shape[-1], value.shape[-1]) and (
         documents is None or (documents.bias is not None and shape.window is None)
@@ -389,10 +416,9 @@ def causal_attention(
     cudnn = cudnn and shape.cap is None
     with jax.named_scope("attention"):
         if ring_size(context.mesh) > 1:
-            assert shape == PLAIN, f"check_layout refuses {shape} over a ring"
             assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
             segments = None if documents is None else documents.segments
-            return context_attention(query, key, value, segments, context.mesh, cudnn)
+            return context_attention(query, key, value, segments, context.mesh, cudnn, shape)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
         local = partial(_on_one_device, cudnn=cudnn, shape=shape, platform=context.platform)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)

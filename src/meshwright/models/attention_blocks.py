@@ -52,12 +52,15 @@ class Part(NamedTuple):
 
     `query` is [batch, queries, heads, head_dim]; `key` and `value` are [batch, keys, kv_heads, head_dim].
     `segments` are those of the queries and of the keys if windows hold several documents, otherwise None.
+    With a `window`, the first query stands at the key `place`, and each sees so many keys, its own included.
     """
 
     query: Array
     key: Array
     value: Array
     segments: tuple[Int[Array, "batch queries"], Int[Array, "batch keys"]] | None
+    window: int | None = None
+    place: Int[Array, ""] | None = None
 
 
 class PartResult(NamedTuple):
@@ -87,7 +90,11 @@ class Kernel(ABC):
 
     @abstractmethod
     def forward(self, part: Part, causal: bool) -> PartResult:
-        """Attend to the part; if `causal`, query i of n attends to the first i of n keys."""
+        """Attend to the part; if `causal`, query i of n attends to the first i of n keys or its window."""
+
+    @abstractmethod
+    def twice_multiplied(self, num_queries: int, num_keys: int, window: int) -> int:
+        """Return twice the number of pairs that are multiplied for a part with a window."""
 
     @abstractmethod
     def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
@@ -107,18 +114,43 @@ class Cudnn(Kernel):
     def forward(self, part: Part, causal: bool) -> PartResult:
         """Attend to the part; both results are in float32, the log-sum-exp unrounded."""
         assert part.segments is None, "cuDNN attends to whole windows"
-        out, log_sum_exp = _cudnn_forward(*part[:3], None, causal, None)
+        query, length = _among_keys(part.query, part), part.query.shape[1]
+        how = None, causal, part.window, query.shape[-1] ** -0.5
+        out, log_sum_exp = _cudnn_forward(query, part.key, part.value, *how)
+        if part.place is not None:
+            out = jax.lax.dynamic_slice_in_dim(out, part.place, length, axis=1)
+            log_sum_exp = jax.lax.dynamic_slice_in_dim(log_sum_exp, part.place, length, axis=2)
         return PartResult(out.astype(jnp.float32), log_sum_exp)
+
+    def twice_multiplied(self, num_queries: int, num_keys: int, window: int) -> int:
+        """Return twice the pairs in the windows of as many queries as keys."""
+        return (2 * num_keys - window) * window
 
     def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
         """Return the part's gradients: computed in the compute format, converted to float32."""
-        out = result.out.astype(d_out.dtype)
-        gradients = _cudnn_backward(*part[:3], None, causal, None, (result.log_sum_exp, out, d_out))
+        query, out, d_out = (
+            _among_keys(x, part) for x in (part.query, result.out.astype(d_out.dtype), d_out)
+        )
+        saved = _among_keys(result.log_sum_exp, part, axis=2), out, d_out
+        how = None, causal, part.window, query.shape[-1] ** -0.5
+        gradients = _cudnn_backward(query, part.key, part.value, *how, saved)
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in gradients)
+        if part.place is not None:
+            d_query = jax.lax.dynamic_slice_in_dim(d_query, part.place, part.query.shape[1], axis=1)
         return d_query, d_key, d_value
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _among_keys(x: Array, part: Part, axis: int = 1) -> Array:
+    """Return an array of the queries with zeros around it, so that they stand at their own keys.
+
+    So cuDNN's window needs no mask. The gradient of the output is zero there too, and adds nothing.
+    """
+    if part.place is None:
+        return x
+    shape = *x.shape[:axis], part.key.shape[1], *x.shape[axis + 1 :]
+    return jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, part.place, axis)
+
+
 def cudnn_attention(
     query: Float[Array, "batch queries heads head_dim"],
     key: Float[Array, "batch keys kv_heads head_dim"],
@@ -126,38 +158,66 @@ def cudnn_attention(
     bias: Float[Array, "batch 1 queries keys"] | None,
     window: int | None,
 ) -> Float[Array, "batch queries heads value_dim"]:
-    """Attend causally by cuDNN's flash kernel, in the format of the arguments.
+    """Attend causally by cuDNN's flash kernel, which takes heads of whole eights: others end with zeros.
+
+    Zeros add nothing to scores, and their values are left out again. The scope tells the counter of model
+    FLOPs which share of the work the heads need; what runs is counted as it runs.
 
     Args:
         query: the queries.
         key: the keys.
-        value: the values.
+        value: the values; of the keys' width, or both of whole eights.
         bias: added to the scores; cuDNN computes its gradient too.
         window: the positions that a token sees, its own included; None for all.
     """
-    return _cudnn_forward(query, key, value, bias, True, window)[0]
+    scale, width, held = query.shape[-1] ** -0.5, value.shape[-1], in_eights(value.shape[-1])
+    if query.shape[-1] == in_eights(query.shape[-1]) and width == held:
+        return _cudnn_attention(query, key, value, bias, window, scale)
+    assert query.shape[-1] == width, "uses_cudnn refuses to fill heads and values of two widths"
+    query, key, value = (jnp.pad(x, [(0, 0)] * 3 + [(0, held - width)]) for x in (query, key, value))
+    with jax.named_scope(f"needed_{width}_of_{held}"):
+        filled: Any = _cudnn_attention(query, key, value, bias, window, scale)
+        return filled[..., :width]
+
+
+def in_eights(width: int) -> int:
+    """Return the least multiple of 8 that is at least `width`: the numbers of a head in cuDNN's kernels.
+
+    >>> in_eights(100), in_eights(128)
+    (104, 128)
+    """
+    return -(-width // 8) * 8
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _cudnn_attention(
+    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
+) -> Array:
+    return _cudnn_forward(query, key, value, bias, True, window, scale)[0]
 
 
 def _cudnn_attention_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, window: int | None
+    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window)
+    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window, scale)
     return out, (query, key, value, bias, log_sum_exp, out)
 
 
-def _cudnn_attention_backward(window: int | None, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
+def _cudnn_attention_backward(
+    window: int | None, scale: float, saved: Any, d_out: Array
+) -> tuple[Array | None, ...]:
     query, key, value, bias, log_sum_exp, out = saved
-    gradients = _cudnn_backward(query, key, value, bias, True, window, (log_sum_exp, out, d_out))
+    gradients = _cudnn_backward(query, key, value, bias, True, window, scale, (log_sum_exp, out, d_out))
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
-cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
+_cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
 
 
-def _cudnn_settings(query: Array, bias: Array | None, causal: bool, window: int | None) -> dict[str, Any]:
+def _cudnn_settings(bias: Array | None, causal: bool, window: int | None, scale: float) -> dict[str, Any]:
     has_bias = bias is not None
     return {
-        "scale": query.shape[-1] ** -0.5,
+        "scale": scale,
         "mask_type": cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
         "seed": SEED,
         "dropout_rate": 0.0,
@@ -169,13 +229,19 @@ def _cudnn_settings(query: Array, bias: Array | None, causal: bool, window: int 
 
 
 def _cudnn_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, causal: bool, window: int | None
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    causal: bool,
+    window: int | None,
+    scale: float,
 ) -> tuple[Array, Array]:
     """Return the output, and the log-sum-exp of the scores [batch, heads, queries] in float32."""
     none = jnp.zeros(0, query.dtype)  # for lengths, offsets and pages
     out, log_sum_exp = cudnn._dot_product_attention_fwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
         query, key, value, none if bias is None else bias, *(none,) * 6,
-        **_cudnn_settings(query, bias, causal, window), is_training=True,
+        **_cudnn_settings(bias, causal, window, scale), is_training=True,
     )  # fmt: skip
     return out, log_sum_exp
 
@@ -187,6 +253,7 @@ def _cudnn_backward(
     bias: Array | None,
     causal: bool,
     window: int | None,
+    scale: float,
     result: tuple[Array, Array, Array],
 ) -> tuple[Array, ...]:
     """Return the gradients of query, key and value, and of `bias` if there is one.
@@ -197,7 +264,7 @@ def _cudnn_backward(
     return tuple(
         cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
             query, key, value, none if bias is None else bias, *(none,) * 6, *result,
-            **_cudnn_settings(query, bias, causal, window),
+            **_cudnn_settings(bias, causal, window, scale),
         )
     )  # fmt: skip
 
@@ -206,39 +273,92 @@ class Blocks(Kernel):
     """A kernel in plain JAX that processes one block of queries at a time.
 
     In a causal part, each block reads only the keys up to its own last position. In other parts all blocks
-    have the same shape and run in a loop.
+    have the same shape and run in a loop; with a window each reads as many keys, those before its last one.
+
+    Args:
+        cap: scores become cap x tanh(scores / cap); None leaves them as they are.
     """
+
+    def __init__(self, cap: float | None = None) -> None:
+        self.cap = cap
+
+    def twice_multiplied(self, num_queries: int, num_keys: int, window: int) -> int:
+        """Return twice the pairs of each block's queries and the keys that it reads."""
+        return 2 * num_queries * _windowed_block(num_queries, num_keys, window)[1]
 
     def forward(self, part: Part, causal: bool) -> PartResult:
         """Attend to the part, block by block."""
         rows, keys = _heads_first(part)
         length = part.query.shape[1]
+        if part.window is not None:
+            return self._windowed(part, part.window, rows, keys)
         if causal:
             blocks = []
             for _, start, stop, scope in causal_blocks(length):
                 with scope:
-                    blocks.append(_forward(rows.at(start, stop - start), keys.until(stop), start))
+                    block = rows.at(start, stop - start), keys.until(stop)
+                    blocks.append(_forward(*block, _Seen(start, cap=self.cap)))
             out, log_sum_exp = (jnp.concatenate(x, axis=3) for x in zip(*blocks, strict=True))
         else:
             size = _even_block(length, part.key.shape[1])
             with jax.named_scope(ALL_NEEDED):
                 looped = jax.lax.map(
-                    lambda start: _forward(rows.at(start, size), keys, None), jnp.arange(0, length, size)
+                    lambda start: _forward(rows.at(start, size), keys, _Seen(cap=self.cap)),
+                    jnp.arange(0, length, size),
                 )
             out, log_sum_exp = (_joined(x) for x in looped)
-        out = rearrange(out, "b k g s d -> b s (k g) d")
-        return PartResult(out, rearrange(log_sum_exp, "b k g s -> b (k g) s"))
+        return _heads_last(out, log_sum_exp)
+
+    def _windowed(self, part: Part, window: int, rows: _Rows, keys: _Keys) -> PartResult:
+        length, num_keys = part.query.shape[1], part.key.shape[1]
+        size, num = _windowed_block(length, num_keys, window)
+
+        def one(start: Array) -> tuple[Array, Array]:
+            low, seen = self._seen(part, window, start, size, num)
+            return _forward(rows.at(start, size), keys.at(low, num), seen)
+
+        return _heads_last(*(_joined(x) for x in jax.lax.map(one, jnp.arange(0, length, size))))
+
+    def _seen(self, part: Part, window: int, start: Array, size: int, num: int) -> tuple[Array, _Seen]:
+        """Return the first key that a block of queries reads, and what the queries see of its keys."""
+        assert part.place is not None, "queries with a window stand somewhere among the keys"
+        row = part.place + start
+        low = jnp.maximum(row + size - num, 0)
+        return low, _Seen(row - low, window, self.cap)
+
+    def _windowed_back(self, part: Part, window: int, rows: _Rows, keys: _Keys) -> tuple[Array, Array, Array]:
+        length, num_keys = part.query.shape[1], part.key.shape[1]
+        size, num = _windowed_block(length, num_keys, window)
+
+        def one(totals: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], Array]:
+            low, seen = self._seen(part, window, start, size, num)
+            d_rows, *more = _backward(rows.at(start, size), keys.at(low, num), seen)
+            added = (
+                jax.lax.dynamic_update_slice_in_dim(
+                    total, jax.lax.dynamic_slice_in_dim(total, low, num, axis=2) + each, low, axis=2
+                )
+                for total, each in zip(totals, more, strict=True)
+            )
+            d_key, d_value = added
+            return (d_key, d_value), d_rows
+
+        zeros = (jnp.zeros(keys.key.shape, jnp.float32), jnp.zeros(keys.value.shape, jnp.float32))
+        (d_key, d_value), looped = jax.lax.scan(one, zeros, jnp.arange(0, length, size))
+        return _joined(looped), d_key, d_value
 
     def backward(self, part: Part, causal: bool, result: PartResult, d_out: Array) -> Gradients:
         """Return the part's gradients, block by block."""
         rows, keys = _heads_first(part, result, d_out)
         length = part.query.shape[1]
         d_key, d_value = (jnp.zeros(x.shape, jnp.float32) for x in (keys.key, keys.value))
-        if causal:
+        if part.window is not None:
+            d_query, d_key, d_value = self._windowed_back(part, part.window, rows, keys)
+        elif causal:
             blocks = []
             for _, start, stop, scope in causal_blocks(length):
                 with scope:
-                    d_rows, *more = _backward(rows.at(start, stop - start), keys.until(stop), start)
+                    block = rows.at(start, stop - start), keys.until(stop)
+                    d_rows, *more = _backward(*block, _Seen(start, cap=self.cap))
                 blocks.append(d_rows)
                 d_key, d_value = d_key.at[:, :, :stop].add(more[0]), d_value.at[:, :, :stop].add(more[1])
             d_query = jnp.concatenate(blocks, axis=3)
@@ -246,7 +366,7 @@ class Blocks(Kernel):
             size = _even_block(length, part.key.shape[1])
 
             def one(totals: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], Array]:
-                d_rows, more_key, more_value = _backward(rows.at(start, size), keys, None)
+                d_rows, more_key, more_value = _backward(rows.at(start, size), keys, _Seen(cap=self.cap))
                 return (totals[0] + more_key, totals[1] + more_value), d_rows
 
             with jax.named_scope(ALL_NEEDED):
@@ -277,6 +397,26 @@ class _Keys(NamedTuple):
 
     def until(self, stop: int) -> _Keys:
         return jax.tree.map(lambda x: x[:, :, :stop], self)
+
+    def at(self, start: Array, num: int) -> _Keys:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, num, axis=2), self)
+
+
+class _Seen(NamedTuple):
+    """What a block's queries see of its keys, and the cap of their scores.
+
+    `first`: the place of the first query among the keys, of which each query sees those up to its own; None
+    if they see all. `window`: how many of them, its own included; None for all.
+    """
+
+    first: Array | int | None = None
+    window: int | None = None
+    cap: float | None = None
+
+
+def _heads_last(out: Array, log_sum_exp: Array) -> PartResult:
+    out = rearrange(out, "b k g s d -> b s (k g) d")
+    return PartResult(out, rearrange(log_sum_exp, "b k g s -> b (k g) s"))
 
 
 def _heads_first(
@@ -337,26 +477,39 @@ def _even_block(length: int, num_keys: int) -> int:
     return next(size for size in range(most, 0, -1) if length % size == 0)
 
 
+def _windowed_block(length: int, num_keys: int, window: int) -> tuple[int, int]:
+    """Return how many queries a block of a part with a window has, and how many keys it reads."""
+    size = _even_block(length, min(length + window, num_keys))
+    return size, min(window - 1 + size, num_keys)
+
+
 def _joined(blocks: Array) -> Array:
     """Join [blocks, batch, kv_heads, group, rows, ...] to [batch, kv_heads, group, blocks * rows, ...]."""
     return rearrange(blocks, "n b k g s ... -> b k g (n s) ...")
 
 
-def _scores(rows: _Rows, keys: _Keys, first: int | None) -> Float[Array, "batch kv_heads group rows keys"]:
-    """Return masked scores; `first` is the first row's position for the causal mask, None for no mask."""
+def _capped_scores(rows: _Rows, keys: _Keys, cap: float | None) -> Array:
+    """Return scores [batch, kv_heads, group, rows, keys] before the mask."""
     scores = jnp.einsum("bkgqd,bksd->bkgqs", rows.query, keys.key).astype(jnp.float32)
-    if first is not None:
-        places = first + jnp.arange(rows.query.shape[3])
-        causal = places[:, None] >= jnp.arange(keys.key.shape[2])[None, :]
-        scores = jnp.where(causal[None, None, None], scores, NEVER)
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def _masked(scores: Array, rows: _Rows, keys: _Keys, seen: _Seen) -> Array:
+    if seen.first is not None:
+        row = (seen.first + jnp.arange(rows.query.shape[3]))[:, None]
+        column = jnp.arange(keys.key.shape[2])[None, :]
+        is_seen = row >= column
+        if seen.window is not None:
+            is_seen = is_seen & (column > row - seen.window)
+        scores = jnp.where(is_seen[None, None, None], scores, NEVER)
     if rows.segments is not None and keys.segments is not None:
         same = rows.segments[..., None] == keys.segments[:, None, :, None]
         scores = jnp.where(same, scores, NEVER)
     return scores
 
 
-def _forward(rows: _Rows, keys: _Keys, first: int | None) -> tuple[Array, Array]:
-    scores = _scores(rows, keys, first)
+def _forward(rows: _Rows, keys: _Keys, seen: _Seen) -> tuple[Array, Array]:
+    scores = _masked(_capped_scores(rows, keys, seen.cap), rows, keys, seen)
     peak = scores.max(axis=-1)
     weights = jnp.exp(scores - peak[..., None])
     mass = weights.sum(axis=-1)
@@ -364,16 +517,19 @@ def _forward(rows: _Rows, keys: _Keys, first: int | None) -> tuple[Array, Array]
     return out / mass[..., None], peak + jnp.log(mass)
 
 
-def _backward(rows: _Rows, keys: _Keys, first: int | None) -> Gradients:
+def _backward(rows: _Rows, keys: _Keys, seen: _Seen) -> Gradients:
     _, _, log_sum_exp, d_out, product = rows
     if log_sum_exp is None or d_out is None or product is None:
         raise AssertionError("these are rows of the forward pass")
     with jax.named_scope(AGAIN):
-        scores = _scores(rows, keys, first)
-    weights = jnp.exp(scores - log_sum_exp[..., None])
+        scores = _capped_scores(rows, keys, seen.cap)
+    weights = jnp.exp(_masked(scores, rows, keys, seen) - log_sum_exp[..., None])
     d_value = _product("bkgqs,bkgqd->bksd", weights.astype(d_out.dtype), d_out)
     d_weights = _product("bkgqd,bksd->bkgqs", d_out, keys.value)
-    d_scores = (weights * (d_weights - product[..., None])).astype(keys.key.dtype)
+    d_scores = weights * (d_weights - product[..., None])
+    if seen.cap is not None:
+        d_scores = d_scores * (1 - jnp.square(scores / seen.cap))  # the slope of tanh
+    d_scores = d_scores.astype(keys.key.dtype)
     d_query = _product("bkgqs,bksd->bkgqd", d_scores, keys.key) * rows.query.shape[-1] ** -0.5
     return d_query, _product("bkgqs,bkgqd->bksd", d_scores, rows.query), d_value
 

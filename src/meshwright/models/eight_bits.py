@@ -39,46 +39,59 @@ def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
     return (x * (1 / scale).astype(x.dtype)).astype(dtype), scale
 
 
-def _product(x: Quantised, y: Quantised, contracted: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
+def _product(x: Quantised, y: Quantised, dims: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
     (x8, x_scale), (y8, y_scale) = x, y
     if on_cpu:  # CPUs lack fp8 products: multiply the same numbers in float32
         x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
-        exact = jax.lax.dot_general(x8, y8, (contracted, ((), ())), preferred_element_type=jnp.float32)
+        exact = jax.lax.dot_general(x8, y8, dims, preferred_element_type=jnp.float32)
         return (exact * (x_scale * y_scale)).astype(dtype)
     x16, y16 = (x8.astype(dtype) * x_scale.astype(dtype), y8.astype(dtype) * y_scale.astype(dtype))
-    return jax.lax.dot_general(x16, y16, (contracted, ((), ())), preferred_element_type=dtype)
+    return jax.lax.dot_general(x16, y16, dims, preferred_element_type=dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def fp8_product(x: Array, weight: Array, num_contracted: int, on_cpu: bool = False) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def fp8_product(
+    x: Array, weight: Array, num_contracted: int, on_cpu: bool = False, num_batch: int = 0
+) -> Array:
     """Contract the last `num_contracted` dims of `x` with the first of `weight`, in eight bits.
 
     Args:
         x: its format is also that of the result and of the gradients.
+        weight: of one matrix, or of as many as `x` has parts.
+        num_contracted: dims that are summed over.
         on_cpu: multiply the rounded numbers in float32.
+        num_batch: leading dims of both, 1 where each expert has its rows and its matrix. All share a scale.
     """
-    return _forward(x, weight, num_contracted, on_cpu)[0]
+    return _forward(x, weight, num_contracted, on_cpu, num_batch)[0]
 
 
 def _forward(
-    x: Array, weight: Array, num_contracted: int, on_cpu: bool
+    x: Array, weight: Array, num_contracted: int, on_cpu: bool, num_batch: int
 ) -> tuple[Array, tuple[Quantised, Quantised]]:
-    saved = quantised(x, FORWARD), quantised(weight, FORWARD)
-    contracted = (tuple(range(x.ndim - num_contracted, x.ndim)), tuple(range(num_contracted)))
-    return _product(*saved, contracted, x.dtype, on_cpu), saved
+    saved, batch = (quantised(x, FORWARD), quantised(weight, FORWARD)), tuple(range(num_batch))
+    summed = (
+        tuple(range(x.ndim - num_contracted, x.ndim)),
+        tuple(range(num_batch, num_batch + num_contracted)),
+    )
+    return _product(*saved, (summed, (batch, batch)), x.dtype, on_cpu), saved
 
 
 def _backward(
-    num_contracted: int, on_cpu: bool, saved: tuple[Quantised, Quantised], gradient: Array
+    num_contracted: int,
+    on_cpu: bool,
+    num_batch: int,
+    saved: tuple[Quantised, Quantised],
+    gradient: Array,
 ) -> tuple[Array, Array]:
     x, weight = saved
-    narrow = quantised(gradient, BACKWARD)
+    narrow, batch = quantised(gradient, BACKWARD), (tuple(range(num_batch)),) * 2
     num_rows = x[0].ndim - num_contracted
-    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(num_contracted, weight[0].ndim))
-    rows = (tuple(range(num_rows)),) * 2
+    first = num_batch + num_contracted
+    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(first, weight[0].ndim))
+    rows = (tuple(range(num_batch, num_rows)),) * 2
     return (
-        _product(narrow, weight, outputs, gradient.dtype, on_cpu),
-        _product(x, narrow, rows, gradient.dtype, on_cpu),
+        _product(narrow, weight, (outputs, batch), gradient.dtype, on_cpu),
+        _product(x, narrow, (rows, batch), gradient.dtype, on_cpu),
     )
 
 

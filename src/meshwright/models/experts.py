@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..config import ACTIVATION_RULES, TransformerModel
 from ..sharding import activation_spec, axis_size, on_each_device, parameter_spec
 from ._base import RESIDUAL, Context, Parameter
+from .eight_bits import fp8_product
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
 SECOND_NAME = "second_expert_product"  # and these, unless they save every second product only
@@ -258,17 +259,21 @@ def _on_one_device(
     scope = f"needed_{min(num_needed, num_slots)}_of_{num_slots}"
     arrived = _exchange(buffers, context)
     with jax.named_scope(scope):
-        out = _mlp(arrived, matrices, activation)
+        out = _mlp(arrived, matrices, activation, context)
     out = checkpoint_name(_exchange_back(out, context), NAME).reshape(num_slots, -1)
     out = out * _matched(weights.astype(out.dtype), places)[:, None]
     return receive(out, places).reshape(x.shape), balance
 
 
-def _mlp(x: Array, matrices: dict[str, Array], activation: Callable[[Array], Array]) -> Array:
+def _mlp(
+    x: Array, matrices: dict[str, Array], activation: Callable[[Array], Array], context: Context
+) -> Array:
     """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum."""
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
+            if context.fp8:
+                return fp8_product(x, matrices[name], 1, context.platform == "cpu", 1)
             return jnp.einsum("esi,eio->eso", x, matrices[name])
 
     up = checkpoint_name(product(x, "up"), NAME)

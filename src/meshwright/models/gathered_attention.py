@@ -10,12 +10,17 @@ i for the device's first piece, N-1-i for its second. The compiled program is on
 are cut into parts whose sizes do not depend on i: the larger half of what remains, of that again, and so on.
 A part belongs to the first piece if that has as many left, otherwise to the second, which then has. So N = 16
 takes calls of 16, 8, 4, 2 and 1 pieces of keys, and one causal call.
+
+In layers with a window W, a piece of L queries takes the min(L + W - 1, all) keys that end with its own last
+one, or the first ones where there are not so many. The queries stand somewhere among these, and a mask by
+places, which is the same as one by positions, keeps each to its window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +31,7 @@ from ._base import Tree
 from .attention_blocks import Gradients, Kernel, Part, PartResult, merged
 
 AXIS = "context"
+EVEN = 128  # keys of a piece with a window are a multiple of this, as kernels like them
 
 
 class _Share(NamedTuple):
@@ -61,10 +67,15 @@ def _shares(size: int) -> Iterator[_Share]:
 
 def _gathered(key: Array, value: Array) -> Float[Array, "both_batch sequence kv_heads head_dim"]:
     """Return keys and values of all devices, stacked along the batch, in the order of the window."""
-    each = jax.lax.all_gather(jnp.concatenate([key, value]), AXIS)
+    return _in_order(jnp.concatenate([key, value]))
+
+
+def _in_order(x: Array) -> Array:
+    """Return `x` [batch, positions, ...] of all devices, in the order of the window."""
+    each = jax.lax.all_gather(x, AXIS)
     half = each.shape[2] // 2
     ordered = jnp.concatenate([each[:, :, :half], each[::-1, :, half:]])
-    return rearrange(ordered, "pieces b s k d -> b (pieces s) k d")
+    return rearrange(ordered, "pieces b s ... -> b (pieces s) ...")
 
 
 def _scattered(d_both: Array, size: int) -> Array:
@@ -158,3 +169,84 @@ def gathered_backward(
     d_key, d_value = jnp.split(_scattered(d_both, size), 2)
     d_query = jnp.concatenate(d_queries, axis=1).astype(query.dtype)
     return d_query, (d_own[1] + d_key).astype(key.dtype), (d_own[2] + d_value).astype(value.dtype)
+
+
+class _Windowed(NamedTuple):
+    """One of the device's two pieces of queries with the keys of its windows, which begin at key `start`."""
+
+    part: Part
+    start: Int[Array, ""]
+
+
+def _windowed(
+    size: int, query: Array, key: Array, value: Array, segments: Array | None, window: int
+) -> list[_Windowed]:
+    """Return the parts of the device's first piece of queries and of its second."""
+    both, of_all = _gathered(key, value), None if segments is None else _in_order(segments)
+    queries, length, total = jnp.split(query, 2, axis=1), query.shape[1] // 2, both.shape[1]
+    num, device = min(-(-(window - 1 + length) // EVEN) * EVEN, total), jax.lax.axis_index(AXIS)
+    parts: list[_Windowed] = []
+    for place, piece in enumerate((device, 2 * size - 1 - device)):
+        start = jnp.maximum((piece + 1) * length - num, 0)
+        keys, values = jnp.split(jax.lax.dynamic_slice_in_dim(both, start, num, axis=1), 2)
+        pair = None
+        if segments is not None and of_all is not None:
+            own = jnp.split(segments, 2, axis=1)[place]
+            pair = own, jax.lax.dynamic_slice_in_dim(of_all, start, num, axis=1)
+        part = Part(queries[place], keys, values, pair, window, piece * length - start)
+        parts.append(_Windowed(part, start))
+    return parts
+
+
+def _needed(kernel: Kernel, size: int, part: Part) -> AbstractContextManager[Any]:
+    """Return the scope that tells the counter of model FLOPs which share of the work windows need."""
+    assert part.window is not None, "the part has no window"
+    length = part.query.shape[1]
+    done = kernel.twice_multiplied(length, part.key.shape[1], part.window)
+    needed = (2 * 2 * size * length - part.window) * part.window  # in the whole sequence
+    return jax.named_scope(f"needed_{needed}_of_{2 * size * done}")
+
+
+def windowed_forward(
+    kernel: Kernel,
+    size: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Array | None,
+    window: int,
+) -> PartResult:
+    """Attend with one of `size` devices' queries, each to its window. Runs on each device."""
+    results: list[PartResult] = []
+    for part, _ in _windowed(size, query, key, value, segments, window):
+        with _needed(kernel, size, part):
+            results.append(kernel.forward(part, True))
+    out = jnp.concatenate([each.out for each in results], axis=1).astype(query.dtype)
+    return PartResult(out, jnp.concatenate([each.log_sum_exp for each in results], axis=2))
+
+
+def windowed_backward(
+    kernel: Kernel,
+    size: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    segments: Array | None,
+    window: int,
+    result: PartResult,
+    d_out: Array,
+) -> Gradients:
+    """Return the gradients of one device's queries, keys and values. Runs on each device."""
+    d_outs, d_queries = jnp.split(d_out, 2, axis=1), list[Array]()
+    shape = 2 * key.shape[0], size * key.shape[1], *key.shape[2:]
+    d_both = jnp.zeros(shape, jnp.float32)
+    for place, (part, start) in enumerate(_windowed(size, query, key, value, segments, window)):
+        with _needed(kernel, size, part):
+            d_query, *d_keys = kernel.backward(part, True, _of_piece(result, place), d_outs[place])
+        d_queries.append(d_query)
+        before = jax.lax.dynamic_slice_in_dim(d_both, start, part.key.shape[1], axis=1)
+        more = before + jnp.concatenate(d_keys)
+        d_both = jax.lax.dynamic_update_slice_in_dim(d_both, more, start, axis=1)
+    d_key, d_value = jnp.split(_scattered(d_both, size), 2)
+    d_query = jnp.concatenate(d_queries, axis=1).astype(query.dtype)
+    return d_query, d_key.astype(key.dtype), d_value.astype(value.dtype)

@@ -228,7 +228,7 @@ class Transformer(Model):
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = _places(tokens.shape[1], context, documents)
-                x = x + (table[: tokens.shape[1]][None] if places is None else table[places])
+                x = x + (_for_each_token(table[: x.shape[1]], x) if places is None else table[places])
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
     def _blocks(
@@ -500,8 +500,7 @@ class Transformer(Model):
             if f"{name}{SUFFIX}" in layer[group]:
                 y = y + adapted(x, layer[group][f"{name}{SUFFIX}"], self.block[group][name], context)
             if f"{name}_bias" in layer[group]:
-                bias = context.gather(layer[group][f"{name}_bias"], *outputs)
-                y = y + bias.reshape(1, 1, *bias.shape)
+                y = y + _for_each_token(context.gather(layer[group][f"{name}_bias"], *outputs, wide=True), y)
             # The residual after a product of this width is saved in its place, unless a norm lies between.
             is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
             named = SECOND_PRODUCT if name in self._second else PRODUCT
@@ -573,6 +572,14 @@ def _places(
     if ring_size(context.mesh) == 1:
         return None
     return ring_positions(length, context.mesh)[None]
+
+
+def _for_each_token(x: Array, like: Array) -> Array:
+    """Broadcast `x` to the shape and the format of `like`, so that its gradient is summed in float32.
+
+    In the compute format each addition would round: over a thousand tokens in bf16 by up to 4 % of the sum.
+    """
+    return jnp.broadcast_to(x.astype(jnp.float32), like.shape).astype(like.dtype)
 
 
 def _as_needed(repeats: int) -> AbstractContextManager[Any]:

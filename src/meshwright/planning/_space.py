@@ -398,8 +398,8 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
         rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
-    if isinstance(model, TransformerModel) and model.not_in_a_ring(length):
-        rules["the ring over context lacks the model's attention"] = context == 1
+    if isinstance(model, TransformerModel) and model.latent_rank is not None:
+        rules["attention over context lacks the model's"] = context == 1
     return rules
 
 

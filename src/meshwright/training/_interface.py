@@ -22,7 +22,9 @@ from ._run_folder import RunFolder
 RunPhase = Literal["start-up", "compile", "restore", "step", "input wait", "evaluation", "checkpoint", "end"]
 FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
-NoticeKind = Literal["resumed", "bad step", "spike", "checkpoint", "disk", "held-out", "signal"]
+NoticeKind = Literal[
+    "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal"
+]  # fmt: skip
 
 
 class PhaseClock:

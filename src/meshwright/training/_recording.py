@@ -278,6 +278,7 @@ class Recorder:
         self._per_epoch = steps_per_epoch
         self._epoch: list[dict[str, float]] = []  # metrics of each step of the current epoch
         self._epoch_seconds = 0.0
+        self._is_searching = False  # for a loss scale that is small enough
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Take over losses and held-out metrics from the lines of a resumed run's metrics.jsonl."""
@@ -305,6 +306,7 @@ class Recorder:
             self.losses[step] = values["loss"]
             if spike := self._spikes.add(values["loss"]):
                 self.notice(step, "spike", f"step {step}: {spike}")
+        self._follow_scale(step, values)
         self.emit(
             StepDone(
                 step=step,
@@ -323,6 +325,16 @@ class Recorder:
         if spread is not None and spread.num_steps == FIRST_STEPS:
             self.emit(FirstStepsDone(step_seconds=spread, argument_bytes_per_device=self.argument_bytes))
         self._count_epoch(step, batch_index + 1, seconds + waited_seconds, {"loss": values["loss"], **more})
+
+    def _follow_scale(self, step: int, values: Mapping[str, float]) -> None:
+        """Report the first of the steps in a row that are skipped because the loss scale is too large."""
+        was_searching = self._is_searching
+        self._is_searching = not values["applied"] and not what_is_bad(values)
+        if self._is_searching and not was_searching:
+            scale = values["loss_scale"]
+            words = f"step {step}: gradients are not finite in fp16 at the loss scale {scale:g}; the step is "
+            words += "skipped and the scale halved until they are, as is usual, mostly in a run's first steps"
+            self.notice(step, "loss scale", words)
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:
         """Record the held-out metrics of the parameters after `step` updates."""
