@@ -37,6 +37,7 @@ from ._watch import (
     Watch,
     has_storage,
     inner_tensors,
+    keeping_selected,
     watching_sizes,
 )
 
@@ -140,6 +141,7 @@ class Step:
             self.stack,
             self.watch,
             watching_sizes(self.storages),
+            keeping_selected(self._pack),
             sequences as are_told,
         ):
             if are_told:
