@@ -140,7 +140,7 @@ class Mlp(nn.Module):
 
 
 def _rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """x [batch, sequence, heads, head]: neighbours are complex numbers, turned by angles [sequence, head / 2]."""
+    """x [batch, sequence, heads, head], as complex numbers turned by angles [sequence, head / 2]."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * angles[:, None]).flatten(3).type_as(x)
 

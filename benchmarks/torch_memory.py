@@ -2,8 +2,8 @@
 
 Run: python benchmarks/torch_memory.py --runs CSV [--ids ID ...] [--record]. CSV is the survey of published
 runs. Each of torchtitan's rows with a memory is weighed, or listed with the reason why not. torchtitan prints
-the largest `reserved_bytes.all.peak` of PyTorch's allocator over the ranks, in GiB (its metrics.py), and its
-launcher sets `expandable_segments:True`; so does this script.
+the largest `reserved_bytes.all.peak` of PyTorch's allocator over the ranks, in GiB (its metrics.py). Its
+launcher sets `expandable_segments:True`; a run whose printed command goes round the launcher has the default.
 
 What a row does not say is read from torchtitan at the commit that its table names: see `STACKS`. Float8 rows
 are weighed as bfloat16: torchao keeps the inputs of a product in bfloat16, and the selective policy counts
@@ -34,9 +34,13 @@ CHECKPOINTS = {"none": "none", "full": "full", "selective": "op", "selective(per
 # By the file of a table: the facts of its commit that its rows do not say. A loss is compiled with its blocks
 # since 2025-02; FSDP has groups for the embedding and for norm and head since 2025-07.
 STACKS: dict[str, dict[str, bool]] = {
-    "llama3_h100_202412_torchtitan.md": {"compiled_loss": False, "groups": False},
-    "llama3-8b_h200_202506_trainy-whitefiber.md": {"compiled_loss": True, "groups": False},
-    "mxfp8.md": {"compiled": True, "compiled_loss": True, "groups": True},
+    "llama3_h100_202412_torchtitan.md": {"compiled_loss": False, "groups": False, "expandable": True},
+    "llama3-8b_h200_202506_trainy-whitefiber.md": {
+        "compiled_loss": True,
+        "groups": False,
+        "expandable": False,  # its command is torchrun's own
+    },
+    "mxfp8.md": {"compiled": True, "compiled_loss": True, "groups": True, "expandable": True},
 }
 
 
@@ -53,6 +57,7 @@ class Case:
     compiled: bool
     compiled_loss: bool
     groups: bool
+    expandable: bool
 
 
 def case_of(row: Mapping[str, str]) -> Case | str:
@@ -84,6 +89,7 @@ def case_of(row: Mapping[str, str]) -> Case | str:
         compiled=compiled,
         compiled_loss=compiled and stack["compiled_loss"],
         groups=stack["groups"],
+        expandable=stack["expandable"],
     )
 
 
@@ -96,7 +102,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def weigh_case(case: Case) -> dict[str, float]:
     """GiB that one rank's allocator gives out at the peak and reserves, and the processor seconds it took."""
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ["PYTORCH_ALLOC_CONF"] = f"expandable_segments:{case.expandable}"
     import torch
     from _torch_llama import Llama, Recipe, spread
 
@@ -151,6 +157,7 @@ def compared(rows: list[dict[str, str]], jobs: int) -> tuple[list[dict[str, Any]
                 "layout": case.layout,
                 "tokens_per_rank": case.rows * case.length,
                 "checkpoint": case.checkpoint,
+                "expandable_segments": case.expandable,
                 "compiled": "blocks and loss" if case.compiled_loss else "blocks" if case.compiled else "no",
                 "published_gib": published,
                 **found[case],

@@ -38,6 +38,7 @@ def test_a_row_is_a_case_and_its_notes_say_what_was_compiled():
     assert (case.compiled, case.compiled_loss) == (False, False)
     later = case_of(ROW | LATER)
     assert (later.fleet, later.compiled, later.compiled_loss) == ("64xH200", True, True)
+    assert (case.expandable, later.expandable) == (True, False)
     assert case_of(ROW | {"tp": "8", "n_devices": "64"}).layout == "fsdp=8,tensor=8"
 
 
