@@ -77,16 +77,8 @@ def image(size: int = 64, channels: int = 3) -> torch.Tensor:
     return torch.zeros(2, channels, size, size)
 
 
-def _text(config: str, model: str, *, seconds: bool = False, **settings: Any) -> Made:
-    library = library_of("transformers")
-    module = getattr(library, model)(getattr(library, config)(**settings))
-    inputs = {"input_ids": ids()}
-    if "LM" in model or "Generation" in model:
-        inputs["labels"] = ids()
-    if seconds:
-        inputs["decoder_input_ids"] = ids()
-        del inputs["labels"]
-    return module, inputs
+def _text(config: str, model: str, **settings: Any) -> Made:
+    return _of_transformers(config, model, lambda: {"input_ids": ids(), "labels": ids()}, **settings)
 
 
 def _of_transformers(config: str, model: str, inputs: Callable[[], dict[str, Any]], **settings: Any) -> Made:
@@ -148,6 +140,35 @@ CASES: dict[str, Callable[[], Made]] = {
         lambda: {"input_features": torch.zeros(2, 80, 3000), "decoder_input_ids": ids()},
         d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+    ),
+    "transformers.opt": partial(
+        _text, "OPTConfig", "OPTForCausalLM", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        ffn_dim=128, vocab_size=128, word_embed_proj_dim=64,
+    ),
+    "transformers.gpt_neox": partial(_text, "GPTNeoXConfig", "GPTNeoXForCausalLM", **SMALL),
+    "transformers.gemma2": partial(
+        _text, "Gemma2Config", "Gemma2ForCausalLM", **SMALL, num_key_value_heads=2, head_dim=16,
+        pad_token_id=0,
+    ),
+    "transformers.bart": partial(
+        _text, "BartConfig", "BartForConditionalGeneration", d_model=64, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128,
+        vocab_size=128, pad_token_id=0, decoder_start_token_id=0,
+    ),
+    "transformers.deberta_v2": partial(_text, "DebertaV2Config", "DebertaV2ForMaskedLM", **SMALL),
+    "transformers.wav2vec2": partial(
+        _of_transformers, "Wav2Vec2Config", "Wav2Vec2Model", lambda: {"input_values": torch.zeros(2, 4000)},
+        **TEXT, conv_dim=(32, 32, 32), conv_stride=(5, 2, 2), conv_kernel=(10, 3, 3),
+        num_feat_extract_layers=3, num_conv_pos_embedding_groups=4, num_conv_pos_embeddings=16,
+        mask_time_prob=0.0, layerdrop=0.0,
+    ),
+    "transformers.resnet": partial(
+        _of_transformers, "ResNetConfig", "ResNetModel", lambda: {"pixel_values": image()},
+        embedding_size=16, hidden_sizes=(16, 32), depths=(2, 2),
+    ),
+    "transformers.swin": partial(
+        _of_transformers, "SwinConfig", "SwinModel", lambda: {"pixel_values": image()}, image_size=64,
+        embed_dim=16, depths=(2, 2), num_heads=(2, 4), window_size=4, drop_path_rate=0.0,
     ),
     "transformers.vit": partial(
         _of_transformers, "ViTConfig", "ViTModel", lambda: {"pixel_values": image()}, **VISION

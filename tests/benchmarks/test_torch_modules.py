@@ -17,6 +17,7 @@ from torch_modules import CASES, is_installed, weigh_both
 # Of those that are refused: where, a part of the message, and of what to do next.
 REFUSED = {
     "transformers.clip": ("fsdp_8", "logit_scale is a single number", "parallelize=f"),
+    "diffusers.dit": ("fsdp_8", "it runs while its parameters are sharded", "call fully_shard on this part"),
     "torchvision.fasterrcnn": ("both", "depends on the data", "with that part replaced"),
 }
 

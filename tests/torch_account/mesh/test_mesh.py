@@ -198,6 +198,26 @@ def test_a_parameter_without_rows_is_told_by_name():
     assert raised.value.hint.startswith("make it a tensor of shape [1]")
 
 
+def test_a_part_that_runs_outside_of_its_block_is_told_how_it_is_gathered():
+    class Reaches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                [torch.nn.Sequential(torch.nn.Linear(64, 64)) for _ in range(2)]
+            )
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.blocks[0][0](x)  # without its block, whose parameters are sharded again
+
+    with pytest.raises(
+        InputError, match=r"failed in blocks\.0\.0 \(Linear\).*parameters are sharded"
+    ) as raised:
+        weigh(Reaches())
+    assert "call fully_shard on this part too" in raised.value.hint
+
+
 def test_the_allocator_reserves_beside_the_optimizers_state_what_a_later_step_needs():
     layer = torch.nn.Linear(4096, 4096, bias=False)  # 64 MiB, and twice that of AdamW
     weighing = weigh(layer, torch.zeros(16_384, 4096), on="1xH100", optimizer=torch.optim.AdamW)
