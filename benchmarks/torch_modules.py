@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -242,7 +243,7 @@ def weigh_both(name: str) -> dict[str, Any]:
         row["one_device_gib"] = round(alone.memory.peak_bytes / GIB, 4)
         row["forward_flops"] = alone.flops.forward
     except InputError as refused:
-        row["one_device_refused"], row["one_device_next"] = refused.message, refused.hint or ""
+        row["one_device_refused"], row["one_device_next"] = _words(refused), refused.hint or ""
     try:
         spread = mw.weigh(module, kwargs=inputs, on=FLEET, layout=LAYOUT, optimizer=optimizer)
         (rank, *_) = spread.account.ranks
@@ -250,8 +251,16 @@ def weigh_both(name: str) -> dict[str, Any]:
         row["fsdp_8_forward_flops"] = rank.flops_by_phase["forward"]
         row["fsdp_8_parameters_bytes"] = rank.parameters_bytes
     except InputError as refused:
-        row["fsdp_8_refused"], row["fsdp_8_next"] = refused.message, refused.hint or ""
+        row["fsdp_8_refused"], row["fsdp_8_next"] = _words(refused), refused.hint or ""
     return row
+
+
+def _words(refused: InputError) -> str:
+    """The message, with files named from where libraries are installed."""
+    words = refused.message
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        words = words.replace(f"{folder}/", "")
+    return words
 
 
 def main() -> None:
