@@ -194,6 +194,32 @@ def test_a_checkpointed_function_belongs_to_the_module_that_called_it(reentrant)
     assert outer.backward_flops == 512 + 2 * 1024 + outer.recomputed_flops
 
 
+@pytest.mark.parametrize(("keeps", "kept_bytes"), [(True, 4 * 8 * (256 + 64)), (False, 0)])
+def test_what_selective_checkpointing_keeps_is_saved(keeps, kept_bytes):
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(context, operation, *_, **__):
+        is_product = operation == torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_product and keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    class Selects(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256, bias=False), nn.Linear(256, 64, bias=False)
+
+        def forward(self, x):
+            return checkpoint(
+                lambda x: self.down(self.up(x).relu()),
+                x,
+                use_reentrant=False,
+                context_fn=lambda: create_selective_checkpoint_contexts(policy),
+            )
+
+    account = mw.account_torch(Selects(), torch.zeros(8, 64))
+    assert account.memory.saved_activation_bytes == kept_bytes
+    assert account.flops.recomputed == (0 if keeps else 2 * 8 * 64 * 256)  # the last product is not repeated
+
+
 def test_backward_work_belongs_to_the_module_whose_forward_made_it():
     module = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)))
     rows = {

@@ -182,7 +182,9 @@ def weigh(
     if is_torch_module(config):
         _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})
         of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
-        return _weigh_torch(config, args or (), kwargs or {}, parts, on, of_a_mesh, on_event)
+        return _weigh_torch(
+            config, () if args is None else args, kwargs or {}, parts, on, of_a_mesh, on_event
+        )
     if not isinstance(config, str | RunConfig):
         _check_program(config, given=bool(args or kwargs))
         _refuse("a function", {"layout": layout, "overrides": overrides or None})
@@ -226,6 +228,9 @@ def _weigh_torch(
 
     `parts`: its optimizer, loss and autocast. `of_a_mesh`: its layout, parallelize and tokens_per_step.
     """
+    if not isinstance(args, tuple | list):
+        hint = "give inputs by name as kwargs=" if isinstance(args, Mapping) else "write args=(x,)"
+        raise InputError(f"args is a {type(args).__name__}, not a tuple of inputs", hint=hint)
     if on is None:
         _refuse("a PyTorch module, accounted on one device,", of_a_mesh, "name a fleet: on='8xH100'")
         return account_torch(module, *args, **parts, **kwargs)

@@ -5,18 +5,27 @@ The rules are those of c10/cuda/CUDACachingAllocator.cpp with its default settin
 and larger ones from segments of their own, in steps of 2 MiB. The smallest free block that is large enough is
 taken, and split if enough is left. Neighbours that are free are merged. Each stream has blocks of its own.
 Nothing goes back to the device: that happens only when a device is full.
-Not replayed: `expandable_segments` and other settings; tensors that a kernel takes and frees by itself.
+With `expandable_segments` each pool has one segment, which grows at its end by pages of 2 or 20 MiB.
+Not replayed: other settings; tensors that a kernel takes and frees by itself.
 """
 
 from __future__ import annotations
 
 import bisect
+import os
 from dataclasses import dataclass
 
 KIB, MIB = 1024, 1024 * 1024
 STEP_BYTES = 512
 SMALL_BYTES, SMALL_SEGMENT_BYTES = MIB, 2 * MIB
 LARGE_BYTES, LARGE_SEGMENT_BYTES, LARGE_STEP_BYTES = 10 * MIB, 20 * MIB, 2 * MIB
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables of PyTorch's; the first is newer
+
+
+def segments_expand() -> bool:
+    """Return whether the environment sets `expandable_segments:True` for PyTorch's allocator."""
+    text = next((os.environ[name] for name in SETTINGS if os.environ.get(name)), "")
+    return "expandable_segments:true" in text.lower().replace(" ", "")
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +47,9 @@ class _Block:
 class CachingAllocator:
     """Blocks by the number of the storage that holds them; `reserved_bytes` are those of all segments."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, expandable: bool = False) -> None:
         self.reserved_bytes = 0
+        self._expandable = expandable
         self._held: dict[int, _Block] = {}
         self._free: dict[tuple[int, bool], list[tuple[tuple[int, int], _Block]]] = {}
 
@@ -49,7 +59,7 @@ class CachingAllocator:
         pool = (stream, size <= SMALL_BYTES)
         block = self._taken(pool, size) or self._segment(pool, size)
         rest = block.num_bytes - size
-        if rest >= STEP_BYTES if pool[1] else rest > SMALL_BYTES:
+        if rest >= STEP_BYTES if pool[1] or self._expandable else rest > SMALL_BYTES:
             left = _Block(block.address + size, rest, pool, before=block, after=block.after)
             if left.after is not None:
                 left.after.before = left
@@ -76,9 +86,13 @@ class CachingAllocator:
         """Return the smallest free block that is large enough, no longer free."""
         blocks = self._free.setdefault(pool, [])
         place = bisect.bisect_left(blocks, (size, 0), key=lambda entry: entry[0])
+        if self._expandable and place + 1 < len(blocks) and blocks[place][1].after is None:
+            place += 1  # the last block counts as large as it can grow
         return blocks.pop(place)[1] if place < len(blocks) else None
 
     def _segment(self, pool: tuple[int, bool], size: int) -> _Block:
+        if self._expandable:
+            return self._grown(pool, size)
         if pool[1]:
             num_bytes = SMALL_SEGMENT_BYTES
         elif size < LARGE_BYTES:
@@ -87,6 +101,23 @@ class CachingAllocator:
             num_bytes = -(-size // LARGE_STEP_BYTES) * LARGE_STEP_BYTES
         block = _Block(self.reserved_bytes, num_bytes, pool)
         self.reserved_bytes += num_bytes
+        return block
+
+    def _grown(self, pool: tuple[int, bool], size: int) -> _Block:
+        """Return a block at the end of a pool's only segment, which grows as far as it must."""
+        held = (block for block in self._held.values() if block.pool == pool)
+        last = next((b for b in (*(b for _, b in self._free[pool]), *held) if b.after is None), None)
+        page = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
+        there = last.num_bytes if last is not None and last.is_free else 0
+        num_bytes = -(-(size - there) // page) * page
+        self.reserved_bytes += num_bytes
+        if last is not None and last.is_free:
+            self._drop(last)
+            last.num_bytes += num_bytes
+            return last
+        block = _Block(last.address + last.num_bytes if last is not None else 0, num_bytes, pool, before=last)
+        if last is not None:
+            last.after = block
         return block
 
     def _keep(self, block: _Block) -> None:

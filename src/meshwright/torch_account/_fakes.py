@@ -117,8 +117,8 @@ def quiet_fakes() -> Iterator[None]:
 def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
     """Convert the failure of `what` ("the forward pass") to an error that names module and line.
 
-    The error's hint is `hint`, but an operation without a fake form, or with a result that depends on data,
-    has its own.
+    The error's hint is `hint`, but an operation without a fake form, with a result that depends on data, or
+    on parameters that are not gathered, has its own.
     """
     place = f"{what} failed{_module_place(failed, paths)} {failed_place(failed)}"
     if isinstance(failed, DynamicOutputShapeException | DataDependentOutputException):
@@ -133,6 +133,12 @@ def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hin
         return InputError(
             f"{place}: {name} has no fake form, which computes the shape of its result",
             hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",
+        )
+    if "mixed torch.Tensor and DTensor" in str(failed):
+        return InputError(
+            f"{place}: it runs while its parameters are sharded, as it would on real ranks",
+            hint="FSDP2 gathers parameters when the module that it was called on runs: give parallelize=f "
+            "and call fully_shard on this part too, or leave the part around it to the root",
         )
     return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
 

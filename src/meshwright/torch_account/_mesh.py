@@ -184,6 +184,9 @@ def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
     """Shard each repeated block and the root by FSDP2 over `fsdp`, and replicate them over `data`.
 
     All of them are resharded after their forward pass. With `data` alone DDP replicates the module.
+
+    Raises:
+        InputError: FSDP2 cannot shard a parameter.
     """
     names = tuple(name for name in OWN_AXES if name in (mesh.mesh_dim_names or ()) and mesh[name].size() > 1)
     if not names:
@@ -192,6 +195,12 @@ def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
         return torch.nn.parallel.DistributedDataParallel(module, process_group=mesh["data"].get_group())
     from torch.distributed.fsdp import fully_shard
 
+    if scalars := [path for path, parameter in module.named_parameters() if not parameter.dim()]:
+        raise InputError(
+            f"FSDP2 divides parameters by their rows, and {', '.join(scalars)} is a single number",
+            hint="make it a tensor of shape [1], as FSDP2 itself asks, or give parallelize=f that calls "
+            "fully_shard with ignored_params",
+        )
     for block in repeated_blocks(module):
         fully_shard(block, mesh=mesh[names], reshard_after_forward=True)
     fully_shard(module, mesh=mesh[names], reshard_after_forward=True)

@@ -20,6 +20,7 @@ from meshwright.config import Layout
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
 
+from ._allocator import segments_expand
 from ._fakes import check_parts
 from ._kernels import kernels_of
 from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
@@ -94,6 +95,8 @@ def _summed(
     without_rule = (f"{what}, {times} times" for what, times in sorted(fullest.watch.unknown.items()))
     ranks = dict.fromkeys((0, layout.num_devices - 1))
     notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *ON_A_MESH]
+    if fleet.chip.platform != "cpu" and segments_expand():
+        notes.append("The allocator's segments expand, as its variable in the environment says.")
     if most:
         notes.append(f"Memory and traffic are those of rank {layout.num_devices - 1}, which needs the most.")
     ledger = Ledger(

@@ -37,6 +37,7 @@ from ._watch import (
     Watch,
     has_storage,
     inner_tensors,
+    keeping_selected,
     watching_sizes,
 )
 
@@ -113,6 +114,7 @@ class Step:
         self.watch = Watch(self.stack, self.storages, fakes, mesh_axes)
         self.output: Any = None  # lives until the step ends, like a variable of a training loop
         self.loss: Any = None
+        self.optimizer: Any = None  # lives on too: what it keeps is there in each later step
         self.saved_activation_bytes = self.gradients_bytes = self.optimizer_state_bytes = 0
         self.by_format: dict[str, dict[str, int]] = {}
         self.saved_by_module: Counter[str | None] = Counter()
@@ -139,6 +141,7 @@ class Step:
             self.stack,
             self.watch,
             watching_sizes(self.storages),
+            keeping_selected(self._pack),
             sequences as are_told,
         ):
             if are_told:
@@ -237,7 +240,7 @@ class Step:
         """Run two steps with the same gradients: the first creates the state, the second is counted."""
         with self._users_code("the optimizer", "the account calls its step() without a closure"):
             self.watch.phase, self.watch.numbers_are_one = "", True
-            made = optimizer(list(self.module.parameters()))
+            made = self.optimizer = optimizer(list(self.module.parameters()))
             if not isinstance(made, torch.optim.Optimizer):
                 raise InputError(
                     f"the optimizer's function returned a {type(made).__name__}",

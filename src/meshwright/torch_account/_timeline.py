@@ -15,7 +15,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger, Timeline, allowance, usable_bytes
 from meshwright.units import format_bytes
 
-from ._allocator import CachingAllocator
+from ._allocator import CachingAllocator, segments_expand
 from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, Change, Storage
 
 NUM_INSTANTS = 200
@@ -73,7 +73,7 @@ def history_of(changes: Iterable[Change]) -> list[Change]:
 
 def reserved_bytes(changes: Iterable[Change]) -> int:
     """Return what the caching allocator has taken after two steps; the second has the optimizer's state."""
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(expandable=segments_expand())
     log = list(changes)
     _replay(allocator, log, lambda change: change.storage.number)
     lasting = {c.storage.number for c in log if not c.storage.born.phase or c.storage.category in LASTING}

@@ -14,9 +14,10 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -501,3 +502,21 @@ class SavedTensor:
     def __del__(self) -> None:
         for key in self._keys:
             self._storages.release(key)
+
+
+@contextlib.contextmanager
+def keeping_selected(keep: Callable[[torch.Tensor], SavedTensor]) -> Iterator[None]:
+    """Count what selective checkpointing keeps by its policy, which autograd does not see, by `keep`."""
+    checkpoint: Any = sys.modules["torch.utils.checkpoint"]
+    original = checkpoint._VersionWrapper  # around each result that it keeps
+
+    class Kept(original):
+        def __init__(self, value: Any) -> None:
+            super().__init__(value)
+            self.saved = keep(value) if isinstance(value, torch.Tensor) else None
+
+    checkpoint._VersionWrapper = Kept
+    try:
+        yield
+    finally:
+        checkpoint._VersionWrapper = original

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.torch_account._allocator import MIB, CachingAllocator
+from meshwright.torch_account._allocator import MIB, CachingAllocator, segments_expand
 
 
-def reserved_after(*sizes, stream=0):
-    allocator = CachingAllocator()
+def reserved_after(*sizes, stream=0, expandable=False):
+    allocator = CachingAllocator(expandable=expandable)
     for number, size in enumerate(sizes):
         allocator.allocate(number, size, stream)
     return allocator.reserved_bytes
@@ -65,11 +66,51 @@ def test_neighbours_are_merged_and_streams_share_nothing():
     assert allocator.reserved_bytes == 40 * MIB
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 2), st.booleans()), min_size=1, max_size=60)
+def test_expandable_segments_grow_by_pages_of_2_and_20_mebibytes():
+    assert reserved_after(1, expandable=True) == reserved_after(MIB, MIB, expandable=True) == 2 * MIB
+    assert reserved_after(MIB, MIB, 1, expandable=True) == 4 * MIB
+    assert reserved_after(30 * MIB, 10 * MIB, expandable=True) == 40 * MIB
+    assert reserved_after(30 * MIB, 11 * MIB, expandable=True) == 60 * MIB
+
+
+def test_an_expandable_segment_uses_its_free_end_and_its_holes_first():
+    allocator = CachingAllocator(expandable=True)
+    for number, size in enumerate((30 * MIB, 5 * MIB)):
+        allocator.allocate(number, size, 0)
+    allocator.free(0)
+    allocator.allocate(2, 31 * MIB, 0)  # 5 MiB are free at the end, and 26 more need two pages
+    assert allocator.reserved_bytes == 80 * MIB
+    allocator.allocate(
+        3, 14 * MIB, 0
+    )  # at the end exactly 14 are free, which count as more: it fills the hole
+    allocator.allocate(4, 14 * MIB, 0)
+    assert allocator.reserved_bytes == 80 * MIB
+    allocator.allocate(5, 20 * MIB, 1)  # another stream has a segment of its own
+    assert allocator.reserved_bytes == 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expands"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:512, expandable_segments: True", True),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:False", False),
+        ("PYTORCH_ALLOC_CONF", "", False),
+    ],
 )
-def test_reserved_is_never_less_than_what_is_alive_and_one_size_needs_nothing_new(history):
-    allocator, alive = CachingAllocator(), {}
+def test_segments_expand_where_pytorchs_variable_says_so(name, text, expands, monkeypatch):
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, text)
+    assert segments_expand() is expands
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 2), st.booleans()), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_reserved_is_never_less_than_what_is_alive_and_one_size_needs_nothing_new(history, expandable):
+    allocator, alive = CachingAllocator(expandable=expandable), {}
     for number, (size, stream, frees) in enumerate(history):
         allocator.allocate(number, size, stream)
         alive[number] = size

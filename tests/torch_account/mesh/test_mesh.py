@@ -169,6 +169,65 @@ def test_what_cannot_be_spread_is_said(how, message, hint):
     assert raised.value.hint.startswith(hint)
 
 
+@pytest.mark.parametrize("on", [None, "4xH100"])
+@pytest.mark.parametrize(
+    ("args", "kind", "hint"),
+    [
+        ({"x": torch.zeros(8, 64)}, "dict", "give inputs by name as kwargs="),
+        (torch.zeros(8, 64), "Tensor", "write args=(x,)"),
+    ],
+    ids=["by name", "one tensor"],
+)
+def test_inputs_that_are_no_tuple_are_told_how_to_be_given(args, kind, hint, on):
+    with pytest.raises(InputError, match=f"args is a {kind}, not a tuple of inputs") as raised:
+        mw.weigh(Stack(), args=args, on=on)  # pyright: ignore
+    assert raised.value.hint == hint
+
+
+def test_a_parameter_without_rows_is_told_by_name():
+    class Scaled(Stack):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return super().forward(x) * self.scale
+
+    with pytest.raises(InputError, match="scale is a single number") as raised:
+        weigh(Scaled())
+    assert raised.value.hint.startswith("make it a tensor of shape [1]")
+
+
+def test_a_part_that_runs_outside_of_its_block_is_told_how_it_is_gathered():
+    class Reaches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(
+                [torch.nn.Sequential(torch.nn.Linear(64, 64)) for _ in range(2)]
+            )
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.blocks[0][0](x)  # without its block, whose parameters are sharded again
+
+    with pytest.raises(
+        InputError, match=r"failed in blocks\.0\.0 \(Linear\).*parameters are sharded"
+    ) as raised:
+        weigh(Reaches())
+    assert "call fully_shard on this part too" in raised.value.hint
+
+
+def test_the_allocator_reserves_beside_the_optimizers_state_what_a_later_step_needs():
+    layer = torch.nn.Linear(4096, 4096, bias=False)  # 64 MiB, and twice that of AdamW
+    weighing = weigh(layer, torch.zeros(16_384, 4096), on="1xH100", optimizer=torch.optim.AdamW)
+    (rank,) = weighing.account.ranks
+    held = 3 * 4 * 4096 * 4096
+    rows = 4 * 16_384 * 4096  # the input, the result, and the result's gradient
+    assert rank.peak_bytes >= held + 2 * rows
+    assert rank.reserved_bytes >= rank.peak_bytes
+
+
 def test_a_mesh_without_a_fleet_is_refused():
     with pytest.raises(InputError, match="accounted on one device, takes no layout") as raised:
         mw.weigh(Stack(), args=(torch.zeros(8, 64),), layout="fsdp=2")  # pyright: ignore
