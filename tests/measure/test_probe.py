@@ -55,7 +55,7 @@ def test_launches_are_measured_on_several_simulated_devices_at_once():
 
 def test_noise_that_makes_the_longer_chain_shorter_gives_no_negative_time(monkeypatch):
     timed(monkeypatch, 1.0, 1.1)
-    assert _probe.launch_seconds() == pytest.approx(1e-9 / 8)
+    assert _probe.launch_seconds() == _probe.LEAST_SECONDS  # the tick of the clock
 
 
 def test_the_kernels_are_those_of_a_train_step():
