@@ -2,16 +2,16 @@
 
 The same initial parameters bitwise; losses and gradients within 1e-5 of the largest gradient in float32. In
 bfloat16 within 3e-2 where the model has two blocks, and 3e-2 more for every two more: one device's own
-rounding, against float32, is 2.1e-2 with experts, and a layout's 2.7e-2. There every expert is chosen, since
-rounding decides between two that are nearly as good. All products have biases, beside experts those of queries, keys and values. Every
-layout meets both models, both formats, rematerialisation or none, and accumulation or none, and every two of
-those meet too: a pairwise cover. Each of the four key-value heads serves two devices where `tensor` has
-eight, and wherever there is `tensor`, a vocabulary of 61 is padded. Layouts take the policies of
-rematerialisation in turn, so that each policy meets every axis. `make test` runs a case of each axis but
-`fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide` the rest of the cover, `make
-test-long` all combinations. One device's program is compiled for each model and format only:
-rematerialisation changes no number, and accumulation none either where there are no experts, whose balance
-is that of a microbatch.
+rounding, against float32, is 2.1e-2 with experts, and a layout's 2.7e-2. There every expert is chosen,
+since rounding decides between two that are nearly as good. All products have biases, beside experts those
+of queries, keys and values. Every layout meets both models, both formats, rematerialisation or none, and
+accumulation or none, and every two of those meet too: a pairwise cover. Each of the four key-value heads
+serves two devices where `tensor` has eight, and wherever there is `tensor`, a vocabulary of 61 is padded.
+Layouts take the policies of rematerialisation in turn, so that each policy meets every axis. `make test`
+runs a case of each axis but `fsdp` (see tests/step/test_build.py) and of a combination, `make test-wide`
+the rest of the cover, `make test-long` all combinations. One device's program is compiled for each model
+and format only: rematerialisation changes no number, and accumulation none either where there are no
+experts, whose balance is that of a microbatch.
 """
 
 import functools
