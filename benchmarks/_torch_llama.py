@@ -150,51 +150,51 @@ def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 class Rotation(torch.autograd.Function):
-    """The rotation as one kernel, which keeps the angles alone. Shapes only: its values are not set."""
+    """The rotation as one kernel, which keeps the angles alone. Bytes only: its values are not right."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """x [batch, sequence, heads, head] to the same."""
-        return torch.empty_like(x)
+        return x.clone()
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         """Of x."""
-        return torch.empty_like(gradient), None
+        return gradient.clone(), None
 
 
 class GatedProduct(torch.autograd.Function):
-    """SiLU of one times the other as one kernel, which keeps both. Shapes only: its values are not set."""
+    """SiLU of one times the other as one kernel, which keeps both. Bytes only: its values are not right."""
 
     @staticmethod
     def forward(context: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Two tensors of one shape to the same."""
         context.save_for_backward(gate, up)
-        return torch.empty_like(gate)
+        return gate + up
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """Of both."""
         gate, up = context.saved_tensors
-        return torch.empty_like(gate), torch.empty_like(up)
+        return gradient + gate, gradient + up
 
 
 class FusedLoss(torch.autograd.Function):
     """A compiled cross entropy: it keeps its logits and two numbers a row; its gradient is in their format.
 
-    Shapes only: its values are not set.
+    Bytes only: its values are not right.
     """
 
     @staticmethod
     def forward(context: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Logits [rows, vocabulary] and labels [rows] to one number."""
         context.save_for_backward(logits, logits.new_empty(2, logits.shape[0], dtype=torch.float32), labels)
-        return logits.new_empty((), dtype=torch.float32)
+        return logits.sum(dtype=torch.float32)
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
         """Of the logits."""
-        return torch.empty_like(context.saved_tensors[0]), None
+        return context.saved_tensors[0] * gradient, None
 
 
 def spread(module: Llama, mesh: Any, recipe: Recipe) -> None:

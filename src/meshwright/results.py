@@ -230,12 +230,11 @@ def _fleet_fields(fleet: Fleet) -> dict[str, Any]:
 
 EAGER = "PyTorch, eager, on fake tensors"
 """The `source` of a weighing that no compiler made."""
-NO_EAGER_TIME = "the time of eager PyTorch has not been compared with measured runs yet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchWeighing(Shown):
-    """One step of a PyTorch module weighed for one fleet, as PyTorch runs it: no compiler, and no time.
+    """One step of a PyTorch module weighed for one fleet, as PyTorch runs it, without a compiler.
 
     `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
     `tokens_per_step`: of the fleet, if they were told.
@@ -261,9 +260,14 @@ class TorchWeighing(Shown):
         """True if reserved + allowance bytes are at most the usable bytes; None if those are unknown."""
         return self.ledger.memory.fits
 
+    @property
+    def prediction(self) -> Prediction | None:
+        """The time of a step of eager PyTorch; None if there is none, and `no_prediction` says why."""
+        return self.account.prediction
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
-        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "prediction", "run_total", "plan")
+        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "run_total", "plan")
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
@@ -275,7 +279,8 @@ class TorchWeighing(Shown):
             "source": EAGER,
             "fits": self.fits,
             "ledger": self.ledger.to_dict(),
-            "no_prediction": NO_EAGER_TIME,
+            "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
+            "no_prediction": self.account.no_prediction,
             "compile": {
                 "seconds": self.account.seconds,
                 "cached": False,

@@ -5,6 +5,7 @@ Imports: `torch_account`, which runs the module on fake tensors. Used by: `_weig
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -108,4 +109,9 @@ def _mesh(fleet: Fleet, layout: str | None) -> Layout:
 
 
 def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, tokens_per_step: int | None) -> TorchWeighing:
+    prediction = account.prediction
+    if prediction is not None and tokens_per_step is not None:
+        rate = tokens_per_step / prediction.step_seconds.expected / fleet.num_devices
+        told = dataclasses.replace(prediction, tokens_per_second_per_device=rate)
+        account = dataclasses.replace(account, prediction=told)
     return TorchWeighing(fleet=fleet, layout=mesh, account=account, tokens_per_step=tokens_per_step)

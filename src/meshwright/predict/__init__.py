@@ -6,12 +6,16 @@ benchmarks/fit_rates.py, and runs.toml.
 """
 
 from ._busy import Busy as Busy
+from ._eager import MAIN as MAIN
+from ._eager import Mark as Mark
+from ._eager import Queue as Queue
 from ._factors import Factor as Factor
 from ._factors import class_of as class_of
 from ._predict import classes_of_instructions as classes_of_instructions
 from ._predict import predict as predict
 from ._predict import predicted_busy as predicted_busy
 from ._predict import predicted_trace as predicted_trace
+from ._predict import prediction_of as prediction_of
 from ._rates import Machine as Machine
 from ._rates import attention_seconds as attention_seconds
 from ._rates import collective_seconds as collective_seconds
@@ -27,3 +31,4 @@ from ._records import checked_price as checked_price
 from ._records import run_total as run_total
 from ._records import steps_for as steps_for
 from ._walk import TRACKS as TRACKS
+from ._walk import Walked as Walked

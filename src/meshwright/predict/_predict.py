@@ -47,6 +47,7 @@ from ._sources import words_of
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
+EAGER = "eager"  # the width of steps that PyTorch launches kernel by kernel
 LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
 LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
 MOST_ORDERS = 24  # all orders of four axes; more take longer than the compilation
@@ -60,6 +61,8 @@ def interval_of(
     unpriced: Sequence[str],
     cautions: Iterable[str] = (),
     peer_seconds: float | None = None,
+    *,
+    is_eager: bool = False,
 ) -> tuple[Interval, str, tuple[str, ...]]:
     """Return the interval of a walked step, its sources in words, and the reasons why it is no narrower.
 
@@ -72,9 +75,12 @@ def interval_of(
         cautions: doubts about `calibration`, which are added to the reasons.
         peer_seconds: the step with peer-to-peer transfers, where collectives pass the host's memory. It
             lowers the lower end.
+        is_eager: whether PyTorch launched the kernels one by one.
     """
     formats = _unpublished_formats(machine, walked)
     names = _widths(machine, walked, calibration)
+    if is_eager:
+        names = (*names, EAGER)
     applied = [widths()[name] for name in names]
     if calibration is None or machine.basis == "calibration":
         reasons = [width.reason for width in applied if width.reason]
@@ -246,29 +252,62 @@ def predict(
     """
     prices: Prices = {}
     machine, walked = _walked(executions, compiled, fleet, calibration, measured, attention_kernel, prices)
+    peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
+    found = prediction_of(
+        machine,
+        walked,
+        ledger,
+        num_devices=fleet.num_devices,
+        tokens_per_step=compiled.tokens_per_step,
+        calibration=calibration,
+        cautions=cautions,
+        peer_seconds=peer_seconds,
+    )
+    helps = what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices)
+    return replace(found, what_helps=helps)
+
+
+def prediction_of(
+    machine: Machine,
+    walked: Walked,
+    ledger: Ledger,
+    *,
+    num_devices: int,
+    tokens_per_step: int | None,
+    calibration: Calibration | None = None,
+    cautions: Iterable[str] = (),
+    peer_seconds: float | None = None,
+    is_eager: bool = False,
+) -> Prediction:
+    """Return the prediction of a walked step, without what would help.
+
+    Args:
+        ledger: the FLOPs of the fleet, and what is unpriced beside what the walk found.
+        calibration, cautions, peer_seconds: as for `interval_of`.
+        is_eager: kernels were launched one by one by PyTorch, whose interval is that of such steps.
+    """
     seconds = walked.seconds
-    assert seconds > 0, f"{compiled.name} takes no time"
+    assert seconds > 0, "a step takes time"
     peak = _peak(machine, walked)
     no_rate = (f"{what}, {n} times" if n > 1 else what for what, n in walked.unpriced.items())
     unpriced = (*ledger.unpriced, *no_rate)
-    available = seconds * fleet.num_devices * peak
+    available = seconds * num_devices * peak
     may_be_short = bool(unpriced or machine.factors.runs)
     mfu = _utilisation(ledger.flops.model, available, may_be_short)
     hfu = _utilisation(ledger.flops.executed, available, may_be_short)
     assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
-    peer_seconds = _peer_seconds(machine, executions, compiled) if walked.transfers else None
-    interval, basis, reasons = interval_of(machine, walked, calibration, unpriced, cautions, peer_seconds)
-    tokens = compiled.tokens_per_step
+    interval, basis, reasons = interval_of(
+        machine, walked, calibration, unpriced, cautions, peer_seconds, is_eager=is_eager
+    )
     return Prediction(
         step_seconds=interval,
-        tokens_per_second_per_device=tokens / seconds / fleet.num_devices if tokens else None,
+        tokens_per_second_per_device=tokens_per_step / seconds / num_devices if tokens_per_step else None,
         mfu=mfu,
         hfu=hfu,
         peak_flops_per_second=peak,
         slices=_slices(walked),
         basis=basis,
         interval_reasons=reasons,
-        what_helps=what_helps(machine, executions, compiled, fleet, ledger.memory, walked, prices),
         unpriced=unpriced,
     )
 

@@ -164,12 +164,18 @@ class _FusedNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         rows = (*input.shape[: input.dim() - num_dims], *(1,) * num_dims)
         context.save_for_backward(input, input.new_empty(rows, dtype=torch.float32), weight)
-        return torch.empty_like(input)
+        context.num_dims = num_dims
+        return input.clone()  # which reads and writes as many bytes
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        input, _, weight = context.saved_tensors
-        return torch.empty_like(input), None, None if weight is None else torch.empty_like(weight)
+        input, scale, weight = context.saved_tensors
+        shape, wanted = input.shape[input.dim() - context.num_dims :], [True, weight is not None, False]
+        # A layer norm's kernels read and write as many bytes.
+        of_input, of_weight, _ = aten.native_layer_norm_backward(
+            *gradients, input, shape, scale, scale, weight, None, wanted
+        )
+        return of_input, None, of_weight
 
 
 @contextlib.contextmanager
@@ -195,6 +201,12 @@ def as_it_was_written() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether a plan has compiled the module, or a part of it, by `torch.compile`."""
+    parts = list(module.modules())
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
 
 
 @contextlib.contextmanager

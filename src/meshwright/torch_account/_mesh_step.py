@@ -8,6 +8,7 @@ This module imports torch, so it is imported only while accounting.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections import Counter
@@ -17,12 +18,15 @@ from typing import Any
 import torch
 
 from meshwright.config import Layout
+from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
+from meshwright.predict import Machine, machine_of, prediction_of
 
 from ._allocator import segments_expand
 from ._fakes import check_parts
-from ._kernels import kernels_of
+from ._kernels import is_compiled, kernels_of
+from ._launches import Launches, watching_streams
 from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
 from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, Step, surroundings
@@ -34,6 +38,8 @@ ON_A_MESH = (
     "The inputs are those of one rank. FLOPs are those of the first rank times the ranks, so that work which "
     "several ranks repeat counts for each.",
 )
+ATTENTION = "flash-2"  # the kernels that PyTorch has built in
+COMPILED = "parts are compiled by torch.compile, whose kernels are not predicted"
 NUMBER = re.compile(r"(?<=/)\d+(?=/|$)|^\d+(?=/|$)")
 WRAPPED = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)(?=\.|$)")
 
@@ -68,6 +74,7 @@ def account_on_mesh(
     started = time.process_time()
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     check_plan(layout.axes, parallelize)
+    machine, why_not = _machine(fleet)
     parts = {"loss": loss, "autocast": autocast, "optimizer": optimizer}
     steps: list[Step] = []
     for rank in dict.fromkeys((0, layout.num_devices - 1)):
@@ -78,11 +85,50 @@ def account_on_mesh(
             step = Step(
                 module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
             )
-            with watching_fsdp(step.storages), watching_dtensors(step.watch), kernels_of(fleet.chip):
+            launches = None if machine is None or rank else Launches(machine, layout.num_devices)
+            step.watch.launches = launches
+            with (
+                watching_fsdp(step.storages),
+                watching_dtensors(step.watch),
+                watching_streams(launches),
+                kernels_of(fleet.chip),
+            ):
                 step.run(**parts)
             steps.append(step)
     on_phase("reckoning")
-    return _summed(steps, module, name, fleet, layout, started)
+    account = _summed(steps, module, name, fleet, layout, started)
+    return _with_time(account, steps[0], layout.num_devices, why_not)
+
+
+def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
+    """Return the rates of the fleet's devices, or why there are none."""
+    if fleet.chip.platform == "cpu":
+        return None, "no rates are known of PyTorch's kernels on a CPU"
+    try:
+        return machine_of(fleet, None, ATTENTION), ""
+    except InputError as unknown:
+        return None, unknown.message
+
+
+def _with_time(account: MeshAccount, first: Step, num_devices: int, why_not: str) -> MeshAccount:
+    """Return the account with the predicted time of the first rank's step."""
+    launches = first.watch.launches
+    if launches is not None:
+        why_not = COMPILED if is_compiled(first.module) else launches.why_not
+    if launches is None or why_not:
+        return dataclasses.replace(account, no_prediction=why_not)
+    walked = launches.finish()
+    if not walked.seconds:
+        return dataclasses.replace(account, no_prediction="the step runs no kernel")
+    prediction = prediction_of(
+        launches.machine,
+        walked,
+        account.ledger,
+        num_devices=num_devices,
+        tokens_per_step=None,
+        is_eager=True,
+    )
+    return dataclasses.replace(account, prediction=prediction)
 
 
 def _summed(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.ledger import Ledger
+from meshwright.predict import Prediction
 from meshwright.records import read_record
 
 
@@ -67,6 +68,7 @@ class MeshAccount:
     messages: that rank's collectives by kind, axes and phase.
     ranks: the ranks that were run: the first, and the last, whose shards may be smaller.
     seconds: of processor time that the account took.
+    prediction: the time of the first rank's step; None where there is none, and `no_prediction` says why.
     """
 
     name: str
@@ -76,6 +78,8 @@ class MeshAccount:
     ranks: tuple[RankCount, ...]
     torch_version: str
     seconds: float
+    prediction: Prediction | None = None
+    no_prediction: str = ""
 
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads."""

@@ -34,6 +34,7 @@ from ._fakes import Fakes
 from ._flops import (
     RULES,
     OperationCall,
+    OperationFlops,
     call_of,
     flops_of,
     format_name,
@@ -42,6 +43,7 @@ from ._flops import (
     tensor_text,
 )
 from ._kernels import grouped_product
+from ._launches import Launches
 from ._records import Message
 from ._traffic import NAMESPACES, message_kind, message_of
 
@@ -319,6 +321,7 @@ class Watch(TorchDispatchMode):
         self.numbers_read = 0
         self.looks_away = False  # while operations only ask for shapes
         self.own_mistake: Exception | None = None
+        self.launches: Launches | None = None  # where the step's time is wanted
         self._stack = stack
         self._storages = storages
         self._fakes = fakes
@@ -332,6 +335,8 @@ class Watch(TorchDispatchMode):
     @phase.setter
     def phase(self, phase: str) -> None:
         self._storages.phase = phase
+        if phase == OPTIMIZER and self.launches is not None:
+            self.launches.join()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_wrapper, types)):  # a DTensor: it calls the operation again on its local tensors
@@ -398,30 +403,39 @@ class Watch(TorchDispatchMode):
             return
         self._storages.note_peak(self.phase)
         self._storages.instant += 1
-        if kind == "message":
-            self._note_message(call_of(func, args, kwargs, result))
-        elif kind != "silent":
-            self._count(func, args, kwargs, result, kind)
-
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, kind: str) -> None:
+        if kind == "silent" and self.launches is None:
+            return
         call = call_of(func, args, kwargs, result)
+        if kind == "message":
+            self._note_message(call)
+            return
+        counted = None if kind == "silent" else self._count(call, kind)
+        if self.launches is not None:
+            self.launches.operation(func, call, counted)
+
+    def _count(self, call: OperationCall, kind: str) -> OperationFlops | None:
         counted = flops_of(call) if kind == "rule" else None
         if counted is None:
             self.unknown[str(call)] += 1
-            return
+            return None
         path, phase = self._stack.path(), self._phase_now()
         self.flops[phase, path] += counted.flops - counted.recomputed_flops
         self.flops[RECOMPUTED, path] += counted.recomputed_flops
         self.by_operation[call.name] += counted.flops
         self.by_format[counted.format] += counted.flops
+        return counted
 
     def _note_message(self, call: OperationCall) -> None:
         kind = message_kind(call.name)
         if kind is None:
+            if self.launches is not None and call.name.endswith(".wait_tensor"):
+                self.launches.wait_for(call["tensor"])
             return
         message, ranks = message_of(call, kind, self._phase_now(), self._mesh_axes)
         if message is not None:
             self.messages.append((message, ranks))
+            if self.launches is not None:
+                self.launches.message(call, message, ranks)
         # What a caller hands over to be written or sent whole is a buffer, not a result.
         staged = {"all-gather": "output_tensor", "reduce-scatter": "input_tensor"}
         if self.phase == BACKWARD:
