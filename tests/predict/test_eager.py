@@ -55,15 +55,6 @@ def test_a_device_waits_for_a_host_that_launches_slowly():
     assert sum(walked.exposed.values()) == pytest.approx(walked.seconds)
 
 
-def test_a_host_that_reads_a_number_waits_for_the_device():
-    q = queue()
-    q.kernel(MAIN, "matmul", 1.0)
-    q.wait_for_device()
-    q.host(0.5)
-    q.kernel(MAIN, "matmul", 1.0)
-    assert q.finish().seconds == pytest.approx(2.5 + 2 * GAP)
-
-
 def test_a_message_beside_a_kernel_costs_what_is_longer():
     message = gather()
     alone = seconds_of(message)

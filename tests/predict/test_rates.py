@@ -150,8 +150,8 @@ FOLDER = Path(_constants.__file__).parent
 ALLOWED = {"0", "1", "2", "0.0", "1.0", "100", "1e6", "10_000", "0.002", "0.01", "24", "5", "128"}
 ALLOWED |= {"3600", "10", "18", "1e9"}
 # Of the fit of factors: a quantile of the normal distribution, rounds and precision of a search, the half of
-# a width, the letters of a digest.
-ALLOWED |= {"1.6449", "50", "1e-9", "0.5", "16"}
+# a width, the letters of a digest, the spans of a picture.
+ALLOWED |= {"1.6449", "50", "1e-9", "0.5", "16", "240"}
 
 
 def test_the_files_hold_their_source():

@@ -5,7 +5,9 @@ jax, no clock. Used by: `reconciliation`, `report`, `api`, `results`. Coefficien
 benchmarks/fit_rates.py, and runs.toml.
 """
 
+from ._busy import NUM_SPANS as NUM_SPANS
 from ._busy import Busy as Busy
+from ._busy import busy_of as busy_of
 from ._eager import MAIN as MAIN
 from ._eager import Mark as Mark
 from ._eager import Queue as Queue

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ._walk import Event
 
+NUM_SPANS = 240  # of a picture
 FEW_SPANS = 5
 
 
@@ -47,9 +48,15 @@ def busy_of(events: Iterable[Event], seconds: float, num_spans: int) -> Busy:
     """Return how busy each stream is, from the events of a walk that took `seconds`."""
     items, length = _nested(events), seconds / num_spans
     shares: dict[str, dict[str, list[float]]] = {}
-    for place in range(num_spans if length > 0 else 0):
+    met: list[list[_Item]] = [[] for _ in range(num_spans if length > 0 else 0)]  # by span
+    for item in items:
+        seconds_of = item.seconds * item.rounds if isinstance(item, _Loop) else item.seconds
+        first, last = (int(at / length) for at in (item.begin_seconds, item.begin_seconds + seconds_of))
+        for place in range(max(first - 1, 0), min(last + 2, len(met))):
+            met[place].append(item)
+    for place, there in enumerate(met):
         sums: _Sums = {}
-        _add(items, place * length, (place + 1) * length, 1.0, sums, FEW_SPANS * length)
+        _add(there, place * length, (place + 1) * length, 1.0, sums, FEW_SPANS * length)
         for (stream, name), taken in sums.items():
             row = shares.setdefault(stream, {}).setdefault(name, [0.0] * num_spans)
             row[place] = taken / length

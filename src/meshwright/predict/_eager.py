@@ -4,8 +4,8 @@ The host's clock advances with each launch. A kernel begins when it has been lau
 what its stream waits for is done. A message also waits for its link. The main stream's time, from the first
 launch to the end of all streams, is the step: each part of it is a kernel, a wait for a message, or a gap in
 which the host had launched nothing.
-Not modelled: kernels and messages that slow each other down, and a host that is ahead of the device when the
-step begins.
+Not modelled: kernels and messages that slow each other down, a host that reads numbers from the device, and
+one that is ahead of the device when the step begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshwright.ledger import Message
 
 from ._prices import Transfer, transfer_of
 from ._rates import Machine
-from ._walk import LAUNCH, Event, Walked
+from ._walk import LAUNCH, WAIT, Event, Walked
 
 MAIN = 0  # the stream of the step
 
@@ -47,10 +47,6 @@ class Queue:
     def host(self, seconds: float) -> None:
         """Let the host work for some seconds, as it does to launch a kernel."""
         self._host += seconds
-
-    def wait_for_device(self) -> None:
-        """Let the host wait for the main stream, as it does to read a number."""
-        self._host = max(self._host, self._ends[MAIN].seconds)
 
     def kernel(self, stream: int, kind: str, seconds: float, flops: dict[str, int] | None = None) -> None:
         """Run a kernel of a class of work; `flops` by the format in which they run."""
@@ -84,7 +80,7 @@ class Queue:
         if mark.seconds <= end.seconds:
             return
         if stream == MAIN:
-            self._add(mark.name, mark.seconds - end.seconds, is_exposed=True, is_wait=True)
+            self._wait_until(mark.seconds, mark.name)
         self._ends[stream] = mark
 
     def join(self) -> None:
@@ -102,14 +98,22 @@ class Queue:
         end = self.mark(stream)
         begin = max(end.seconds, self._host, 0.0 if link is None else self._free.get(link, 0.0))
         if stream == MAIN and begin > end.seconds:
-            waited_for = LAUNCH if self._host >= begin else name
-            self._add(waited_for, begin - end.seconds, is_exposed=True, is_wait=waited_for != LAUNCH)
+            self._wait_until(begin, LAUNCH if self._host >= begin else name)
         if link is not None:
             self._free[link] = begin + seconds
         self._add(name, seconds, is_exposed=stream == MAIN)
-        event_stream = link or ("compute" if stream == MAIN else f"stream {stream}")
-        self.walked.events.append(Event(name=name, stream=event_stream, begin_seconds=begin, seconds=seconds))
+        where = link or ("compute" if stream == MAIN else f"stream {stream}")
+        self.walked.events.append(Event(name=name, stream=where, begin_seconds=begin, seconds=seconds))
         self._ends[stream] = Mark(begin + seconds, name)
+
+    def _wait_until(self, seconds: float, name: str) -> None:
+        """Let the main stream wait for a message, for another stream's kernel, or for the host."""
+        begin = self._ends[MAIN].seconds
+        for_host = name == LAUNCH
+        self._add(name, seconds - begin, is_exposed=True, is_wait=not for_host)
+        if not for_host:
+            event = Event(name=name, stream=WAIT, begin_seconds=begin, seconds=seconds - begin)
+            self.walked.events.append(event)
 
     def _add(self, name: str, seconds: float, *, is_exposed: bool, is_wait: bool = False) -> None:
         """Add seconds of a class of work: to its total, but for waits, and to the step if it is exposed."""

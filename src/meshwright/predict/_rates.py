@@ -194,6 +194,7 @@ class Shared:
     network_efficiency: float
     network_alpha_seconds: float
     launch_seconds: float
+    eager_launch_seconds: float
     launch_bound_share: float
     unpublished_share: float
     steady_spread: float

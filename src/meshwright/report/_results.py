@@ -45,7 +45,7 @@ from ._model import (
 )
 from ._plan import MOST_ROWS, plan_document, plan_page
 from ._render import page, terminal
-from ._schedule import schedule_lanes
+from ._schedule import lanes_of, schedule_lanes
 from ._weighing import full_document, screen_document, time_figures, time_sections, title_facts, verdict
 
 WIDTH = 100  # columns of the text that `str` returns
@@ -100,7 +100,9 @@ def page_of(result: object) -> str:
             files = RunFiles(name=result.name, weighing=facts_of(result))
             return page(_run_page(files, schedule_lanes(result)))
         case TorchWeighing():
-            return page(_run_page(RunFiles(name=result.name, weighing=facts_of(result))))
+            busy = result.account.busy
+            files = RunFiles(name=result.name, weighing=facts_of(result))
+            return page(_run_page(files, None if busy is None else lanes_of(busy)))
         case Run():
             return run_page(result.folder)
         case Sweep():

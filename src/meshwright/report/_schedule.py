@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from meshwright.errors import InputError
 from meshwright.ledger import executions_in
 from meshwright.measure import calibration_for, measured_runs_for
-from meshwright.predict import TRACKS, Busy, predicted_busy
+from meshwright.predict import NUM_SPANS, TRACKS, Busy, predicted_busy
 from meshwright.results import Weighing
 from meshwright.units import format_seconds
 
 from ._model import FREE, GAPS, Column, Lane, Lanes, colours_of, second_ticks
 
-NUM_SPANS = 240
 ALIKE = 0.03  # difference of shares below which neighbours become one column
 LEAST_DRAWN, LEAST_NAMED = 0.002, 0.01  # shares of a column
 MOST_TICKS = 7

@@ -26,10 +26,6 @@ from ._flops import ATTENTION_RULES, OperationCall, OperationFlops
 from ._records import Message
 from ._traffic import KINDS
 
-# The host's time for an operation with a kernel. An assumption, between 4 to 6 us for a launch alone and up
-# to 20 us for an operation of PyTorch's; it counts only where the device waits for the host.
-LAUNCH_SECONDS = 5e-6
-
 # Operations without a kernel, beside views.
 SILENT = frozenset(
     """
@@ -79,12 +75,9 @@ class Launches:
     def operation(self, func: Any, call: OperationCall, counted: OperationFlops | None) -> None:
         """Launch an operation that is no message; `counted` are its FLOPs, if it has a rule."""
         bare = _bare(call.name)
-        if bare in ("_local_scalar_dense", "item"):
-            self._queue.wait_for_device()
-            return
         if func.is_view or bare in SILENT or call.name.startswith(SILENT_NAMESPACES):
             return
-        self._queue.host(LAUNCH_SECONDS)
+        self._queue.host(self.machine.shared.eager_launch_seconds)
         moved = moved_bytes(func, call, bare)
         if counted is None or bare in VECTORS or not counted.flops:
             per_second = self.machine.memory_bytes_per_second * self.machine.memory_efficiency
@@ -142,7 +135,7 @@ class Launches:
             self.why_not = self.why_not or unknown.message
 
     def _send(self, call: OperationCall, message: Message, ranks: tuple[int, ...]) -> None:
-        self._queue.host(LAUNCH_SECONDS)
+        self._queue.host(self.machine.shared.eager_launch_seconds)
         if message.kind not in KINDS.values():
             return  # listed as unpriced with the traffic
         sent = ledger.Message(

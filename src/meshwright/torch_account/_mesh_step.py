@@ -21,7 +21,7 @@ from meshwright.config import Layout
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
-from meshwright.predict import Machine, machine_of, prediction_of
+from meshwright.predict import NUM_SPANS, Machine, busy_of, machine_of, prediction_of
 
 from ._allocator import segments_expand
 from ._fakes import check_parts
@@ -128,7 +128,8 @@ def _with_time(account: MeshAccount, first: Step, num_devices: int, why_not: str
         tokens_per_step=None,
         is_eager=True,
     )
-    return dataclasses.replace(account, prediction=prediction)
+    busy = busy_of(walked.events, walked.seconds, NUM_SPANS)
+    return dataclasses.replace(account, prediction=prediction, busy=busy)
 
 
 def _summed(

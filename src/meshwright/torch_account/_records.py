@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.ledger import Ledger
-from meshwright.predict import Prediction
+from meshwright.predict import Busy, Prediction
 from meshwright.records import read_record
 
 
@@ -69,6 +69,7 @@ class MeshAccount:
     ranks: the ranks that were run: the first, and the last, whose shards may be smaller.
     seconds: of processor time that the account took.
     prediction: the time of the first rank's step; None where there is none, and `no_prediction` says why.
+    busy: what its streams do through that step.
     """
 
     name: str
@@ -79,6 +80,7 @@ class MeshAccount:
     torch_version: str
     seconds: float
     prediction: Prediction | None = None
+    busy: Busy | None = None
     no_prediction: str = ""
 
     def to_json(self) -> str:
