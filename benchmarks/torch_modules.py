@@ -178,6 +178,20 @@ CASES: dict[str, Callable[[], Made]] = {
         _of_transformers, "CLIPConfig", "CLIPModel",
         lambda: {"input_ids": ids(), "pixel_values": image()}, text_config=SMALL, vision_config=VISION,
     ),
+    "transformers.mistral": partial(
+        _text, "MistralConfig", "MistralForCausalLM", **SMALL, num_key_value_heads=2, sliding_window=16
+    ),
+    "transformers.phi3": partial(
+        _text, "Phi3Config", "Phi3ForCausalLM", **SMALL, num_key_value_heads=2, pad_token_id=0
+    ),
+    "transformers.distilbert": partial(
+        _text, "DistilBertConfig", "DistilBertForMaskedLM", dim=64, hidden_dim=128, n_layers=2, n_heads=4,
+        vocab_size=128,
+    ),
+    "transformers.convnext": partial(
+        _of_transformers, "ConvNextConfig", "ConvNextModel", lambda: {"pixel_values": image()},
+        hidden_sizes=(16, 32, 48, 64), depths=(1, 1, 1, 1),
+    ),
     "torchvision.resnet50": partial(_of_torchvision, "resnet50"),
     "torchvision.mobilenet_v3_small": partial(_of_torchvision, "mobilenet_v3_small"),
     "torchvision.convnext_tiny": partial(_of_torchvision, "convnext_tiny"),

@@ -157,7 +157,7 @@ def test_the_time_is_in_text_json_and_page(tmp_path):
     assert fields["step_seconds"]["expected"] == weighing.prediction.step_seconds.expected
     assert fields["tokens_per_second_per_device"] * fields["step_seconds"]["expected"] == pytest.approx(ROWS)
     page = weighing.to_html(tmp_path / "page.html")
-    for words in ("Predicted time of one step", "reduce-scatter[fsdp]"):
+    for words in ("Predicted time of one step", "reduce-scatter[fsdp]", "computing, or waiting for messages"):
         assert words in page
 
 
