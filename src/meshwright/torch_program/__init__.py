@@ -1,0 +1,8 @@
+"""A PyTorch module's training loss and step as a JAX program.
+
+Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding`. Imported by: `api` and
+`tools`, when such a program is asked for: `_export` imports torch.
+"""
+
+from ._program import Program as Program
+from ._program import Runner as Runner
