@@ -6,3 +6,6 @@ Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding
 
 from ._program import Program as Program
 from ._program import Runner as Runner
+from ._step import Step as Step
+from ._step import attention_on as attention_on
+from ._step import optimizer_named as optimizer_named

@@ -142,7 +142,9 @@ def _pad(self: Any, pad: Sequence[int], mode: str = "constant", value: Any = Non
     widths = [(0, 0)] * (self.ndim - len(pad) // 2)
     widths += [(pad[2 * at], pad[2 * at + 1]) for at in reversed(range(len(pad) // 2))]
     if any(min(width) < 0 for width in widths):
-        kept = tuple(slice(max(-lo, 0), n - max(-hi, 0)) for (lo, hi), n in zip(widths, self.shape, strict=True))
+        kept = tuple(
+            slice(max(-lo, 0), n - max(-hi, 0)) for (lo, hi), n in zip(widths, self.shape, strict=True)
+        )
         self, widths = self[kept], [(max(lo, 0), max(hi, 0)) for lo, hi in widths]
     if mode == "constant":
         return jnp.pad(self, widths, constant_values=0 if value is None else value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from torch.utils import checkpoint as checkpoints
 from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
 from meshwright.torch_account._fakes import Fakes, check_parts, explain_failure, mode_of
-from meshwright.torch_account._kernels import whole_sequences
+from meshwright.torch_account._kernels import _given, whole_sequences
 from meshwright.torch_account._step import ONE_SEQUENCE, surroundings
 
 from ._program import Array, Operation, Program, Value
@@ -139,7 +140,9 @@ def _cast(module: torch.nn.Module, given: Any, dtype: torch.dtype, fakes: Fakes)
                 if old is None or not old.is_floating_point():
                     continue
                 if id(old) not in cast:
-                    cast[id(old)] = torch.nn.Parameter(old.detach().to(dtype), requires_grad=old.requires_grad)
+                    cast[id(old)] = torch.nn.Parameter(
+                        old.detach().to(dtype), requires_grad=old.requires_grad
+                    )
                 part._parameters[name] = cast[id(old)]
         return pytree.tree_map_only(
             torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, given
@@ -187,6 +190,20 @@ def _marked_checkpoints() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _causal_by_flag(module: torch.nn.Module, given: Any) -> Iterator[None]:
+    """Let `transformers` ask for causal attention by its flag, as in a run, and not by a mask as in an export.
+
+    Where a mask is given, a run looks at its values, so the export keeps it.
+    """
+    masks = sys.modules.get("transformers.masking_utils")
+    if not hasattr(masks, "is_torchdynamo_exporting") or _given(module, *given, "attention_mask"):
+        yield
+        return
+    with mock.patch.object(masks, "is_torchdynamo_exporting", lambda: False):
+        yield
+
+
 def _run(ours: _Loss, given: Any) -> Any:
     """Return the exported program of the loss, before decompositions."""
     told = whole_sequences(ours.module, *given)
@@ -197,6 +214,7 @@ def _run(ours: _Loss, given: Any) -> Any:
             _marked_checkpoints(),
             annotations.preserve_node_meta(),
             warnings.catch_warnings(),
+            _causal_by_flag(ours.module, given),
             told as are_told,
         ):
             warnings.simplefilter("ignore")

@@ -22,7 +22,7 @@ def _wide(x: Any) -> Any:
 
 
 def _linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    made = input @ weight.T
+    made = lax.dot_general(input, weight, (((input.ndim - 1,), (1,)), ((), ())))
     return made if bias is None else made + bias
 
 
@@ -39,7 +39,9 @@ def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
 def _grouped(input: Any, weight: Any, offs: Any, *_: Any, **__: Any) -> Any:
     """Multiply groups of rows, which end at `offs`, by one matrix each."""
     if input.ndim != 2 or weight.ndim != 3:
-        raise NotImplementedError("only rows [rows, inner] with matrices [groups, inner, columns] have a rule")
+        raise NotImplementedError(
+            "only rows [rows, inner] with matrices [groups, inner, columns] have a rule"
+        )
     sizes = jnp.diff(offs.astype(jnp.int32), prepend=jnp.zeros(1, jnp.int32))
     return lax.ragged_dot(input, weight, sizes)
 
@@ -64,7 +66,16 @@ def _attention(
         attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
         lead = query.shape[:1]
         made = _attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention=attention, **random
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            attention=attention,
+            **random,
         )
         return made[:, 0]
     if query.ndim != 4:
@@ -96,7 +107,7 @@ def plain_attention(
     """
     is_boolean = mask is not None and mask.dtype == jnp.bool_
     mask = _of_four_dims(mask)
-    with jax.named_scope(_needed(query.shape[1], key.shape[1]) if causal else "needed_1_of_1"):
+    with jax.named_scope(needed_share(query.shape[1], key.shape[1]) if causal else "needed_1_of_1"):
         return jax.nn.dot_product_attention(
             query,
             key,
@@ -109,7 +120,7 @@ def plain_attention(
         )
 
 
-def _needed(queries: int, keys: int) -> str:
+def needed_share(queries: int, keys: int) -> str:
     """Return the scope that says which share of the scores causal attention needs."""
     seen = min(queries, keys)
     needed = seen * seen + 2 * (queries - seen) * keys
@@ -172,7 +183,12 @@ def _embedding(
 
 
 def _layer_norm(
-    input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    input: Any,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     dims = tuple(range(-len(normalized_shape), 0))
     x = _wide(input)
@@ -182,7 +198,9 @@ def _layer_norm(
     return made if bias is None else made + bias
 
 
-def _rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Any:
+def _rms_norm(
+    input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Any:
     dims = tuple(range(-len(normalized_shape), 0))
     x = _wide(input)
     eps = float(jnp.finfo(input.dtype).eps) if eps is None else eps
@@ -244,9 +262,7 @@ def _batch_norm_of_running(
     return made, empty, empty
 
 
-def _batch_norm_alone(
-    input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
-) -> Any:
+def _batch_norm_alone(input: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> Any:
     return _batch_norm(input, weight, bias, None, None, training, momentum, eps)[:3]
 
 
@@ -285,7 +301,13 @@ def _convolution(
             spans = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
             widths = [(span // 2, span - span // 2) for span in spans]
         made = lax.conv_general_dilated(
-            input, weight, stride, widths, rhs_dilation=dilation, dimension_numbers=dims, feature_group_count=groups
+            input,
+            weight,
+            stride,
+            widths,
+            rhs_dilation=dilation,
+            dimension_numbers=dims,
+            feature_group_count=groups,
         )
     made = made if bias is None else made + _by_channel(bias, made)
     return made[0] if is_single else made
@@ -324,7 +346,13 @@ def _transposed(
 
 
 def _conv(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Any:
     return _convolution(input, weight, bias, stride, padding, dilation, False, 0, groups)
 
@@ -356,14 +384,22 @@ def _windows(
             count -= 1
         ends.append((p, max(p, count * s + d * (k - 1) + 1 - n - p)))
     lead = x.ndim - num
-    return (1,) * lead + tuple(kernel), (1,) * lead + tuple(stride), [(0, 0)] * lead + ends, (1,) * lead + tuple(
-        dilation
+    return (
+        (1,) * lead + tuple(kernel),
+        (1,) * lead + tuple(stride),
+        [(0, 0)] * lead + ends,
+        (1,) * lead + tuple(dilation),
     )
 
 
 def _max_pool(num: int) -> Rule:
     def rule(
-        self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+        self: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
     ) -> Any:
         window, strides, widths, dilations = _windows(
             self, kernel_size, list(stride) if not isinstance(stride, int) else stride, padding, dilation,
@@ -399,7 +435,9 @@ def _avg_pool(num: int) -> Rule:
             return summed(self) / divisor_override
         if count_include_pad:
             return summed(self) / math.prod(window)
-        return summed(self) / summed(jnp.ones(self.shape[-num:], self.dtype).reshape((1,) * (self.ndim - num) + self.shape[-num:]))
+        return summed(self) / summed(
+            jnp.ones(self.shape[-num:], self.dtype).reshape((1,) * (self.ndim - num) + self.shape[-num:])
+        )
 
     return rule
 
@@ -421,7 +459,9 @@ def _averaged(x: Any, dim: int, size: int | None) -> Any:
     if length % size == 0:
         return x.reshape(*x.shape[:dim], size, length // size, *x.shape[dim + 1 :]).mean(dim + 1)
     pieces = [
-        lax.slice_in_dim(x, at * length // size, -(-(at + 1) * length // size), 1, dim).mean(dim, keepdims=True)
+        lax.slice_in_dim(x, at * length // size, -(-(at + 1) * length // size), 1, dim).mean(
+            dim, keepdims=True
+        )
         for at in range(size)
     ]
     return jnp.concatenate(pieces, axis=dim)

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import InputError
 from ._layers import RANDOM, USES_ATTENTION
 from ._rules import Attention, plain_attention, rule_of
 
-GATHERED = "gathered_parameter"  # what a block does not keep for its backward pass
 Tree = Any
 Use = Callable[[str, jax.Array], jax.Array]
 
@@ -185,13 +183,13 @@ class Runner:
         program: the program.
         attention: computes `scaled_dot_product_attention`.
         use: called with each parameter's name and value where a segment reads it, and returns what it uses.
-        regathers: whether a block computes `use` again in its backward pass.
+        keeps: the policy of `jax.checkpoint` for what a block keeps for its backward pass; all of it if None.
     """
 
     program: Program
     attention: Attention = plain_attention
     use: Use = _as_it_is
-    regathers: bool = False
+    keeps: Callable[..., bool] | None = None
     _segments: tuple[Segment, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -235,16 +233,15 @@ class Runner:
             for placeholder in (name for name in arrays if name in raw):
                 name = raw[placeholder]
                 with _scope(name.rpartition(".")[0]):
-                    here[placeholder] = checkpoint_name(self.use(name, here[placeholder]), GATHERED)
+                    here[placeholder] = self.use(name, here[placeholder])
             for number, operation in enumerate(segment.operations):
                 here[operation.result] = self._result(operation, here, key, offset + number)
             return {name: here[name] for name in segment.writes}
 
         if segment.recomputes:
             run = jax.checkpoint(run)
-        elif self.regathers and segment.block:
-            policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-            run = jax.checkpoint(run, policy=policy)
+        elif self.keeps is not None and segment.block:
+            run = jax.checkpoint(run, policy=self.keeps)
         return run(arrays, key)
 
     def _result(self, operation: Operation, values: Mapping[str, Any], key: Any, number: int) -> Any:

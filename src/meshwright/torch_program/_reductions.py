@@ -43,7 +43,9 @@ def _ddof(correction: Any, unbiased: Any) -> Any:
     return 1 if correction is None else correction
 
 
-def _var(self: Any, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = None) -> Any:
+def _var(
+    self: Any, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = None
+) -> Any:
     if isinstance(dim, bool):  # the overload that has no dims
         dim, unbiased = None, dim
     return jnp.var(self, axis=_dims(dim), ddof=_ddof(correction, unbiased), keepdims=keepdim)
