@@ -5,8 +5,10 @@ Imports: `torch_program`, which exports the module and builds the step. Used by:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,16 +16,56 @@ from ..config import Layout
 from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing
-from ..torch_account import require_torch
-from ._torch import DEFAULT_LAYOUT
+from ..torch_account import is_torch_module, require_torch
+from ._torch import DEFAULT_LAYOUT, is_torch_function
 from ._weigh import Totals, weigh_lowered
 
 JAX = "jax"
 SAYS = (
-    "the PyTorch module as a JAX program: exported by torch.export, each operation by its counterpart in JAX, "
-    "compiled by XLA; no figure is of PyTorch's own run"
+    "the PyTorch module as a JAX program: exported by torch.export, run by counterparts of its operations in "
+    "JAX, compiled by XLA; no figure is of PyTorch's own run"
 )
+NO_PLAN = "`parallelize` is PyTorch's plan and is not called: the layout alone spreads the JAX program"
 INPUTS = "the inputs are those of one device; {} devices have as many each"
+
+
+def weigh_as(
+    as_: str,
+    config: Any,
+    given: Mapping[str, Any],
+    knobs: Mapping[str, str],
+    fleet: Fleet,
+    layout: str | None,
+    **how: Any,
+) -> Weighing:
+    """Weigh a module, or the module that a function returns, as another kind of program.
+
+    Args:
+        as_: "jax".
+        config: the module, or "package.module:function".
+        given: a module's args, kwargs, optimizer, loss and autocast; each None for a function.
+        knobs: a function's arguments; empty for a module.
+        how: simulate, on_event and known.
+
+    Raises:
+        InputError: another kind, no module of PyTorch, or as `weigh_module_as_jax`.
+    """
+    if as_ != JAX:
+        raise InputError(f"a module cannot be weighed as {as_!r}", hint=f"as {JAX!r}, or leave it out")
+    if is_torch_module(config):
+        if knobs:
+            raise InputError("a PyTorch module takes no overrides", hint="leave overrides out")
+        parts = {**given, "args": given["args"] or (), "kwargs": given["kwargs"] or {}}
+        return weigh_module_as_jax(config, fleet=fleet, layout=layout, **parts, **how)
+    if not isinstance(config, str) or not is_torch_function(config):
+        what = config if isinstance(config, str) else type(config).__name__
+        hint = "it is for a module, or for package.module:function whose file imports torch and not JAX"
+        raise InputError(f"{what} is no PyTorch module, and cannot be weighed as {as_!r}", hint=hint)
+    for part, value in given.items():
+        if value is not None:
+            hint = f"let the function return it, or leave {part} out"
+            raise InputError(f"{config} returns the module, and takes no {part}", hint=hint)
+    return weigh_function_as_jax(config, fleet, layout, knobs, **how)
 
 
 def weigh_module_as_jax(
@@ -40,6 +82,7 @@ def weigh_module_as_jax(
     on_event: Callable[[Phase], None],
     known: Totals,
     name: str = "",
+    says: Sequence[str] = (),
 ) -> Weighing:
     """Weigh a module in this process, which exports and traces it; a worker compiles.
 
@@ -50,6 +93,7 @@ def weigh_module_as_jax(
         loss: as for `account_torch`.
         autocast: the format of parameters and inputs in use; parameters are stored in their own.
         name: that of the function that made the module.
+        says: further assumptions to list.
 
     Raises:
         InputError: the module cannot be exported or uses operations without a rule, the optimizer or an axis
@@ -77,7 +121,7 @@ def weigh_module_as_jax(
     kind = next(iter(fleet.chip.device_kinds), "")
     with without_devices():
         lowered = lowered_call(step.function(), step.arguments(), {}, platform, kind)
-    says = (SAYS, INPUTS.format(fleet.num_devices), *program.notes)
+    told = [INPUTS.format(fleet.num_devices)] if fleet.num_devices > 1 else []
     return weigh_lowered(
         f"{name or program.name} as a JAX program",
         fleet,
@@ -88,7 +132,7 @@ def weigh_module_as_jax(
         answers=lowered.answers,
         simulate=simulate,
         on_event=on_event,
-        says=says,
+        says=(SAYS, *told, *program.notes, *says),
         **known,
     )
 
@@ -102,15 +146,14 @@ def weigh_function_as_jax(
     on_event: Callable[[Phase], None],
     known: Totals,
 ) -> Weighing:
-    """Weigh the module that a function returns, "package.module:function", which is called in this process."""
+    """Weigh the module that a function, "package.module:function", returns; it is called in this process."""
     require_torch()
-    from ..torch_account import parts_of_function
+    from ..torch_account._account import parts_of_function
 
     on_event(Phase(name=f"calling {name}"))
-    parts = parts_of_function(name, (os.getcwd(),), knobs)
-    if parts.pop("parallelize") is not None:
-        SAYS_NO_PLAN = "the function's `parallelize` is PyTorch's; the layout alone spreads the JAX program"
-        on_event(Phase(name=SAYS_NO_PLAN))
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not the answer
+        parts = parts_of_function(name, (os.getcwd(),), knobs)
+    has_plan = parts.pop("parallelize") is not None
     return weigh_module_as_jax(
         parts.pop("module"),
         parts.pop("inputs"),
@@ -121,6 +164,7 @@ def weigh_function_as_jax(
         on_event=on_event,
         known=known,
         name=name,
+        says=[NO_PLAN] * has_plan,
         **parts,
     )
 

@@ -119,6 +119,27 @@ def weigh(
 ) -> TorchWeighing: ...
 
 
+@overload
+def weigh(
+    config: torch.nn.Module | str,
+    *,
+    as_: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on: str | Fleet,
+    layout: str | None = None,
+    overrides: Overrides = (),
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    simulate: bool = False,
+    tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
+    on_event: Callable[[Phase], None] = ignore,
+) -> Weighing: ...
+
+
 def weigh(
     config: Any,
     *,
@@ -137,6 +158,7 @@ def weigh(
     loss: Any = None,
     autocast: Any = None,
     parallelize: Any = None,
+    as_: str | None = None,
 ) -> Weighing | TorchWeighing | Account:
     """Compile a training step for a fleet and account for it, or run a PyTorch module's step on fake tensors.
 
@@ -161,6 +183,8 @@ def weigh(
         parallelize: for a PyTorch module, a function of it and of a `DeviceMesh` with the layout's axes that
             spreads it, as your training script does. Without one FSDP2 shards each repeated block and the
             root over `fsdp`, and `data` replicates.
+        as_: "jax" weighs a PyTorch module as a JAX program on our trainer, and not as PyTorch runs it; the
+            layout has the axes `fsdp` and `data`, and `autocast` is the format of parameters in use.
 
     Returns:
         A `Weighing`; for a PyTorch module on a fleet a `TorchWeighing`, and without `on` its `Account`, which
@@ -178,6 +202,15 @@ def weigh(
     parts = {"optimizer": optimizer, "loss": loss, "autocast": autocast}
     for_torch = {"args": args, "kwargs": kwargs, **parts, "parallelize": parallelize}
     no_time = {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+    if as_ is not None:
+        from ._torch_program import weigh_as  # which weighs with what is defined here
+
+        _refuse("a PyTorch module as a JAX program", {"rules": rules, "parallelize": parallelize})
+        fleet = named_fleet(on, price_per_device_hour)
+        known = totals_of(name_of(config), tokens_per_step, tokens, price_per_device_hour)
+        given = {"args": args, "kwargs": kwargs or None, **parts}
+        how = {"simulate": simulate, "on_event": on_event, "known": known}
+        return weigh_as(as_, config, given, knobs_of(overrides), fleet, layout, **how)
     for_configs = {"rules": rules, "simulate": simulate or None, **no_time}
     if is_torch_module(config):
         _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})

@@ -55,6 +55,15 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
 ]
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="jax",
+        help="Weigh a function's PyTorch module as a JAX program: model.py:build --as jax --on 8xH100.",
+        show_default=False,
+    ),
+]
 LoraOption = Annotated[
     int | None,
     typer.Option(
@@ -109,6 +118,7 @@ def weigh(
     layout: LayoutOption = None,
     overrides: SetOption = None,
     lora: LoraOption = None,
+    as_: AsOption = None,
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
@@ -135,7 +145,7 @@ def weigh(
     from meshwright.results import TorchWeighing
 
     how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
-    how |= {"price_per_device_hour": price}
+    how |= {"price_per_device_hour": price, "as_": as_}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
@@ -189,7 +199,12 @@ def _weighed(
     if words[0].endswith(".py") or len(words) > 1:
         from meshwright import weigh_script
 
-        for option, value in (("--layout", layout), ("--set", overrides), ("--rules", rules)):
+        for option, value in (
+            ("--layout", layout),
+            ("--set", overrides),
+            ("--rules", rules),
+            ("--as", how.pop("as_")),
+        ):
             if value:
                 raise InputError(
                     f"a script takes no {option}", hint="change it in the script or its arguments"

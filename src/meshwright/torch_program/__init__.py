@@ -4,6 +4,7 @@ Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding
 `tools`, when such a program is asked for: `_export` imports torch.
 """
 
+from ._module import JaxModule as JaxModule
 from ._program import Program as Program
 from ._program import Runner as Runner
 from ._step import Step as Step

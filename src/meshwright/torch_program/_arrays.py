@@ -243,9 +243,7 @@ def _fill(self: Any, value: Any) -> Any:
     return jnp.broadcast_to(jnp.asarray(value, self.dtype), self.shape)
 
 
-def _sort(self: Any, *args: Any, dim: int = -1, descending: bool = False, stable: Any = None) -> Any:
-    """Sort; `args` are (dim, descending), or (stable, dim, descending) of the overload `stable`."""
-    dim, descending = (*args[-2:], dim, descending)[:2] if len(args) > 1 else (*args, dim)[:1] + (descending,)
+def _sort(self: Any, dim: int = -1, descending: bool = False, stable: Any = None) -> Any:
     order = jnp.argsort(self, axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(self, order, axis=dim), order
 
@@ -304,6 +302,7 @@ _RULES: dict[str, Rule] = {
     "tril": lambda self, diagonal=0: jnp.tril(self, diagonal),
     "triu": lambda self, diagonal=0: jnp.triu(self, diagonal), "copy": _copy, "fill": _fill,
     "sort": _sort, "argsort": _argsort, "topk": _topk, "diff": _diff, "one_hot": _one_hot,
-    "diagonal": _diagonal, "meshgrid": lambda tensors, indexing="ij": jnp.meshgrid(*tensors, indexing=indexing),
+    "diagonal": _diagonal,
+    "meshgrid": lambda tensors, indexing="ij": jnp.meshgrid(*tensors, indexing=indexing),
 }  # fmt: skip
 ARRAYS = {f"aten::{name}": rule for name, rule in _RULES.items()}

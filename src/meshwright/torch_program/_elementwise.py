@@ -147,8 +147,8 @@ TWO: dict[str, Rule] = {
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor, "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor, "__and__": jnp.bitwise_and,
-    "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor, "logaddexp": jnp.logaddexp, "min.other": jnp.minimum,
-    "max.other": jnp.maximum,
+    "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor, "logaddexp": jnp.logaddexp,
+    "min.other": jnp.minimum, "max.other": jnp.maximum,
 }  # fmt: skip
 
 MORE: dict[str, Rule] = {

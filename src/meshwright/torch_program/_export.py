@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._decomp import decomposition_table
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import traceback as annotations
 from torch.utils import _pytree as pytree
@@ -72,12 +73,34 @@ def exported(
     found = _run(ours, given)
     _refuse_autocast(found.graph_module)
     _keep_detached(found.graph_module)
+    found = _decomposed(found)
+    return _Reader(found, ours, names, buffers, stored, trained, given).program()
+
+
+def _decomposed(found: Any) -> Any:
+    """Return the program with decompositions of what has no rule.
+
+    PyTorch's default table leaves some operations whole that others of its tables decompose.
+    """
+    defaults = torch.export.default_decompositions()
+    table = {op: rule for op, rule in defaults.items() if not _is_known(op)}
     with warnings.catch_warnings(), surroundings():
         warnings.simplefilter("ignore")
-        defaults = torch.export.default_decompositions()
-        table = {op: rule for op, rule in defaults.items() if not has_rule(op._schema.name, op._overloadname)}
         found = found.run_decompositions(table)
-    return _Reader(found, ours, names, buffers, stored, trained, given).program()
+        targets = {node.target for node in found.graph.nodes if node.op == "call_function"}
+        left = {op for op in targets if op in decomposition_table and not _is_known(op)}
+        if left:
+            more = {op: rule for op, rule in decomposition_table.items() if op in left}
+            found = found.run_decompositions({**table, **more})
+    return found
+
+
+class _Seen:
+    """What a run of the loss shows; an attribute of the module would be restored after the export."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.needs_gradient = True
 
 
 class _Loss(torch.nn.Module):
@@ -86,16 +109,15 @@ class _Loss(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, loss: Callable[[Any], Any] | None) -> None:
         super().__init__()
         self.module = module
-        self.notes: list[str] = []
+        self.seen = _Seen()
         self._loss = loss
-        self.train(module.training)
-        self.needs_gradient = True
+        self.training = module.training
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Return the loss, one number."""
         output = self.module(*args, **kwargs)
         value = self._value(output)
-        self.needs_gradient = value.requires_grad
+        self.seen.needs_gradient = value.requires_grad
         return value.reshape(())
 
     def _value(self, output: Any) -> torch.Tensor:
@@ -106,9 +128,9 @@ class _Loss(torch.nn.Module):
             return output
         elif isinstance(own, torch.Tensor):
             value = own
-            self.notes[:] = [OWN_LOSS]
+            self.seen.notes = [OWN_LOSS]
         else:
-            self.notes[:] = [NO_LOSS]
+            self.seen.notes = [NO_LOSS]
             leaves = [x for x in pytree.tree_leaves(output) if isinstance(x, torch.Tensor)]
             return torch.stack([x.float().sum() for x in leaves if x.is_floating_point()]).sum()
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
@@ -192,15 +214,16 @@ def _marked_checkpoints() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _causal_by_flag(module: torch.nn.Module, given: Any) -> Iterator[None]:
-    """Let `transformers` ask for causal attention by its flag, as in a run, and not by a mask as in an export.
+    """Let `transformers` ask for causal attention by its flag, as in a run; an export gets a mask.
 
     Where a mask is given, a run looks at its values, so the export keeps it.
     """
     masks = sys.modules.get("transformers.masking_utils")
-    if not hasattr(masks, "is_torchdynamo_exporting") or _given(module, *given, "attention_mask"):
+    args, kwargs = given
+    if not hasattr(masks, "is_torchdynamo_exporting") or _given(module, args, kwargs, "attention_mask"):
         yield
         return
-    with mock.patch.object(masks, "is_torchdynamo_exporting", lambda: False):
+    with mock.patch.object(masks, "is_torchdynamo_exporting", return_value=False):
         yield
 
 
@@ -232,10 +255,10 @@ def _run(ours: _Loss, given: Any) -> Any:
             ) from failed
         hint = "torch.export.export(module, args, strict=False) fails in the same way"
         raise explain_failure(failed, "the export", paths, hint) from failed
-    if not ours.needs_gradient:
+    if not ours.seen.needs_gradient:
         raise InputError("the loss depends on no trained parameter", hint="leave torch.no_grad out of it")
     if are_told:
-        ours.notes.append(ONE_SEQUENCE)
+        ours.seen.notes.append(ONE_SEQUENCE)
     return found
 
 
@@ -250,7 +273,7 @@ def _refuse_autocast(module: Any) -> None:
         for node in graph.nodes:
             if node.target is torch.ops.higher_order.wrap_with_autocast and node.args[2]:
                 raise InputError(
-                    f"the module enters torch.autocast {_place(node)}, which its exported graph does not keep",
+                    f"the module enters torch.autocast {_place(node)}, which its export does not keep",
                     hint="leave autocast out; autocast=torch.bfloat16 computes everything in that format",
                 )
 
@@ -326,7 +349,7 @@ class _Reader:
             blocks=_blocks(self.ours.module),
             updates=updates,
             result=result,
-            notes=tuple(self.ours.notes),
+            notes=tuple(self.ours.seen.notes),
         )
 
     def _read_inputs(self) -> None:
@@ -363,13 +386,20 @@ class _Reader:
             self._source(placeholder, "buffers", target.removeprefix("module.") or placeholder, value)
 
     def _check(self, nodes: list[Any]) -> None:
+        for node in nodes:
+            sizes = getattr(node.meta.get("val"), "shape", ())
+            if not all(isinstance(size, int) for size in sizes):
+                raise InputError(
+                    f"the shape of {_name(node.target).replace('::', '.')} {_place(node)} depends on values",
+                    hint="a compiled program has fixed shapes: replace that part of the module",
+                )
         missing: Counter[str] = Counter()
         for node in nodes:
             if node.target is operator.getitem:
                 continue
             if not isinstance(node.target, torch._ops.OpOverload):
                 missing[f"{getattr(node.target, '__name__', node.target)} {_place(node)}"] += 1
-            elif not has_rule(_name(node.target), node.target._overloadname):
+            elif not _is_known(node.target):
                 missing[f"{_name(node.target).replace('::', '.')} {_place(node)}"] += 1
         if missing:
             listed = [f"{what}" + f" ({times} times)" * (times > 1) for what, times in missing.items()]
@@ -387,9 +417,9 @@ class _Reader:
         for spec in self.found.graph_signature.output_specs:
             if spec.kind == OutputKind.BUFFER_MUTATION:
                 name = spec.target.removeprefix("module.")
-                updates[self.names.get(name, name)] = spec.arg.name
+                updates[self.names.get(name, name)] = spec.arg.name or ""
             elif spec.kind == OutputKind.USER_OUTPUT:
-                result = spec.arg.name
+                result = spec.arg.name or ""
             elif spec.kind == OutputKind.USER_INPUT_MUTATION:
                 raise InputError(
                     f"the module changes its input {spec.target} in place", hint="let it change a copy"
@@ -401,11 +431,11 @@ def _leaf_names(given: Any) -> list[str]:
     """Return a name for each leaf of (args, kwargs): "input_ids", or "args[0]" for one without a name."""
     names = []
     for path, _ in pytree.tree_leaves_with_path(given):
-        first, *rest = path
-        text = pytree.keystr(tuple(rest))
-        is_named = first.idx == 1
-        if is_named and len(rest) == 1:
-            text = str(rest[0].key)
+        first, *rest = (getattr(entry, "idx", getattr(entry, "key", None)) for entry in path)
+        is_named = first == 1
+        text = pytree.keystr(path[1:])
+        if is_named:
+            text = str(rest[0]) + pytree.keystr(path[2:])
         names.append(text if is_named else f"args{text}")
     return names
 
@@ -428,6 +458,10 @@ def _blocks(module: torch.nn.Module) -> tuple[str, ...]:
             ]
             found += [f"{path}.{name}" if path else name for name, child in repeated]
     return tuple(found)
+
+
+def _is_known(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and has_rule(target._schema.name, target._overloadname)
 
 
 def _name(target: Any) -> str:

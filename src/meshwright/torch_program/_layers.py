@@ -1,4 +1,4 @@
-"""ATen operations of layers as JAX functions: products, attention, convolutions, norms, pools, dropout, losses."""
+"""ATen operations of layers as JAX functions: products, attention, norms, windows, dropout, losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USES_ATTENTION = frozenset({"aten::scaled_dot_product_attention"})
 
 
 def _wide(x: Any) -> Any:
-    """Return values in float32 or wider: the format in which PyTorch's kernels of norms and losses compute."""
+    """Return values in float32 or wider, the format in which PyTorch computes norms and losses."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -57,14 +57,12 @@ def _attention(
     enable_gqa: bool = False,
     *,
     attention: Attention,
-    **random: Any,
+    random: Any = None,
 ) -> Any:
-    """Compute attention of arrays [..., heads, length, head_dim]; several leading dims become one."""
-    lead = query.shape[:-3]
+    """Compute attention of arrays [batch, heads, length, head_dim], or without heads."""
     if query.ndim == 3:  # without heads: one
         query, key, value = (x[:, None] for x in (query, key, value))
         attn_mask = attn_mask[:, None] if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-        lead = query.shape[:1]
         made = _attention(
             query,
             key,
@@ -75,7 +73,7 @@ def _attention(
             scale,
             enable_gqa,
             attention=attention,
-            **random,
+            random=random,
         )
         return made[:, 0]
     if query.ndim != 4:
@@ -87,10 +85,9 @@ def _attention(
     with jax.named_scope("attention"):
         how = {"mask": attn_mask, "causal": is_causal, "scale": scale}
         if dropout_p:
-            made = _dropped_attention(query, key, value, **how, rate=dropout_p, key=random["key"])
+            made = _dropped_attention(query, key, value, **how, rate=dropout_p, random=random)
         else:
             made = attention(query, key, value, **how)
-    del lead
     return jnp.swapaxes(made, 1, 2)
 
 
@@ -101,7 +98,7 @@ def plain_attention(
 
     Args:
         query, key, value: [batch, length, heads, head_dim]; groups of query heads may share a key head.
-        mask: booleans, True where attention is allowed, or numbers that are added to the scores; None for none.
+        mask: booleans, True where attention is allowed, or numbers that are added to the scores; or None.
         causal: whether query i sees keys 0 to i.
         scale: of the scores.
     """
@@ -132,7 +129,7 @@ def _of_four_dims(mask: Any) -> Any:
 
 
 def _dropped_attention(
-    query: Any, key: Any, value: Any, *, mask: Any, causal: bool, scale: float, rate: float, **random: Any
+    query: Any, key: Any, value: Any, *, mask: Any, causal: bool, scale: float, rate: float, random: Any
 ) -> Any:
     """Compute attention with dropout of its weights, which are held."""
     groups = query.shape[2] // key.shape[2]
@@ -145,30 +142,30 @@ def _dropped_attention(
         mask = _of_four_dims(mask)
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + mask
     weights = jax.nn.softmax(scores, axis=-1).astype(query.dtype)
-    weights, _ = _dropout(weights, rate, True, key=random["key"])
+    weights, _ = _dropout(weights, rate, True, random=random)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
-def _dropout(input: Any, p: float, train: Any = True, *, key: Any) -> Any:
+def _dropout(input: Any, p: float, train: Any = True, *, random: Any) -> Any:
     """Return the values that are kept, scaled, and which are kept."""
     if train is False or p == 0:
         return input, jnp.ones(input.shape, jnp.bool_)
     if p == 1:
         return jnp.zeros_like(input), jnp.zeros(input.shape, jnp.bool_)
-    kept = jax.random.bernoulli(key, 1 - p, input.shape)
+    kept = jax.random.bernoulli(random, 1 - p, input.shape)
     return jnp.where(kept, input / (1 - p), jnp.zeros_like(input)), kept
 
 
-def _bernoulli(self: Any, p: Any = None, *, key: Any, **_: Any) -> Any:
-    return jax.random.bernoulli(key, self if p is None else p, self.shape)
+def _bernoulli(self: Any, p: Any = None, *, random: Any, **_: Any) -> Any:
+    return jax.random.bernoulli(random, self if p is None else p, self.shape)
 
 
-def _rand(size: Sequence[int], *, key: Any, **_: Any) -> Any:
-    return jax.random.uniform(key, size)
+def _rand(size: Sequence[int], *, random: Any, **_: Any) -> Any:
+    return jax.random.uniform(random, size)
 
 
-def _randn(size: Sequence[int], *, key: Any, **_: Any) -> Any:
-    return jax.random.normal(key, size)
+def _randn(size: Sequence[int], *, random: Any, **_: Any) -> Any:
+    return jax.random.normal(random, size)
 
 
 def _embedding(
@@ -233,7 +230,7 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """Return the result, the mean and inverse deviation in use, and the running mean and variance after it."""
+    """Return the result, mean and inverse deviation in use, running mean and variance after the step."""
     x, dims = _wide(input), (0, *range(2, input.ndim))
     if training:
         mean = x.mean(dims)
@@ -483,7 +480,9 @@ def _negative_log(
     counted = target != ignore_index
     at = jnp.where(counted, target, 0)
     weights = counted.astype(logs.dtype) if weight is None else jnp.where(counted, weight[at], 0)
-    picked = -jnp.take_along_axis(logs, at[..., None], axis=-1)[..., 0]
+    # A comparison with each class is fused; the gradient of a lookup would be an array of its own.
+    is_class = at[..., None] == lax.broadcasted_iota(at.dtype, logs.shape, logs.ndim - 1)
+    picked = -jnp.where(is_class, logs, 0).sum(-1)
     values = jnp.where(counted, picked * (1 if weight is None else weight[at]), 0)
     if smoothing:
         spread = -(logs if weight is None else logs * weight).sum(-1)
@@ -550,10 +549,11 @@ _RULES: dict[str, Rule] = {
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "einsum": _einsum, "outer": jnp.outer,
     "_grouped_mm": _grouped, "scaled_dot_product_attention": _attention, "native_dropout": _dropout,
     "bernoulli": _bernoulli, "bernoulli.p": _bernoulli, "rand": _rand, "randn": _randn,
-    "rand_like": lambda self, *, key, **_: jax.random.uniform(key, self.shape),
-    "randn_like": lambda self, *, key, **_: jax.random.normal(key, self.shape), "embedding": _embedding,
+    "rand_like": lambda self, *, random, **_: jax.random.uniform(random, self.shape),
+    "randn_like": lambda self, *, random, **_: jax.random.normal(random, self.shape), "embedding": _embedding,
     "layer_norm": _layer_norm, "rms_norm": _rms_norm, "group_norm": _group_norm,
-    "_native_batch_norm_legit_functional": _batch_norm, "_native_batch_norm_legit.no_stats": _batch_norm_alone,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "_native_batch_norm_legit.no_stats": _batch_norm_alone,
     "_native_batch_norm_legit_no_training": _batch_norm_of_running, "convolution": _convolution,
     "conv1d": _conv, "conv2d": _conv, "conv3d": _conv, "conv_transpose1d": _conv_transpose,
     "conv_transpose2d": _conv_transpose, "conv_transpose3d": _conv_transpose, "max_pool1d": _max_pool(1),

@@ -256,7 +256,7 @@ class Runner:
                     f"{_words(operation)} draws random numbers, and no key is given",
                     hint="give key=jax.random.key(0), or put the module in evaluation mode: module.eval()",
                 )
-            kwargs["key"] = jax.random.fold_in(key, number)
+            kwargs["random"] = jax.random.fold_in(key, number)
         if operation.name in USES_ATTENTION:
             kwargs["attention"] = self.attention
         with _scope(operation.path):

@@ -124,7 +124,8 @@ def _histc(self: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Any:
 _RULES: dict[str, Rule] = {
     "sum": _sum, "mean": _mean, "prod.default": lambda self, dtype=None: _prod(self, dtype=dtype),
     "prod.dim_int": _prod, "var": _var, "var.correction": _var_by_correction, "std": _std,
-    "std.correction": _std_by_correction, "var_mean.correction": _var_mean, "max.dim": _with_place(jnp.argmax),
+    "std.correction": _std_by_correction, "var_mean.correction": _var_mean,
+    "max.dim": _with_place(jnp.argmax),
     "min.dim": _with_place(jnp.argmin), "max.default": _extreme(jnp.max), "min.default": _extreme(jnp.min),
     "amax": _extreme(jnp.max), "amin": _extreme(jnp.min), "argmax": _arg(jnp.argmax),
     "argmin": _arg(jnp.argmin), "any": _extreme(jnp.any), "all": _extreme(jnp.all),

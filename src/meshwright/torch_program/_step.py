@@ -22,10 +22,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ..errors import InputError
 from ..hardware import Chip
+from ..models import Context
 from ..models.attention import uses_cudnn
 from ..models.attention_blocks import cudnn_attention
-from ..models import Context
-from ._layers import Attention, needed_share, plain_attention
+from ._layers import Attention, plain_attention
 from ._program import Array, Program, Runner
 
 FSDP, DATA = "fsdp", "data"
@@ -54,7 +54,7 @@ class Step:
         for axis, size in self.mesh_axes:
             if axis not in (FSDP, DATA) and size > 1:
                 raise InputError(
-                    f"a module as a JAX program is split over fsdp and data, and the layout has {axis}={size}",
+                    f"a module as a JAX program is split over fsdp and data; the layout has {axis}={size}",
                     hint=f"layout='fsdp={self.num_devices}'",
                 )
 
@@ -180,14 +180,14 @@ class Step:
         gradients = {name: self._summed(name, each) for name, each in gradients.items()}
         with jax.named_scope("optimizer"):
             updates, moments = self.optimizer.update(gradients, state["optimizer"], trained)
-            trained = optax.apply_updates(trained, updates)
+            after: Any = optax.apply_updates(trained, updates)
         if axes:
             value = lax.psum(value, axes)
             buffers = {
                 name: lax.pmean(x, axes) if name in self.program.updates and _is_real(x) else x
                 for name, x in buffers.items()
             }
-        return {"parameters": {**frozen, **trained}, "optimizer": moments, "buffers": buffers}, value
+        return {"parameters": {**frozen, **after}, "optimizer": moments, "buffers": buffers}, value
 
     def _gathered(self, name: str, shard: jax.Array) -> jax.Array:
         """Return a parameter whole and in the format of its use; its gradient takes the reverse path."""
