@@ -23,8 +23,8 @@ def compared(module: Any, *inputs: Any, loss: Any = None, **keywords: Any) -> tu
     run = jax.jit(jax.value_and_grad(found.loss, has_aux=True))
     (value, after), gradients = run(parameters, buffers, batch)
     output = module(*inputs, **keywords)
-    told = loss(output) if loss else getattr(output, "loss", output)
-    told.backward()
+    theirs_loss = loss(output) if loss else getattr(output, "loss", output)
+    theirs_loss.backward()
     theirs = {name: each.grad for name, each in module.named_parameters()}
     largest = max(float(each.abs().max()) for each in theirs.values() if each is not None)
     assert largest > 0
@@ -39,7 +39,7 @@ def compared(module: Any, *inputs: Any, loss: Any = None, **keywords: Any) -> tu
     for name, buffer in module.named_buffers():
         if name in after:
             np.testing.assert_allclose(np.asarray(after[name]), buffer.numpy(), rtol=1e-5, atol=1e-6)
-    return abs(float(value) / float(told) - 1), far / largest
+    return abs(float(value) / theirs_loss.item() - 1), far / largest
 
 
 @pytest.fixture(name="compared")

@@ -14,7 +14,13 @@ Rule = Callable[..., Any]
 
 
 def _dtype(name: str | None) -> Any:
-    return None if name is None else jnp.dtype(jnp.bool_ if name == "bool" else name)
+    """Return a format as JAX holds it: 64-bit ones are 32 bits wide unless JAX is told otherwise."""
+    return None if name is None else held(name)
+
+
+def held(name: str) -> np.dtype[Any]:
+    """Return PyTorch's format of this name as JAX holds it."""
+    return jax.dtypes.canonicalize_dtype(jnp.dtype(jnp.bool_ if name == "bool" else name))
 
 
 def _sizes(size: Any, more: Sequence[Any]) -> list[int]:

@@ -416,7 +416,7 @@ class _Reader:
         result = ""
         for spec in self.found.graph_signature.output_specs:
             if spec.kind == OutputKind.BUFFER_MUTATION:
-                name = spec.target.removeprefix("module.")
+                name = (spec.target or "").removeprefix("module.")
                 updates[self.names.get(name, name)] = spec.arg.name or ""
             elif spec.kind == OutputKind.USER_OUTPUT:
                 result = spec.arg.name or ""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..errors import InputError
+from ._arrays import held
 from ._layers import RANDOM, USES_ATTENTION
 from ._rules import Attention, plain_attention, rule_of
 
@@ -38,10 +38,7 @@ class Array:
 
     def described(self) -> jax.ShapeDtypeStruct:
         """Return it as JAX holds it: 64-bit formats are 32 bits wide unless JAX is told otherwise."""
-        return jax.ShapeDtypeStruct(self.shape, jax.dtypes.canonicalize_dtype(np.dtype(self._numpy())))
-
-    def _numpy(self) -> Any:
-        return jnp.bool_ if self.dtype == "bool" else jnp.dtype(self.dtype)
+        return jax.ShapeDtypeStruct(self.shape, held(self.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

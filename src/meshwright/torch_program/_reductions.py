@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._arrays import held
+
 Rule = Callable[..., Any]
 
 
@@ -21,7 +23,7 @@ def _dims(dim: Any) -> Any:
 def _widened(self: Any, dtype: str | None) -> Any:
     """Return values in the format in which they are summed: integers if they are booleans."""
     if dtype is not None:
-        return self.astype(jnp.dtype(dtype))
+        return self.astype(held(dtype))
     return self.astype(jnp.int32) if self.dtype == jnp.bool_ else self
 
 
