@@ -45,6 +45,10 @@ SCORES_AS_THEY_ARE: dict[str, None] = (
     if "score_mod" in inspect.signature(cudnn._dot_product_attention_bwd_impl).parameters  # pyright: ignore[reportPrivateUsage]
     else {}
 )
+# The primitive below the wrapper takes the function's name and program.
+LOCAL_SCORES_AS_THEY_ARE: dict[str, None] = (
+    {"score_mod_name": None, "score_mod_jaxpr": None} if SCORES_AS_THEY_ARE else {}
+)
 
 Gradients = tuple[Array, Array, Array]
 
@@ -256,7 +260,7 @@ def _cudnn_settings(bias: Array | None, how: _How) -> dict[str, Any]:
         "variadic_args": (has_bias, has_bias),  # a bias, and its gradient
         "layout": cudnn.AttentionLayout.BTNH.value,
         "sliding_window_length": how.window,
-        **SCORES_AS_THEY_ARE,
+        **(SCORES_AS_THEY_ARE if how.partitioned else LOCAL_SCORES_AS_THEY_ARE),
     }
 
 
