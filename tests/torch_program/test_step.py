@@ -169,6 +169,19 @@ def test_a_module_with_dropout_is_weighed_with_a_key():
     assert any(each.role == "keys" for each in made.compiled.arguments)
 
 
+def test_frozen_parameters_have_no_state_and_no_gradient():
+    def state_bytes(frozen: bool):
+        module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        module[0].requires_grad_(not frozen)
+        made = mw.weigh(module, args=(torch.ones(4, 8),), on="1xCPU", as_="jax")
+        return made.ledger.memory.by_category["optimizer_state"], made.ledger.flops.model
+
+    trained, frozen = state_bytes(False), state_bytes(True)
+    assert trained[0] - frozen[0] == 2 * 4 * (8 * 8 + 8)
+    # Neither the matrix's gradient nor that of the inner input.
+    assert trained[1] - frozen[1] == 2 * 4 * (8 * 8 + 8 * 4)
+
+
 def test_a_module_is_weighed_for_tpus_too():
     pytest.importorskip("libtpu", reason="the compiler for TPUs is not installed")
     made = mw.weigh(Net(), args=(words(2),), on="v5e-8", as_="jax", autocast=torch.bfloat16)

@@ -62,7 +62,7 @@ def weigh_as(
         hint = "it is for a module, or for package.module:function whose file imports torch and not JAX"
         raise InputError(f"{what} is no PyTorch module, and cannot be weighed as {as_!r}", hint=hint)
     for part, value in given.items():
-        if value is not None:
+        if value:
             hint = f"let the function return it, or leave {part} out"
             raise InputError(f"{config} returns the module, and takes no {part}", hint=hint)
     return weigh_function_as_jax(config, fleet, layout, knobs, **how)

@@ -157,10 +157,7 @@ def weigh(
         if isinstance(weighing, TorchWeighing):
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = explain(weighing, on_event=on_event) if explains else None
-    if html is not None:
-        weighing.to_html(html)
-    if trace is not None:
-        weighing.to_perfetto(trace)
+    _write(weighing, html, trace)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import renderable
@@ -172,6 +169,14 @@ def weigh(
     answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:
+    """Write the files that are asked for."""
+    if html is not None:
+        weighing.to_html(html)
+    if trace is not None:
+        weighing.to_perfetto(trace)
 
 
 def _check_eager(weighing: TorchWeighing, given: dict[str, bool]) -> None:
@@ -218,6 +223,8 @@ def _weighed(
         raise InputError(
             "--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py"
         )
+    if how["as_"] is not None and on != "local":  # the module is traced here, and an attached GPU is not used
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from meshwright import weigh as run_weigh
 
     say_readings(words[0], on, layout)
