@@ -270,9 +270,9 @@ def test_heads_that_are_no_multiple_of_eight_are_filled_for_cudnn_and_count_as_t
 def test_filled_heads_attend_as_they_are(monkeypatch):
     """Where the kernel is replaced by the definition: outputs and gradients of heads of 5 numbers."""
 
-    def attended(query, key, value, bias, window, scale):
+    def attended(query, key, value, bias, how):
         assert query.shape[-1] == 8
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * how.scale
         mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(mask, scores, -1e30)), value)
 

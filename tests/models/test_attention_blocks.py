@@ -129,17 +129,17 @@ def test_cudnn_is_given_queries_at_their_own_keys(place, monkeypatch):
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * query.shape[-1] ** -0.5
         return jnp.where(jnp.asarray((behind >= 0) & (behind < window))[None, None], scores, -1e30)
 
-    def forward(query, key, value, bias, causal, window, scale):
-        scores = scores_of(query, key, window)
+    def forward(query, key, value, bias, how):
+        scores = scores_of(query, key, how.window)
         value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
         out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
         return out, jax.nn.logsumexp(scores, axis=-1)
 
-    def backward(query, key, value, bias, causal, window, scale, result):
+    def backward(query, key, value, bias, how, result):
         log_sum_exp, out, d_out = result
 
         def weighted(query, key, value):
-            weights = jnp.exp(scores_of(query, key, window) - log_sum_exp[..., None])
+            weights = jnp.exp(scores_of(query, key, how.window) - log_sum_exp[..., None])
             value = jnp.repeat(value, query.shape[2] // value.shape[2], axis=2)
             each = jnp.einsum("bqhd,bkhd->bhqk", d_out, value)
             product = jnp.einsum("bqhd,bqhd->bhq", d_out, out)[..., None]

@@ -119,6 +119,27 @@ def weigh(
 ) -> TorchWeighing: ...
 
 
+@overload
+def weigh(
+    config: torch.nn.Module | str,
+    *,
+    as_: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    on: str | Fleet,
+    layout: str | None = None,
+    overrides: Overrides = (),
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    autocast: torch.dtype | None = None,
+    simulate: bool = False,
+    tokens: float | str | None = None,
+    tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
+    on_event: Callable[[Phase], None] = ignore,
+) -> Weighing: ...
+
+
 def weigh(
     config: Any,
     *,
@@ -137,6 +158,7 @@ def weigh(
     loss: Any = None,
     autocast: Any = None,
     parallelize: Any = None,
+    as_: str | None = None,
 ) -> Weighing | TorchWeighing | Account:
     """Compile a training step for a fleet and account for it, or run a PyTorch module's step on fake tensors.
 
@@ -161,6 +183,8 @@ def weigh(
         parallelize: for a PyTorch module, a function of it and of a `DeviceMesh` with the layout's axes that
             spreads it, as your training script does. Without one FSDP2 shards each repeated block and the
             root over `fsdp`, and `data` replicates.
+        as_: "jax" weighs a PyTorch module as a JAX program on our trainer, and not as PyTorch runs it; the
+            layout has the axes `fsdp` and `data`, and `autocast` is the format of parameters in use.
 
     Returns:
         A `Weighing`; for a PyTorch module on a fleet a `TorchWeighing`, and without `on` its `Account`, which
@@ -178,13 +202,17 @@ def weigh(
     parts = {"optimizer": optimizer, "loss": loss, "autocast": autocast}
     for_torch = {"args": args, "kwargs": kwargs, **parts, "parallelize": parallelize}
     no_time = {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+    if as_ is not None:
+        fleet, counts = (
+            named_fleet(on, price_per_device_hour),
+            {**no_time, "tokens_per_step": tokens_per_step},
+        )
+        return _weigh_as(as_, config, for_torch, rules, overrides, fleet, layout, counts, simulate, on_event)
     for_configs = {"rules": rules, "simulate": simulate or None, **no_time}
     if is_torch_module(config):
         _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})
         of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
-        return _weigh_torch(
-            config, () if args is None else args, kwargs or {}, parts, on, of_a_mesh, on_event
-        )
+        return _weigh_torch(config, args, kwargs or {}, parts, on, of_a_mesh, on_event)
     if not isinstance(config, str | RunConfig):
         _check_program(config, given=bool(args or kwargs))
         _refuse("a function", {"layout": layout, "overrides": overrides or None})
@@ -194,9 +222,7 @@ def weigh(
     fleet = named_fleet(on, price_per_device_hour)
     if not isinstance(config, str | RunConfig):
         known = totals_of(name_of(config), tokens_per_step, tokens, price_per_device_hour)
-        if rules is not None:
-            RulesFile.read(rules).register()
-        return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known)
+        return _weigh_live(config, args or (), kwargs or {}, fleet, simulate, on_event, known, rules)
     run = config_of_run(config, overrides, layout)
     if run is None and is_torch_function(str(config)):
         _refuse("a PyTorch module", for_configs)
@@ -211,13 +237,35 @@ def weigh(
     made = weigh_resolved(run, fleet, mesh, simulate=simulate, num_steps=num_steps, on_event=on_event)
     if fleet.num_devices == 1 or simulate or made.prediction is None:
         return made
-    command = plan_command(config, fleet, overrides)
-    return dataclasses.replace(made, plan=_known_plan(made, run, command))
+    return dataclasses.replace(made, plan=_known_plan(made, run, plan_command(config, fleet, overrides)))
+
+
+def _weigh_as(
+    as_: str,
+    config: Any,
+    given: dict[str, Any],
+    rules: Any,
+    overrides: Overrides,
+    fleet: Fleet,
+    layout: str | None,
+    counts: dict[str, Any],
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+) -> Weighing:
+    """Weigh a module as a JAX program. `counts`: tokens, tokens per step and price."""
+    from ._torch_program import weigh_as  # which weighs with what is defined here
+
+    _refuse("a PyTorch module as a JAX program", {"rules": rules, "parallelize": given["parallelize"]})
+    parts = {name: part for name, part in given.items() if name != "parallelize"}
+    price = counts["price_per_device_hour"]
+    known = totals_of(name_of(config), counts["tokens_per_step"], counts["tokens"], price)
+    how = {"simulate": simulate, "on_event": on_event, "known": known}
+    return weigh_as(as_, config, parts, knobs_of(overrides), fleet, layout, **how)
 
 
 def _weigh_torch(
     module: Any,
-    args: Sequence[Any],
+    args: Sequence[Any] | None,
     kwargs: Mapping[str, Any],
     parts: dict[str, Any],
     on: str | Fleet | None,
@@ -228,6 +276,7 @@ def _weigh_torch(
 
     `parts`: its optimizer, loss and autocast. `of_a_mesh`: its layout, parallelize and tokens_per_step.
     """
+    args = () if args is None else args
     if not isinstance(args, tuple | list):
         hint = "give inputs by name as kwargs=" if isinstance(args, Mapping) else "write args=(x,)"
         raise InputError(f"args is a {type(args).__name__}, not a tuple of inputs", hint=hint)
@@ -317,8 +366,11 @@ def _weigh_live(
     simulate: bool,
     on_event: Callable[[Phase], None],
     known: Totals,
+    rules: str | Path | None,
 ) -> Weighing:
     """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
+    if rules is not None:
+        RulesFile.read(rules).register()
     from ..worker import lowered_call  # imports jax, as the caller has
 
     platform = "cpu" if simulate else fleet.chip.platform

@@ -55,6 +55,15 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key: model.num_layers=12. Repeatable."),
 ]
+AsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="jax",
+        help="Weigh a function's PyTorch module as a JAX program: model.py:build --as jax --on 8xH100.",
+        show_default=False,
+    ),
+]
 LoraOption = Annotated[
     int | None,
     typer.Option(
@@ -109,6 +118,7 @@ def weigh(
     layout: LayoutOption = None,
     overrides: SetOption = None,
     lora: LoraOption = None,
+    as_: AsOption = None,
     as_json: JsonFlag = False,
     verbose: VerboseOption = False,
     tokens: TokensOption = None,
@@ -135,7 +145,7 @@ def weigh(
     from meshwright.results import TorchWeighing
 
     how: dict[str, Any] = {"simulate": simulate, "tokens": tokens, "tokens_per_step": tokens_per_step}
-    how |= {"price_per_device_hour": price}
+    how |= {"price_per_device_hour": price, "as_": as_}
     with phases(f"weighing {' '.join(config)} on {on}") as on_phase:
 
         def on_event(event: Phase) -> None:
@@ -147,10 +157,7 @@ def weigh(
         if isinstance(weighing, TorchWeighing):
             _check_eager(weighing, {"--explain": explains, "--trace": trace is not None})
         changes = explain(weighing, on_event=on_event) if explains else None
-    if html is not None:
-        weighing.to_html(html)
-    if trace is not None:
-        weighing.to_perfetto(trace)
+    _write(weighing, html, trace)
 
     def page() -> tuple[RenderableType, ...]:
         from meshwright.report import renderable
@@ -162,6 +169,14 @@ def weigh(
     answer(as_json, {"weighings": [each.to_dict() for each in made]} if all_calls else fields, page)
     if check and any(each.fits is False for each in made):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _write(weighing: Weighing, html: Path | None, trace: Path | None) -> None:
+    """Write the files that are asked for."""
+    if html is not None:
+        weighing.to_html(html)
+    if trace is not None:
+        weighing.to_perfetto(trace)
 
 
 def _check_eager(weighing: TorchWeighing, given: dict[str, bool]) -> None:
@@ -189,7 +204,12 @@ def _weighed(
     if words[0].endswith(".py") or len(words) > 1:
         from meshwright import weigh_script
 
-        for option, value in (("--layout", layout), ("--set", overrides), ("--rules", rules)):
+        for option, value in (
+            ("--layout", layout),
+            ("--set", overrides),
+            ("--rules", rules),
+            ("--as", how.pop("as_")),
+        ):
             if value:
                 raise InputError(
                     f"a script takes no {option}", hint="change it in the script or its arguments"
@@ -203,6 +223,8 @@ def _weighed(
         raise InputError(
             "--all is for a script", hint="meshwright weigh --all --on 8xH100 -- python train.py"
         )
+    if how["as_"] is not None and on != "local":  # the module is traced here, and an attached GPU is not used
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from meshwright import weigh as run_weigh
 
     say_readings(words[0], on, layout)

@@ -14,6 +14,7 @@ all keys.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from einops import rearrange
+from jax._src import dispatch
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Float, Int
 
@@ -42,6 +44,10 @@ SCORES_AS_THEY_ARE: dict[str, None] = (
     {"score_mod": None}
     if "score_mod" in inspect.signature(cudnn._dot_product_attention_bwd_impl).parameters  # pyright: ignore[reportPrivateUsage]
     else {}
+)
+# The primitive below the wrapper takes the function's name and program.
+LOCAL_SCORES_AS_THEY_ARE: dict[str, None] = (
+    {"score_mod_name": None, "score_mod_jaxpr": None} if SCORES_AS_THEY_ARE else {}
 )
 
 Gradients = tuple[Array, Array, Array]
@@ -115,8 +121,8 @@ class Cudnn(Kernel):
         """Attend to the part; both results are in float32, the log-sum-exp unrounded."""
         assert part.segments is None, "cuDNN attends to whole windows"
         query, length = _among_keys(part.query, part), part.query.shape[1]
-        how = None, causal, part.window, query.shape[-1] ** -0.5
-        out, log_sum_exp = _cudnn_forward(query, part.key, part.value, *how)
+        how = _How(causal, part.window, query.shape[-1] ** -0.5)
+        out, log_sum_exp = _cudnn_forward(query, part.key, part.value, None, how)
         if part.place is not None:
             out = jax.lax.dynamic_slice_in_dim(out, part.place, length, axis=1)
             log_sum_exp = jax.lax.dynamic_slice_in_dim(log_sum_exp, part.place, length, axis=2)
@@ -132,8 +138,8 @@ class Cudnn(Kernel):
             _among_keys(x, part) for x in (part.query, result.out.astype(d_out.dtype), d_out)
         )
         saved = _among_keys(result.log_sum_exp, part, axis=2), out, d_out
-        how = None, causal, part.window, query.shape[-1] ** -0.5
-        gradients = _cudnn_backward(query, part.key, part.value, *how, saved)
+        how = _How(causal, part.window, query.shape[-1] ** -0.5)
+        gradients = _cudnn_backward(query, part.key, part.value, None, how, saved)
         d_query, d_key, d_value = (x.astype(jnp.float32) for x in gradients)
         if part.place is not None:
             d_query = jax.lax.dynamic_slice_in_dim(d_query, part.place, part.query.shape[1], axis=1)
@@ -157,8 +163,12 @@ def cudnn_attention(
     value: Float[Array, "batch keys kv_heads value_dim"],
     bias: Float[Array, "batch 1 queries keys"] | None,
     window: int | None,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    partitioned: bool = True,
 ) -> Float[Array, "batch queries heads value_dim"]:
-    """Attend causally by cuDNN's flash kernel, which takes heads of whole eights: others end with zeros.
+    """Attend by cuDNN's flash kernel, which takes heads of whole eights: others end with zeros.
 
     Zeros add nothing to scores, and their values are left out again. The scope tells the counter of model
     FLOPs which share of the work the heads need; what runs is counted as it runs.
@@ -169,14 +179,19 @@ def cudnn_attention(
         value: the values; of the keys' width, or both of whole eights.
         bias: added to the scores; cuDNN computes its gradient too.
         window: the positions that a token sees, its own included; None for all.
+        causal: whether a query sees no later key.
+        scale: of the scores; the inverse root of the heads' width if None.
+        partitioned: whether XLA is to split the call over a mesh of devices, which must then be there when it
+            is lowered; False for the arrays of one device.
     """
-    scale, width, held = query.shape[-1] ** -0.5, value.shape[-1], in_eights(value.shape[-1])
+    how = _How(causal, window, query.shape[-1] ** -0.5 if scale is None else scale, partitioned)
+    width, held = value.shape[-1], in_eights(value.shape[-1])
     if query.shape[-1] == in_eights(query.shape[-1]) and width == held:
-        return _cudnn_attention(query, key, value, bias, window, scale)
+        return _cudnn_attention(query, key, value, bias, how)
     assert query.shape[-1] == width, "uses_cudnn refuses to fill heads and values of two widths"
     query, key, value = (jnp.pad(x, [(0, 0)] * 3 + [(0, held - width)]) for x in (query, key, value))
     with jax.named_scope(f"needed_{width}_of_{held}"):
-        filled: Any = _cudnn_attention(query, key, value, bias, window, scale)
+        filled: Any = _cudnn_attention(query, key, value, bias, how)
         return filled[..., :width]
 
 
@@ -189,59 +204,75 @@ def in_eights(width: int) -> int:
     return -(-width // 8) * 8
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _cudnn_attention(
-    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
-) -> Array:
-    return _cudnn_forward(query, key, value, bias, True, window, scale)[0]
+@contextlib.contextmanager
+def without_devices() -> Iterator[None]:
+    """Let calls on one device's arrays (`partitioned=False`) be lowered for a mesh without devices.
+
+    JAX lists each primitive of cuDNN's attention among those that need devices, because of the wrapper that
+    asks how the mesh splits it.
+    """
+    listed = dispatch.prim_requires_devices_during_lowering
+    local = {cudnn._dot_product_attention_fwd_p, cudnn._dot_product_attention_bwd_p} & listed  # pyright: ignore[reportPrivateUsage]
+    listed -= local
+    try:
+        yield
+    finally:
+        listed |= local
+
+
+class _How(NamedTuple):
+    """The settings of a call; `partitioned` as for `cudnn_attention`."""
+
+    causal: bool
+    window: int | None
+    scale: float
+    partitioned: bool = True
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _cudnn_attention(query: Array, key: Array, value: Array, bias: Array | None, how: _How) -> Array:
+    return _cudnn_forward(query, key, value, bias, how)[0]
 
 
 def _cudnn_attention_forward(
-    query: Array, key: Array, value: Array, bias: Array | None, window: int | None, scale: float
+    query: Array, key: Array, value: Array, bias: Array | None, how: _How
 ) -> tuple[Array, tuple[Array | None, ...]]:
-    out, log_sum_exp = _cudnn_forward(query, key, value, bias, True, window, scale)
+    out, log_sum_exp = _cudnn_forward(query, key, value, bias, how)
     return out, (query, key, value, bias, log_sum_exp, out)
 
 
-def _cudnn_attention_backward(
-    window: int | None, scale: float, saved: Any, d_out: Array
-) -> tuple[Array | None, ...]:
+def _cudnn_attention_backward(how: _How, saved: Any, d_out: Array) -> tuple[Array | None, ...]:
     query, key, value, bias, log_sum_exp, out = saved
-    gradients = _cudnn_backward(query, key, value, bias, True, window, scale, (log_sum_exp, out, d_out))
+    gradients = _cudnn_backward(query, key, value, bias, how, (log_sum_exp, out, d_out))
     return gradients if len(gradients) == 4 else (*gradients, None)
 
 
 _cudnn_attention.defvjp(_cudnn_attention_forward, _cudnn_attention_backward)
 
 
-def _cudnn_settings(bias: Array | None, causal: bool, window: int | None, scale: float) -> dict[str, Any]:
+def _cudnn_settings(bias: Array | None, how: _How) -> dict[str, Any]:
     has_bias = bias is not None
     return {
-        "scale": scale,
-        "mask_type": cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK,
+        "scale": how.scale,
+        "mask_type": cudnn.MaskType.CAUSAL if how.causal else cudnn.MaskType.NO_MASK,
         "seed": SEED,
         "dropout_rate": 0.0,
         "variadic_args": (has_bias, has_bias),  # a bias, and its gradient
         "layout": cudnn.AttentionLayout.BTNH.value,
-        "sliding_window_length": window,
-        **SCORES_AS_THEY_ARE,
+        "sliding_window_length": how.window,
+        **(SCORES_AS_THEY_ARE if how.partitioned else LOCAL_SCORES_AS_THEY_ARE),
     }
 
 
 def _cudnn_forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    query: Array, key: Array, value: Array, bias: Array | None, how: _How
 ) -> tuple[Array, Array]:
     """Return the output, and the log-sum-exp of the scores [batch, heads, queries] in float32."""
     none = jnp.zeros(0, query.dtype)  # for lengths, offsets and pages
-    out, log_sum_exp = cudnn._dot_product_attention_fwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
+    whole, local = cudnn._dot_product_attention_fwd_p_wrapper, cudnn._dot_product_attention_fwd_p  # pyright: ignore[reportPrivateUsage]
+    out, log_sum_exp = (whole if how.partitioned else local).bind(
         query, key, value, none if bias is None else bias, *(none,) * 6,
-        **_cudnn_settings(bias, causal, window, scale), is_training=True,
+        **_cudnn_settings(bias, how), is_training=True,
     )  # fmt: skip
     return out, log_sum_exp
 
@@ -251,9 +282,7 @@ def _cudnn_backward(
     key: Array,
     value: Array,
     bias: Array | None,
-    causal: bool,
-    window: int | None,
-    scale: float,
+    how: _How,
     result: tuple[Array, Array, Array],
 ) -> tuple[Array, ...]:
     """Return the gradients of query, key and value, and of `bias` if there is one.
@@ -261,10 +290,11 @@ def _cudnn_backward(
     `result` is the log-sum-exp, the output and the gradient of the output.
     """
     none = jnp.zeros(0, query.dtype)
+    whole, local = cudnn._dot_product_attention_bwd_p_wrapper, cudnn._dot_product_attention_bwd_p  # pyright: ignore[reportPrivateUsage]
     return tuple(
-        cudnn._dot_product_attention_bwd_p_wrapper.bind(  # pyright: ignore[reportPrivateUsage]
+        (whole if how.partitioned else local).bind(
             query, key, value, none if bias is None else bias, *(none,) * 6, *result,
-            **_cudnn_settings(bias, causal, window, scale),
+            **_cudnn_settings(bias, how),
         )
     )  # fmt: skip
 

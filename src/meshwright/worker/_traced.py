@@ -227,6 +227,8 @@ RULES: dict[str, Rule] = {
     "bcoo_dot_general_sampled": _dot,  # at the stored places only
     "dot_product_attention_fwd_wrapper": lambda eqn: {"work": sum(_attention_products(eqn))},
     "dot_product_attention_bwd_wrapper": _attention_gradients,
+    "dot_product_attention_fwd": lambda eqn: {"work": sum(_attention_products(eqn))},
+    "dot_product_attention_bwd": _attention_gradients,
 }
 
 

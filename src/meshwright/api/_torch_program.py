@@ -1,0 +1,186 @@
+"""Weigh a PyTorch module as a JAX program: its training step on our trainer, compiled for a fleet.
+
+Imports: `torch_program`, which exports the module and builds the step. Used by: `_weigh`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..config import Layout
+from ..errors import InputError
+from ..hardware import Fleet
+from ..results import Phase, Weighing
+from ..torch_account import is_torch_module, require_torch
+from ._torch import DEFAULT_LAYOUT, is_torch_function
+from ._weigh import Totals, weigh_lowered
+
+JAX = "jax"
+SAYS = (
+    "the PyTorch module as a JAX program: exported by torch.export, run by counterparts of its operations in "
+    "JAX, compiled by XLA; no figure is of PyTorch's own run"
+)
+NO_PLAN = "`parallelize` is PyTorch's plan and is not called: the layout alone spreads the JAX program"
+INPUTS = "the inputs are those of one device; {} devices have as many each"
+
+
+def weigh_as(
+    as_: str,
+    config: Any,
+    given: Mapping[str, Any],
+    knobs: Mapping[str, str],
+    fleet: Fleet,
+    layout: str | None,
+    **how: Any,
+) -> Weighing:
+    """Weigh a module, or the module that a function returns, as another kind of program.
+
+    Args:
+        as_: "jax".
+        config: the module, or "package.module:function".
+        given: a module's args, kwargs, optimizer, loss and autocast; each None for a function.
+        knobs: a function's arguments; empty for a module.
+        how: simulate, on_event and known.
+
+    Raises:
+        InputError: another kind, no module of PyTorch, or as `weigh_module_as_jax`.
+    """
+    if as_ != JAX:
+        raise InputError(f"a module cannot be weighed as {as_!r}", hint=f"as {JAX!r}, or leave it out")
+    if is_torch_module(config):
+        if knobs:
+            raise InputError("a PyTorch module takes no overrides", hint="leave overrides out")
+        parts = {**given, "args": given["args"] or (), "kwargs": given["kwargs"] or {}}
+        return weigh_module_as_jax(config, fleet=fleet, layout=layout, **parts, **how)
+    if not isinstance(config, str) or not is_torch_function(config):
+        what = config if isinstance(config, str) else type(config).__name__
+        hint = "it is for a module, or for package.module:function whose file imports torch and not JAX"
+        raise InputError(f"{what} is no PyTorch module, and cannot be weighed as {as_!r}", hint=hint)
+    for part, value in given.items():
+        if value:
+            hint = f"let the function return it, or leave {part} out"
+            raise InputError(f"{config} returns the module, and takes no {part}", hint=hint)
+    return weigh_function_as_jax(config, fleet, layout, knobs, **how)
+
+
+def weigh_module_as_jax(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    fleet: Fleet,
+    layout: str | None,
+    *,
+    optimizer: Any,
+    loss: Any,
+    autocast: Any,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: Totals,
+    name: str = "",
+    says: Sequence[str] = (),
+) -> Weighing:
+    """Weigh a module in this process, which exports and traces it; a worker compiles.
+
+    Args:
+        module, args, kwargs: of one device, as for `weigh`.
+        fleet, layout: the layout has the axes `fsdp` and `data`.
+        optimizer: a class of torch.optim, or a partial of one; AdamW if None.
+        loss: as for `account_torch`.
+        autocast: the format of parameters and inputs in use; parameters are stored in their own.
+        name: that of the function that made the module.
+        says: further assumptions to list.
+
+    Raises:
+        InputError: the module cannot be exported or uses operations without a rule, the optimizer or an axis
+            of the layout has no counterpart, or as `weigh_lowered`.
+    """
+    require_torch()
+    _check_format(autocast)
+    from ..models.attention_blocks import without_devices
+    from ..torch_program import Step, attention_on, optimizer_named
+    from ..torch_program._export import exported
+    from ..worker import lowered_call
+
+    mesh = Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
+    update = optimizer_named(*_named(optimizer))
+    on_event(Phase(name="exporting the module"))
+    program = exported(module, tuple(args), dict(kwargs), loss=loss, compute=autocast)
+    step = Step(
+        program=program,
+        mesh_axes=mesh.axes,
+        optimizer=update,
+        attention=attention_on(fleet.chip, simulate),
+    )
+    on_event(Phase(name="tracing"))
+    platform = "cpu" if simulate else fleet.chip.platform
+    kind = next(iter(fleet.chip.device_kinds), "")
+    with without_devices():
+        lowered = lowered_call(step.function(), step.arguments(), {}, platform, kind)
+    told = [INPUTS.format(fleet.num_devices)] if fleet.num_devices > 1 else []
+    return weigh_lowered(
+        f"{name or program.name} as a JAX program",
+        fleet,
+        num_devices=lowered.num_devices,
+        mesh_axes=lowered.mesh_axes,
+        digest=lowered.digest,
+        files=lowered.files(),
+        answers=lowered.answers,
+        simulate=simulate,
+        on_event=on_event,
+        says=(SAYS, *told, *program.notes, *says),
+        **known,
+    )
+
+
+def weigh_function_as_jax(
+    name: str,
+    fleet: Fleet,
+    layout: str | None,
+    knobs: Mapping[str, str],
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: Totals,
+) -> Weighing:
+    """Weigh the module that a function, "package.module:function", returns; it is called in this process."""
+    require_torch()
+    from ..torch_account._account import parts_of_function
+
+    on_event(Phase(name=f"calling {name}"))
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not the answer
+        parts = parts_of_function(name, (os.getcwd(),), knobs)
+    has_plan = parts.pop("parallelize") is not None
+    return weigh_module_as_jax(
+        parts.pop("module"),
+        parts.pop("inputs"),
+        parts.pop("keyword_inputs"),
+        fleet,
+        layout,
+        simulate=simulate,
+        on_event=on_event,
+        known=known,
+        name=name,
+        says=[NO_PLAN] * has_plan,
+        **parts,
+    )
+
+
+def _check_format(autocast: Any) -> None:
+    import torch
+
+    if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
+        hint = "use torch.bfloat16 or torch.float16"
+        raise InputError(f"autocast={autocast!r} is not a floating-point format", hint=hint)
+
+
+def _named(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of an optimizer's class, and its options."""
+    if optimizer is None:
+        return "AdamW", {}
+    if isinstance(optimizer, functools.partial):
+        return getattr(optimizer.func, "__name__", "function"), dict(optimizer.keywords)
+    return getattr(optimizer, "__name__", type(optimizer).__name__), {}

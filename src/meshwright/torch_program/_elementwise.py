@@ -1,0 +1,174 @@
+"""Elementwise ATen operations as JAX functions."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Rule = Callable[..., Any]
+
+
+def _add(self: Any, other: Any, alpha: Any = 1) -> Any:
+    return jnp.add(self, other if alpha == 1 else alpha * other)
+
+
+def _sub(self: Any, other: Any, alpha: Any = 1) -> Any:
+    return jnp.subtract(self, other if alpha == 1 else alpha * other)
+
+
+def _rsub(self: Any, other: Any, alpha: Any = 1) -> Any:
+    return _sub(other, self, alpha)
+
+
+def _div(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return jnp.floor_divide(self, other)
+    if rounding_mode == "trunc":
+        if jnp.issubdtype(jnp.result_type(self, other), jnp.integer):
+            return lax.div(*jnp.broadcast_arrays(*_alike(self, other)))
+        return jnp.trunc(jnp.true_divide(self, other))
+    return jnp.true_divide(self, other)
+
+
+def _alike(*values: Any) -> list[Any]:
+    dtype = jnp.result_type(*values)
+    return [jnp.asarray(value, dtype) for value in values]
+
+
+def _fmod(self: Any, other: Any) -> Any:
+    return lax.rem(*jnp.broadcast_arrays(*_alike(self, other)))
+
+
+def _pow(self: Any, exponent: Any) -> Any:
+    if isinstance(exponent, float) and exponent.is_integer():
+        exponent = int(exponent)
+    if isinstance(exponent, float) and exponent == 0.5:
+        return jnp.sqrt(self)
+    return jnp.power(self, exponent)
+
+
+def _clamp(self: Any, min: Any = None, max: Any = None) -> Any:
+    # The gradient passes where the value is on a limit, as PyTorch's does; `jnp.clip` passes half of it.
+    made = self
+    if min is not None:
+        made = jnp.where(self < min, min, made)
+    if max is not None:
+        made = jnp.where(self > max, max, made)
+    return made
+
+
+def _gelu(self: Any, approximate: str = "none") -> Any:
+    return jax.nn.gelu(self, approximate=approximate == "tanh")
+
+
+def _softplus(self: Any, beta: Any = 1, threshold: Any = 20) -> Any:
+    scaled = self * beta
+    return jnp.where(scaled > threshold, self, jnp.logaddexp(jnp.minimum(scaled, threshold), 0) / beta)
+
+
+def _elu(self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
+    if scale != 1 or input_scale != 1:
+        raise NotImplementedError("only elu without scales has a rule")
+    return jax.nn.elu(self, alpha)
+
+
+def _where(condition: Any, self: Any, other: Any) -> Any:
+    return jnp.where(condition, self, other)
+
+
+def _masked_fill(self: Any, mask: Any, value: Any) -> Any:
+    return jnp.where(mask, jnp.asarray(value, self.dtype), self)
+
+
+def _to_format(self: Any, dtype: str | None = None, *_: Any, **__: Any) -> Any:
+    if dtype == "bool":
+        return self != 0
+    return self  # cast to the result's format
+
+
+def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = next((a for a in args if isinstance(a, str)), kwargs.get("dtype"))
+    return _to_format(self, dtype)
+
+
+def _same(self: Any, *_: Any, **__: Any) -> Any:
+    return self
+
+
+def _addcmul(self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+    return self + value * tensor1 * tensor2
+
+
+def _addcdiv(self: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Any:
+    return self + value * tensor1 / tensor2
+
+
+def _lerp(self: Any, end: Any, weight: Any) -> Any:
+    return self + weight * (end - self)
+
+
+def _glu(self: Any, dim: int = -1) -> Any:
+    left, right = jnp.split(self, 2, axis=dim)
+    return left * jax.nn.sigmoid(right)
+
+
+def _nan_to_num(self: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    return jnp.nan_to_num(self, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
+
+
+def _stop(self: Any) -> Any:
+    return lax.stop_gradient(self)
+
+
+ONE: dict[str, Rule] = {
+    "abs": jnp.abs, "neg": jnp.negative, "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log,
+    "log2": jnp.log2, "log10": jnp.log10, "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt,
+    "reciprocal": jnp.reciprocal, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin,
+    "acos": jnp.arccos, "atan": jnp.arctan, "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid, "erf": jax.scipy.special.erf, "erfc": jax.scipy.special.erfc,
+    "erfinv": jax.scipy.special.erfinv, "lgamma": jax.scipy.special.gammaln, "floor": jnp.floor,
+    "ceil": jnp.ceil, "round": jnp.round, "trunc": jnp.trunc, "sign": jnp.sign, "sgn": jnp.sign,
+    "isnan": jnp.isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite, "logical_not": jnp.logical_not,
+    "bitwise_not": jnp.bitwise_not, "square": jnp.square, "relu": jax.nn.relu, "relu6": jax.nn.relu6,
+    "silu": jax.nn.silu, "mish": jax.nn.mish, "log_sigmoid": jax.nn.log_sigmoid,
+    "hardswish": jax.nn.hard_swish, "hardsigmoid": jax.nn.hard_sigmoid, "real": jnp.real, "imag": jnp.imag,
+}  # fmt: skip
+
+TWO: dict[str, Rule] = {
+    "mul": jnp.multiply, "true_divide": jnp.true_divide, "floor_divide": jnp.floor_divide,
+    "remainder": jnp.remainder, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax,
+    "fmin": jnp.fmin, "atan2": jnp.arctan2, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
+    "le": operator.le, "gt": operator.gt, "ge": operator.ge, "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor, "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor, "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or, "__xor__": jnp.bitwise_xor, "logaddexp": jnp.logaddexp,
+    "min.other": jnp.minimum, "max.other": jnp.maximum,
+}  # fmt: skip
+
+MORE: dict[str, Rule] = {
+    "add": _add, "sub": _sub, "rsub": _rsub, "subtract": _sub, "div": _div, "divide": _div, "fmod": _fmod,
+    "multiply": jnp.multiply, "pow": _pow, "clamp": _clamp, "clip": _clamp,
+    "clamp_min": lambda self, min: _clamp(self, min), "clamp_max": lambda self, max: _clamp(self, None, max),
+    "gelu": _gelu, "softplus": _softplus, "elu": _elu, "selu": jax.nn.selu, "celu": jax.nn.celu,
+    "leaky_relu": lambda self, negative_slope=0.01: jax.nn.leaky_relu(self, negative_slope),
+    "hardtanh": lambda self, min_val=-1, max_val=1: _clamp(self, min_val, max_val),
+    "prelu": lambda self, weight: jnp.where(self > 0, self, self * _channels(weight, self.ndim)),
+    "glu": _glu, "where": _where, "masked_fill": _masked_fill, "to": _to, "_to_copy": _to_format,
+    "type_as": _same, "clone": _same, "contiguous": _same, "alias": _same, "lift_fresh_copy": _same,
+    "lift_fresh": _same, "detach": _stop, "detach_copy": _stop, "alias_copy": _same, "positive": _same,
+    "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp, "nan_to_num": _nan_to_num,
+    "deg2rad": lambda self: self * (math.pi / 180),
+}  # fmt: skip
+
+
+def _channels(weight: Any, ndim: int) -> Any:
+    return weight.reshape((1, -1, *[1] * (ndim - 2))) if weight.size > 1 and ndim > 1 else weight
+
+
+ELEMENTWISE = {f"aten::{name}": rule for name, rule in {**ONE, **TWO, **MORE}.items()}

@@ -1,0 +1,287 @@
+"""Make a training step of an exported module, over the mesh axes `data` and `fsdp`.
+
+Each device runs the module on its own inputs, as a rank of PyTorch does: the step is one `jax.shard_map`.
+Parameters and the optimizer's state are split over `fsdp` along their largest dim that it divides. A block
+gathers its parameters where it reads them, in its forward and again in its backward pass, and their
+gradients are reduce-scattered, as with FSDP2. Over `data` gradients are summed. A parameter without such a
+dim is whole on each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from ..errors import InputError
+from ..hardware import Chip
+from ..models import Context
+from ..models.attention import uses_cudnn
+from ..models.attention_blocks import cudnn_attention
+from ._layers import Attention, plain_attention
+from ._program import Array, Program, Runner
+
+FSDP, DATA = "fsdp", "data"
+LEARNING_RATE = 1e-3  # no figure depends on it
+MOVES = ("convert_element_type", "transpose", "broadcast_in_dim", "reshape", "squeeze", "slice", "split")
+Tree = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step of a program.
+
+    Args:
+        program: exported with the inputs of one device.
+        mesh_axes: names and sizes, outermost first: of `data` and `fsdp`.
+        optimizer: its update.
+        attention: computes `scaled_dot_product_attention`.
+    """
+
+    program: Program
+    mesh_axes: tuple[tuple[str, int], ...]
+    optimizer: optax.GradientTransformation
+    attention: Attention = plain_attention
+
+    def __post_init__(self) -> None:
+        for axis, size in self.mesh_axes:
+            if axis not in (FSDP, DATA) and size > 1:
+                raise InputError(
+                    f"a module as a JAX program is split over fsdp and data; the layout has {axis}={size}",
+                    hint=f"layout='fsdp={self.num_devices}'",
+                )
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of the mesh."""
+        return _product(size for _, size in self.mesh_axes)
+
+    @cached_property
+    def mesh(self) -> AbstractMesh:
+        """The mesh, which needs no devices."""
+        names = tuple(name for name, _ in self.mesh_axes)
+        sizes = tuple(size for _, size in self.mesh_axes)
+        return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def split_dim(self, name: str) -> int | None:
+        """Return the dim of a parameter that `fsdp` splits: the largest that it divides, or None."""
+        shape, ways = self.program.parameters[name].shape, dict(self.mesh_axes).get(FSDP, 1)
+        fitting = [dim for dim, size in enumerate(shape) if size and size % ways == 0]
+        return max(fitting, key=lambda dim: shape[dim]) if ways > 1 and fitting else None
+
+    def _spec(self, name: str) -> PartitionSpec:
+        dim = self.split_dim(name)
+        return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, FSDP)
+
+    def _stored(self, name: str) -> Array:
+        return Array(shape=self.program.parameters[name].shape, dtype=self.program.stored[name])
+
+    def arguments(self) -> tuple[Tree, Tree, Any]:
+        """Return the shapes of the state, the batch of all devices, and the key; with their shardings."""
+        specs, shapes = self._state_specs, self._state_shapes()
+        state = jax.tree.map(self._on_mesh, shapes, specs)
+        batch = {name: self._whole(each) for name, each in self.program.inputs.items()}
+        key = jax.eval_shape(lambda: jax.random.key(0)) if self.program.is_random else None
+        return state, batch, key
+
+    def _on_mesh(self, shape: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(self.mesh, spec)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    def _whole(self, each: Array) -> jax.ShapeDtypeStruct:
+        """Return an input of all devices: those of single devices follow one another in their first dim."""
+        one = each.described()
+        if not one.shape:
+            return self._on_mesh(one, PartitionSpec())
+        whole = jax.ShapeDtypeStruct((one.shape[0] * self.num_devices, *one.shape[1:]), one.dtype)
+        return self._on_mesh(whole, self._batch_spec)
+
+    @cached_property
+    def _batch_spec(self) -> PartitionSpec:
+        return PartitionSpec(tuple(name for name, _ in self.mesh_axes))
+
+    def _state_shapes(self) -> Tree:
+        parameters = {name: self._stored(name).described() for name in self.program.parameters}
+        trained = {name: shape for name, shape in parameters.items() if name not in self.program.frozen}
+        buffers = {name: each.described() for name, each in self.program.buffers.items()}
+        return {
+            "parameters": parameters,
+            "optimizer": jax.eval_shape(self.optimizer.init, trained),
+            "buffers": buffers,
+        }
+
+    @cached_property
+    def _state_specs(self) -> Tree:
+        """Return the PartitionSpecs of the state: the optimizer's moments lie as their parameters."""
+        shapes = self._state_shapes()
+        parameters = {name: self._spec(name) for name in shapes["parameters"]}
+        whole = PartitionSpec()
+
+        def of_moment(keys: Any, leaf: Any) -> PartitionSpec:
+            name = next((key.key for key in keys if isinstance(getattr(key, "key", None), str)), None)
+            is_moment = name in parameters and leaf.shape == shapes["parameters"][name].shape
+            return parameters[name] if is_moment else whole
+
+        return {
+            "parameters": parameters,
+            "optimizer": jax.tree_util.tree_map_with_path(of_moment, shapes["optimizer"]),
+            "buffers": dict.fromkeys(shapes["buffers"], whole),
+        }
+
+    def function(self) -> Any:
+        """Return the jitted step: of (state, batch, key) to (state, loss)."""
+        batch = {
+            name: self._batch_spec if each.shape else PartitionSpec()
+            for name, each in self.program.inputs.items()
+        }
+        specs = self._state_specs
+        whole = PartitionSpec()
+
+        def train_step(state: Tree, batch: Tree, key: Any) -> tuple[Tree, Any]:
+            return self._local(state, batch, key)
+
+        if self.num_devices > 1:
+            train_step = jax.shard_map(
+                train_step,
+                mesh=self.mesh,
+                in_specs=(specs, batch, whole),
+                out_specs=(specs, whole),
+                check_vma=False,
+            )
+
+        def step(state: Tree, batch: Tree, key: Any) -> tuple[Tree, Any]:
+            return train_step(state, batch, key)
+
+        return jax.jit(step, donate_argnums=0)
+
+    def _local(self, state: Tree, batch: Tree, key: Any) -> tuple[Tree, Any]:
+        """Run the step of one device on its shards."""
+        axes = tuple(name for name, size in self.mesh_axes if size > 1)
+        if key is not None and axes:
+            key = jax.random.fold_in(key, lax.axis_index(axes))
+        frozen = {name: state["parameters"][name] for name in self.program.frozen}
+        trained = {name: x for name, x in state["parameters"].items() if name not in frozen}
+        runner = Runner(
+            program=self.program, attention=self.attention, use=self._gathered, keeps=self._keeps()
+        )
+
+        def loss(trained: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+            value, buffers = runner.loss({**frozen, **trained}, state["buffers"], batch, key)
+            return value / self.num_devices, buffers  # the mean over the devices
+
+        (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
+        gradients = {name: self._summed(name, each) for name, each in gradients.items()}
+        with jax.named_scope("optimizer"):
+            updates, moments = self.optimizer.update(gradients, state["optimizer"], trained)
+            after: Any = optax.apply_updates(trained, updates)
+        if axes:
+            value = lax.psum(value, axes)
+            buffers = {
+                name: lax.pmean(x, axes) if name in self.program.updates and _is_real(x) else x
+                for name, x in buffers.items()
+            }
+        return {"parameters": {**frozen, **after}, "optimizer": moments, "buffers": buffers}, value
+
+    def _gathered(self, name: str, shard: jax.Array) -> jax.Array:
+        """Return a parameter whole and in the format of its use; its gradient takes the reverse path."""
+        cast = shard.astype(self.program.parameters[name].described().dtype)
+        dim = self.split_dim(name)
+        return cast if dim is None else lax.all_gather(cast, FSDP, axis=dim, tiled=True)
+
+    def _keeps(self) -> Callable[..., bool] | None:
+        """Return a policy for `jax.checkpoint` under which a block keeps all but its gathered parameters.
+
+        A policy sees an operation and its operands' shapes. So an operation that only moves or casts an array
+        of a parameter's sizes counts as one of a parameter; if it is another's, only that move is repeated.
+        """
+        names = [name for name in self.program.parameters if self.split_dim(name) is not None]
+        if not names:
+            return None
+        sizes = set()
+        for name in names:
+            whole, dim = list(self.program.parameters[name].shape), self.split_dim(name)
+            sizes.add(tuple(sorted(whole)))
+            whole[dim or 0] //= dict(self.mesh_axes)[FSDP]
+            sizes.add(tuple(sorted(whole)))
+
+        def keeps(primitive: Any, *given: Any, **_: Any) -> bool:
+            is_moved = primitive.name in MOVES and tuple(sorted(given[0].shape)) in sizes
+            return primitive.name != "all_gather" and not is_moved
+
+        return keeps
+
+    def _summed(self, name: str, gradient: jax.Array) -> jax.Array:
+        """Return a gradient summed over the axes along which it was not yet."""
+        done = () if self.split_dim(name) is None else (FSDP,)
+        axes = tuple(axis for axis, size in self.mesh_axes if size > 1 and axis not in done)
+        return lax.psum(gradient, axes) if axes else gradient
+
+
+def _is_real(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _product(sizes: Any) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def attention_on(chip: Chip, simulated: bool = False) -> Attention:
+    """Return the attention for a chip: cuDNN's flash kernel where it can, else that of plain JAX.
+
+    cuDNN's takes half precision without a mask, with as many queries as keys if it is causal.
+    """
+    platform = "cpu" if simulated else chip.platform
+    capability = chip.target.compute_capability if chip.target else (0, 0)
+
+    def attention(
+        query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Any, causal: bool, scale: float
+    ) -> jax.Array:
+        context = Context(
+            mesh=jax.sharding.get_abstract_mesh(),
+            dtype=query.dtype,
+            platform=platform,
+            compute_capability=capability,
+            remat="none",
+        )
+        alike = query.dtype == key.dtype == value.dtype
+        square = query.shape[1] == key.shape[1]
+        fits = mask is None and alike and (square or not causal)
+        if not fits or not uses_cudnn(context, query.shape[-1], value.shape[-1]):
+            return plain_attention(query, key, value, mask=mask, causal=causal, scale=scale)
+        return cudnn_attention(query, key, value, None, None, causal=causal, scale=scale, partitioned=False)
+
+    return attention
+
+
+def optimizer_named(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Return Optax's optimizer for a class of `torch.optim` by its name, with its options.
+
+    Raises:
+        InputError: there is none.
+    """
+    rate = options.get("lr", LEARNING_RATE)
+    decay = options.get("weight_decay", 0.01 if name == "AdamW" else 0.0)
+    if name in ("AdamW", "Adam") and not options.get("amsgrad"):
+        (first, second), eps = options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8)
+        if name == "AdamW":
+            return optax.adamw(rate, first, second, eps, weight_decay=decay)
+        adam = optax.adam(rate, first, second, eps)
+        return optax.chain(optax.add_decayed_weights(decay), adam) if decay else adam
+    if name == "SGD" and not options.get("dampening"):
+        momentum = options.get("momentum") or None
+        sgd = optax.sgd(rate, momentum, bool(options.get("nesterov")))
+        return optax.chain(optax.add_decayed_weights(decay), sgd) if decay else sgd
+    raise InputError(
+        f"the optimizer {name} has no counterpart here for a module as a JAX program",
+        hint="give torch.optim.AdamW, Adam or SGD, or functools.partial of one",
+    )

@@ -1,0 +1,246 @@
+"""A module's training step as a JAX program: it trains as PyTorch does, and is weighed as any program is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import meshwright as mw  # noqa: E402
+from meshwright import tools  # noqa: E402
+from meshwright.torch_program import Step, optimizer_named  # noqa: E402
+
+WIDTH, WORDS, LENGTH, LAYERS, DEVICES = 32, 64, 16, 3, 8
+
+
+class Net(nn.Module):
+    """Blocks of attention and an MLP between a table and itself."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.table.weight
+        self.again = again
+
+    def forward(self, words):
+        x = self.table(words)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), words.roll(-1, 1).flatten())
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mixed = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        heads = [
+            each.unflatten(-1, (4, -1)).transpose(1, 2) for each in self.mixed(self.norm(x)).chunk(3, -1)
+        ]
+        x = x + F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        return x + self.mlp(x)
+
+
+def words(rows: int):
+    return torch.randint(WORDS, (rows, LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("axes", "name", "options"),
+    [
+        ((("data", 2), ("fsdp", 4)), "AdamW", {"lr": 1e-2, "weight_decay": 0.1}),
+        ((("fsdp", 8),), "SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+        ((("data", 8),), "Adam", {"lr": 1e-2}),
+    ],
+    ids=["hybrid", "fsdp", "data"],
+)
+def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(axes, name, options):
+    torch.manual_seed(0)
+    module, rows = Net(), words(DEVICES)
+    found = tools.module_as_jax(module, rows[:1])
+    step = Step(program=found.program, mesh_axes=axes, optimizer=optimizer_named(name, options))
+    told, batch_told, key = step.arguments()
+    assert key is None
+    sizes = tuple(size for _, size in axes)
+    mesh = jax.make_mesh(sizes, tuple(n for n, _ in axes), axis_types=(AxisType.Auto,) * len(axes))
+
+    def placed(value, shape):
+        return jax.device_put(value, NamedSharding(mesh, shape.sharding.spec))
+
+    parameters, buffers = found.arrays_of(module)
+    state = {"parameters": parameters, "optimizer": step.optimizer.init(parameters), "buffers": buffers}
+    state = jax.tree.map(placed, state, told)
+    batch = {"args[0]": placed(jnp.asarray(rows.numpy()), batch_told["args[0]"])}
+    function = step.function()
+    theirs = getattr(torch.optim, name)(module.parameters(), **options)
+    for _ in range(3):
+        state, value = function(state, batch, None)
+        theirs.zero_grad()
+        loss = module(rows)
+        loss.backward()
+        theirs.step()
+        assert float(value) == pytest.approx(loss.item(), rel=1e-5)
+    for path, parameter in module.named_parameters():
+        ours = np.asarray(state["parameters"][path])
+        np.testing.assert_allclose(ours, parameter.detach().numpy(), atol=2e-5, err_msg=path)
+
+
+PRODUCTS = WIDTH * 3 * WIDTH + 2 * WIDTH * 4 * WIDTH  # of a block, for a token
+ATTENTION = 2 * WIDTH * LENGTH  # of a block, for a token: queries by keys, scores by values
+
+
+def numbers() -> int:
+    return sum(parameter.numel() for parameter in Net().parameters())
+
+
+@pytest.fixture(scope="module")
+def weighing():
+    with torch.device("meta"):
+        module, rows = Net(), words(2)
+    return mw.weigh(module, args=(rows,), on="8xH100", layout="fsdp=8", as_="jax", tokens_per_step=256)
+
+
+def test_flops_are_those_by_hand(weighing):
+    tokens = DEVICES * 2 * LENGTH
+    # Causal attention needs half; the gradient of the table's lookup is no product.
+    forward = 2 * tokens * (LAYERS * (PRODUCTS + ATTENTION / 2) + WIDTH * WORDS)
+    assert weighing.ledger.flops.model == 3 * forward
+
+
+def test_memory_and_messages_are_those_of_fsdp(weighing):
+    memory = weighing.ledger.memory.by_category
+    assert memory["parameters"] == 4 * numbers() // DEVICES
+    assert memory["optimizer_state"] == 2 * 4 * numbers() // DEVICES + 4  # and the count of steps
+    sent = {row.kind: 0 for row in weighing.ledger.traffic}
+    for row in weighing.ledger.traffic:
+        sent[row.kind] += row.payload_bytes * row.count if row.in_loop else row.payload_bytes
+    # The backward pass gathers again what it reads of a block: matrices and the norm's scale, no biases.
+    assert sent["all-gather"] == 4 * (numbers() + LAYERS * (PRODUCTS + WIDTH))
+
+
+def test_a_weighing_says_what_it_is_of(weighing):
+    assert weighing.name == "Net as a JAX program"
+    first, second, *_ = weighing.ledger.assumptions
+    assert "no figure is of PyTorch's own run" in first
+    assert "inputs are those of one device; 8 devices have as many each" in second
+    assert weighing.prediction is not None
+
+
+def test_a_checkpoint_of_the_module_recomputes():
+    def flops(again: bool):
+        with torch.device("meta"):
+            module, rows = Net(again), words(2)
+        return mw.weigh(module, args=(rows,), on="1xCPU", as_="jax").ledger.flops
+
+    plain, again = flops(False), flops(True)
+    assert again.model == plain.model
+    assert plain.recomputed == 0
+    assert again.recomputed > 0
+
+
+def test_a_module_with_dropout_is_weighed_with_a_key():
+    made = mw.weigh(
+        nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8)),
+        args=(torch.ones(4, 8),),
+        on="8xCPU",
+        layout="data=8",
+        as_="jax",
+        loss=lambda y: y.square().mean(),
+        optimizer=torch.optim.SGD,
+    )
+    assert any(each.role == "keys" for each in made.compiled.arguments)
+
+
+def test_frozen_parameters_have_no_state_and_no_gradient():
+    def state_bytes(frozen: bool):
+        module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        module[0].requires_grad_(not frozen)
+        made = mw.weigh(module, args=(torch.ones(4, 8),), on="1xCPU", as_="jax")
+        return made.ledger.memory.by_category["optimizer_state"], made.ledger.flops.model
+
+    trained, frozen = state_bytes(False), state_bytes(True)
+    assert trained[0] - frozen[0] == 2 * 4 * (8 * 8 + 8)
+    # Neither the matrix's gradient nor that of the inner input.
+    assert trained[1] - frozen[1] == 2 * 4 * (8 * 8 + 8 * 4)
+
+
+def test_a_module_is_weighed_for_tpus_too():
+    pytest.importorskip("libtpu", reason="the compiler for TPUs is not installed")
+    made = mw.weigh(Net(), args=(words(2),), on="v5e-8", as_="jax", autocast=torch.bfloat16)
+    assert made.fits
+
+
+BUILD = """
+import torch
+from torch import nn
+
+print("building")
+
+
+def build(width: int = 8):
+    module = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+    return {
+        "module": module,
+        "inputs": (torch.zeros(4, width),),
+        "optimizer": torch.optim.AdamW,
+        "loss": lambda y: y.square().mean(),
+        "parallelize": lambda module, mesh: module,
+    }
+"""
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "net.py").write_text(BUILD)
+    command = [sys.executable, "-m", "meshwright", "weigh", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_the_command_line_weighs_a_functions_module_as_jax(tmp_path: Path):
+    done = run(tmp_path, "net.py:build", "--as", "jax", "--on", "8xCPU", "--set", "width=16", "--json")
+    assert done.returncode == 0, done.stderr
+    fields = json.loads(done.stdout)
+    assert fields["config"] == "net.py:build as a JAX program"
+    assert fields["layout"] == {"fsdp": 8} or "fsdp" in str(fields["layout"])
+    # Forward 2, backward 2 for the matrices and 1 for the inner input; 32 rows in all.
+    assert fields["ledger"]["flops"]["model"] == 2 * 32 * (2 * 16 * 16 + 3 * 16)
+    assert any("`parallelize`" in line for line in fields["ledger"]["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("net.py:build", "--as", "flax", "--on", "8xCPU"), "cannot be weighed as 'flax'"),
+        (("gpt2-124m", "--as", "jax", "--on", "8xCPU"), "gpt2-124m is no PyTorch module"),
+        (("net.py", "--as", "jax", "--on", "8xCPU"), "a script takes no --as"),
+    ],
+    ids=["another kind", "a configuration", "a script"],
+)
+def test_the_command_line_refuses_as_where_it_has_no_meaning(words, told, tmp_path: Path):
+    done = run(tmp_path, *words)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_help_shows_an_example_of_as():
+    done = subprocess.run(
+        [sys.executable, "-m", "meshwright", "weigh", "--help"], capture_output=True, text=True
+    )
+    assert "--as jax" in " ".join(done.stdout.split())
