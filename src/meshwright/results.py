@@ -25,7 +25,7 @@ from .hardware import Fleet, Link
 from .ledger import Ledger, executions_in
 from .measure import calibration_for, measured_runs_for
 from .planning import HandSum, hand_sum
-from .predict import Interval, Prediction, RunTotal, predicted_trace, run_total
+from .predict import Interval, Prediction, RunTotal, predicted_trace, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
 from .torch_account import MeshAccount
 
@@ -128,16 +128,7 @@ class Weighing(Shown):
     @property
     def run_total(self) -> RunTotal | None:
         """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
-        tokens_per_step = self.compiled.tokens_per_step
-        if self.prediction is None or self.num_steps is None or tokens_per_step is None:
-            return None
-        return run_total(
-            self.prediction.step_seconds,
-            steps=self.num_steps,
-            tokens_per_step=tokens_per_step,
-            num_devices=self.fleet.num_devices,
-            price_per_device_hour=self.fleet.price_per_device_hour,
-        )
+        return whole_run(self.prediction, self.num_steps, self.compiled.tokens_per_step, self.fleet)
 
     @property
     def fits(self) -> bool | None:
@@ -237,13 +228,14 @@ class TorchWeighing(Shown):
     """One step of a PyTorch module weighed for one fleet, as PyTorch runs it, without a compiler.
 
     `account` is what its ranks do and hold. `layout`: the mesh that the module was spread over.
-    `tokens_per_step`: of the fleet, if they were told.
+    `tokens_per_step`: of the fleet, and `num_steps`: of the whole run, if they were told.
     """
 
     fleet: Fleet
     layout: Layout
     account: MeshAccount
     tokens_per_step: int | None = None
+    num_steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -265,9 +257,15 @@ class TorchWeighing(Shown):
         """The time of a step of eager PyTorch; None if there is none, and `no_prediction` says why."""
         return self.account.prediction
 
+    @property
+    def run_total(self) -> RunTotal | None:
+        """Hours, device-hours and cost of the whole run; None if its steps or their time are unknown."""
+        return whole_run(self.prediction, self.num_steps, self.tokens_per_step, self.fleet)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `weigh --json` prints; docs/pytorch.md explains its field `pytorch`."""
-        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "run_total", "plan")
+        none = ("run_config", "sequence_length", "pipeline", "hand_sum", "plan")
+        total = self.run_total
         return {
             "schema": WEIGHING_SCHEMA,
             "config": self.name,
@@ -281,6 +279,7 @@ class TorchWeighing(Shown):
             "ledger": self.ledger.to_dict(),
             "prediction": None if self.prediction is None else dataclasses.asdict(self.prediction),
             "no_prediction": self.account.no_prediction,
+            "run_total": None if total is None else dataclasses.asdict(total),
             "compile": {
                 "seconds": self.account.seconds,
                 "cached": False,

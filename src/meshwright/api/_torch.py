@@ -11,13 +11,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Layout
 from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, TorchWeighing
 from ..torch_account import MeshAccount, account_named, require_torch
+
+if TYPE_CHECKING:
+    from ._weigh import Totals
 
 DEFAULT_LAYOUT = "fsdp=-1"
 _TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|transformers|diffusers|timm|torchvision)\b", re.M)
@@ -30,7 +33,7 @@ def weigh_module(
     kwargs: Mapping[str, Any],
     fleet: Fleet,
     layout: str | None,
-    tokens_per_step: int | None,
+    counts: Totals,
     on_event: Callable[[Phase], None],
     **parts: Any,
 ) -> TorchWeighing:
@@ -49,7 +52,7 @@ def weigh_module(
         on_phase=lambda name: on_event(Phase(name=name)),
         **parts,
     )
-    return _made(account, fleet, mesh, tokens_per_step)
+    return _made(account, fleet, mesh, counts)
 
 
 def weigh_torch_function(
@@ -57,7 +60,7 @@ def weigh_torch_function(
     fleet: Fleet,
     layout: str | None,
     knobs: Mapping[str, str],
-    tokens_per_step: int | None,
+    counts: Totals,
     on_event: Callable[[Phase], None],
 ) -> TorchWeighing:
     """Weigh the module that a function returns, "package.module:function", in a process of its own."""
@@ -65,7 +68,7 @@ def weigh_torch_function(
     account = account_named(
         name, fleet=fleet, layout=mesh, knobs=knobs, on_phase=lambda name: on_event(Phase(name=name))
     )
-    return _made(account, fleet, mesh, tokens_per_step)
+    return _made(account, fleet, mesh, counts)
 
 
 def is_torch_function(name: str) -> bool:
@@ -108,10 +111,10 @@ def _mesh(fleet: Fleet, layout: str | None) -> Layout:
     return Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
 
 
-def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, tokens_per_step: int | None) -> TorchWeighing:
-    prediction = account.prediction
+def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, counts: Totals) -> TorchWeighing:
+    prediction, tokens_per_step = account.prediction, counts["tokens_per_step"]
     if prediction is not None and tokens_per_step is not None:
         rate = tokens_per_step / prediction.step_seconds.expected / fleet.num_devices
         told = dataclasses.replace(prediction, tokens_per_second_per_device=rate)
         account = dataclasses.replace(account, prediction=told)
-    return TorchWeighing(fleet=fleet, layout=mesh, account=account, tokens_per_step=tokens_per_step)
+    return TorchWeighing(fleet=fleet, layout=mesh, account=account, **counts)

@@ -114,7 +114,9 @@ def weigh(
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     autocast: torch.dtype | None = None,
+    tokens: float | str | None = None,
     tokens_per_step: float | str | None = None,
+    price_per_device_hour: float | str | None = None,
     on_event: Callable[[Phase], None] = ignore,
 ) -> TorchWeighing: ...
 
@@ -201,17 +203,15 @@ def weigh(
     """
     parts = {"optimizer": optimizer, "loss": loss, "autocast": autocast}
     for_torch = {"args": args, "kwargs": kwargs, **parts, "parallelize": parallelize}
-    no_time = {"tokens": tokens, "price_per_device_hour": price_per_device_hour}
+    counts = {"tokens": tokens, "tokens_per_step": tokens_per_step}
+    counts["price_per_device_hour"] = price_per_device_hour
     if as_ is not None:
-        fleet, counts = (
-            named_fleet(on, price_per_device_hour),
-            {**no_time, "tokens_per_step": tokens_per_step},
-        )
+        fleet = named_fleet(on, price_per_device_hour)
         return _weigh_as(as_, config, for_torch, rules, overrides, fleet, layout, counts, simulate, on_event)
-    for_configs = {"rules": rules, "simulate": simulate or None, **no_time}
+    for_configs = {"rules": rules, "simulate": simulate or None}
     if is_torch_module(config):
         _refuse("a PyTorch module", {"overrides": overrides or None, **for_configs})
-        of_a_mesh = {"layout": layout, "parallelize": parallelize, "tokens_per_step": tokens_per_step}
+        of_a_mesh = {"layout": layout, "parallelize": parallelize, **counts}
         return _weigh_torch(config, args, kwargs or {}, parts, on, of_a_mesh, on_event)
     if not isinstance(config, str | RunConfig):
         _check_program(config, given=bool(args or kwargs))
@@ -226,8 +226,8 @@ def weigh(
     run = config_of_run(config, overrides, layout)
     if run is None and is_torch_function(str(config)):
         _refuse("a PyTorch module", for_configs)
-        count = totals_of(config, tokens_per_step, None, None)["tokens_per_step"]
-        return weigh_torch_function(str(config), fleet, layout, knobs_of(overrides), count, on_event)
+        known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
+        return weigh_torch_function(str(config), fleet, layout, knobs_of(overrides), known, on_event)
     if run is None:
         known = totals_of(config, tokens_per_step, tokens, price_per_device_hour)
         return _weigh_named(str(config), fleet, layout, overrides, simulate, on_event, known, rules)
@@ -274,7 +274,7 @@ def _weigh_torch(
 ) -> TorchWeighing | Account:
     """Weigh a module on a fleet, or account for it on one device if none is named.
 
-    `parts`: its optimizer, loss and autocast. `of_a_mesh`: its layout, parallelize and tokens_per_step.
+    `parts`: its optimizer, loss and autocast. `of_a_mesh`: what else a mesh needs, and its tokens and price.
     """
     args = () if args is None else args
     if not isinstance(args, tuple | list):
@@ -283,11 +283,11 @@ def _weigh_torch(
     if on is None:
         _refuse("a PyTorch module, accounted on one device,", of_a_mesh, "name a fleet: on='8xH100'")
         return account_torch(module, *args, **parts, **kwargs)
-    told = totals_of(type(module).__name__, of_a_mesh["tokens_per_step"], None, None)["tokens_per_step"]
+    price = of_a_mesh["price_per_device_hour"]
+    known = totals_of(type(module).__name__, of_a_mesh["tokens_per_step"], of_a_mesh["tokens"], price)
     parts["parallelize"] = of_a_mesh["parallelize"]
-    return weigh_module(
-        module, args, kwargs, named_fleet(on, None), of_a_mesh["layout"], told, on_event, **parts
-    )
+    fleet = named_fleet(on, price)
+    return weigh_module(module, args, kwargs, fleet, of_a_mesh["layout"], known, on_event, **parts)
 
 
 def _known_plan(made: Weighing, run: RunConfig, command: str) -> KnownPlan:

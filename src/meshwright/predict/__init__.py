@@ -32,5 +32,6 @@ from ._records import Slice as Slice
 from ._records import checked_price as checked_price
 from ._records import run_total as run_total
 from ._records import steps_for as steps_for
+from ._records import whole_run as whole_run
 from ._walk import TRACKS as TRACKS
 from ._walk import Walked as Walked

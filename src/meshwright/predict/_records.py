@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from meshwright.errors import InputError
+from meshwright.hardware import Fleet
 from meshwright.units import parse_count
 
 KINDS = ("compute", "communication", "idle")
@@ -148,6 +149,21 @@ def run_total(
         device_hours=device_hours,
         price_per_device_hour=price,
         cost=None if price is None else device_hours.times(price),
+    )
+
+
+def whole_run(
+    prediction: Prediction | None, num_steps: int | None, tokens_per_step: int | None, fleet: Fleet
+) -> RunTotal | None:
+    """Return the hours and cost of a run on a fleet; None if its steps or their time are unknown."""
+    if prediction is None or num_steps is None or tokens_per_step is None:
+        return None
+    return run_total(
+        prediction.step_seconds,
+        steps=num_steps,
+        tokens_per_step=tokens_per_step,
+        num_devices=fleet.num_devices,
+        price_per_device_hour=fleet.price_per_device_hour,
     )
 
 

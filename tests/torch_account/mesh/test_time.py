@@ -165,3 +165,17 @@ def test_the_classes_of_streams_are_pytorchs_own_afterwards():
     before = {name: getattr(torch.cpu.Stream, name) for name in ("wait_stream", "record_event", "wait_event")}
     weighed(square(2), rows(), on="8xH100")
     assert before == {name: getattr(torch.cpu.Stream, name) for name in before}
+
+
+def test_a_run_has_hours_and_a_price_if_its_tokens_are_told():
+    options = {"on": "8xH100", "tokens_per_step": 8 * ROWS, "tokens": 800 * ROWS, "price_per_device_hour": 2}
+    weighing = weighed(square(2), rows(), **options)
+    seconds = 100 * weighing.prediction.step_seconds.expected
+    total = weighing.run_total
+    assert total.seconds.expected == pytest.approx(seconds)
+    assert total.cost.expected == pytest.approx(2 * 8 * seconds / 3600)
+    assert "RUN: " in str(weighing)
+    assert "COST: " in str(weighing)
+    assert weighing.to_dict()["run_total"]["steps"] == 100
+    with pytest.raises(mw.InputError, match="tokens in its step is not known"):
+        weighed(square(2), rows(), on="8xH100", tokens="1B")
