@@ -157,7 +157,7 @@ def fails(module, mesh):
         ({"parallelize": lambda module, mesh: 3}, "parallelize returned a int, not a module", "return the"),
         ({"parallelize": offloaded}, "FSDP2 keeps the module's shards in the host's memory", "leave offl"),
         ({"on": "v5p-8"}, "a PyTorch module is weighed as PyTorch runs it on GPUs, and v5p is a", "name a"),
-        ({"tokens": "1B"}, "Stack is not a configuration, and the number of tokens", "tell it: tokens_per_step="),
+        ({"tokens": "1B"}, "Stack is not a configuration, and the number of tokens", "tell it: "),
         ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
