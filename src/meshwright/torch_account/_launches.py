@@ -123,9 +123,9 @@ class Launches:
         """Return the format in which a product runs: PyTorch's switches say when fp32 becomes tf32."""
         if format_name != "fp32" or "tf32" not in self.machine.peak_flops_per_second:
             return format_name
-        if is_convolution:
-            return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
-        return "fp32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        backends: Any = torch.backends  # its older switches raise where a script has used the newer ones
+        switch = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+        return "tf32" if switch.fp32_precision == "tf32" else "fp32"
 
     def message(self, call: OperationCall, message: Message, ranks: tuple[int, ...]) -> None:
         """Send a message on the current stream, or beside it where somebody waits for it later."""

@@ -66,16 +66,24 @@ def test_other_kernels_take_as_long_as_their_bytes():
     )
 
 
-def test_fp32_products_run_in_the_format_that_pytorchs_switch_says():
-    before, seconds = torch.get_float32_matmul_precision(), {}
+def test_fp32_products_run_in_the_format_that_pytorchs_switches_say():
+    def seconds() -> float:
+        return exposed(weighed(square(dtype=torch.float32), rows(torch.float32)).prediction)["matmul"]
+
+    switch = torch.backends.cuda.matmul
+    before, found = switch.fp32_precision, {}
     try:
-        for precision in ("highest", "high"):
-            torch.set_float32_matmul_precision(precision)
-            prediction = weighed(square(dtype=torch.float32), rows(torch.float32)).prediction
-            seconds[precision] = exposed(prediction)["matmul"]
+        for name in ("ieee", "tf32"):
+            switch.fp32_precision = name
+            found[name] = seconds()
+        switch.allow_tf32 = False  # the older switch, which most scripts have
+        found["not allowed"] = seconds()
+        switch.allow_tf32 = True
+        found["allowed"] = seconds()
     finally:
-        torch.set_float32_matmul_precision(before)
-    assert seconds["highest"] > 3 * seconds["high"]
+        switch.fp32_precision = before
+    assert found["ieee"] == found["not allowed"] > 3 * found["tf32"]
+    assert found["tf32"] == found["allowed"]
 
 
 def test_fsdp_hides_its_messages_behind_products_if_those_are_longer():
