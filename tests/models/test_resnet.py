@@ -165,5 +165,6 @@ def test_rows_of_weight_zero_change_nothing(context):
     (found, long), others = passed(run)(parameters, state, padded)
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
     assert float(long.metrics["accuracy"]) == pytest.approx(float(short.metrics["accuracy"]))
-    near(others, jax.tree.map(np.asarray, gradients))
+    # Other numbers of rows are summed in another order, which 18 layers of batch norm amplify.
+    near(others, jax.tree.map(np.asarray, gradients), tolerance=1e-3)
     near(long.state, jax.tree.map(np.asarray, short.state))
