@@ -58,7 +58,7 @@ def interval_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _left_out(ratios: NDArray[np.float64], sources: list[str]) -> NDArray[np.bool_]:
-    """Whether each row lies within the quantiles of all sources but its own."""
+    """Return whether each row lies within the quantiles of all sources but its own."""
     held = np.zeros(len(ratios), bool)
     for source in set(sources):
         own = np.array([each == source for each in sources])

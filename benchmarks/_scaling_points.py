@@ -72,7 +72,7 @@ def fastest(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def is_model(row: Mapping[str, str], config: RunConfig) -> bool:
-    """Whether a published row trained all parameters of the model that a preset is, at its sequence length.
+    """Return whether a published row trained all of a preset's model, at its sequence length.
 
     By the dimensions it states, not by its name.
     """

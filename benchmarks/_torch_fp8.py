@@ -16,7 +16,7 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def has_scaled_products() -> bool:
-    """Whether this PyTorch has products of eight-bit tensors with scales; the function is not public."""
+    """Return whether this PyTorch has scaled products of eight-bit tensors; the function is not public."""
     return hasattr(torch, "_scaled_mm")
 
 

@@ -1,4 +1,4 @@
-"""What the compiled train step costs: predicted seconds by class, bytes and compile time of some programs.
+"""Compare the compiled train step of some programs before and after a change: seconds by class, bytes.
 
 Run: python benchmarks/step.py [--before CHECKOUT] [--record]. Nothing runs on a GPU: every figure is a
 prediction from a program that is compiled here. --before weighs with another checkout of this repository too,
@@ -23,17 +23,18 @@ from _record import RECORDS, ROOT, write_record
 
 
 class Case(NamedTuple):
-    """A program; `since` are settings that the checkout before lacks, and is weighed without."""
+    """A program: its settings in both checkouts, in this one alone, and in the one before alone."""
 
     name: str
     config: str
     fleet: str
     overrides: tuple[str, ...] = ()
-    since: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 _405B = ("remat=dots-attention", "zero1=true")
-_CHUNKS = ("pipeline_chunks=8",)
+_CHUNKS, _WHOLE_STAGES = ("pipeline_chunks=8",), ("model.num_layers=128",)
 _LONG = ("batch.sequences=128", "batch.sequence_length=131072")
 CASES = (
     Case("GPT-2", "gpt2-124m", "1xH100", ("batch.sequences=32", "batch.microbatch_sequences=32")),
@@ -46,7 +47,7 @@ CASES = (
     Case("Llama 1B, one sequence a microbatch", "llama-1b", "1xH100", ("batch.microbatch_sequences=1",)),
     Case("Llama 1B", "llama-1b", "1xH100", ("batch.microbatch_sequences=4",)),
     Case("Llama 1B, fp8", "llama-1b", "1xH100", ("batch.microbatch_sequences=4", "precision=fp8")),
-    Case("Llama 3 8B, a loop over layers", "llama3-8b", "8xH100"),
+    Case("Llama 3 8B, a loop over layers", "llama3-8b", "8xH100", (), ("layer_loop=keep",)),
     Case("Llama 3 8B", "llama3-8b", "8xH100", (), ("layer_loop=unroll",)),
     Case("Llama 3 70B, the preset", "llama3-70b", "64xH100"),
     Case(
@@ -68,6 +69,7 @@ CASES = (
         "8192xH100",
         ("layout=data=64,stage=16,tensor=8", *_405B),
         _CHUNKS,
+        _WHOLE_STAGES,
     ),
     Case(
         "Llama 3 405B, their larger fleet",
@@ -75,6 +77,7 @@ CASES = (
         "16384xH100",
         ("layout=data=128,stage=16,tensor=8", *_405B),
         _CHUNKS,
+        _WHOLE_STAGES,
     ),
     Case(
         "Llama 3 405B, 131,072 tokens",
@@ -82,6 +85,7 @@ CASES = (
         "16384xH100",
         ("layout=data=8,stage=16,context=16,tensor=8", *_LONG, *_405B),
         _CHUNKS,
+        _WHOLE_STAGES,
     ),
     Case(
         "GPT-3 175B",
@@ -89,6 +93,7 @@ CASES = (
         "64xA100-80GB",
         ("layout=stage=8,tensor=8", "remat=dots-attention", "batch.sequences=64"),
         ("pipeline_chunks=4",),
+        ("model.vocab_size=50304",),
     ),
     Case(
         "SimuMax's 12 layers of 70B",
@@ -124,7 +129,7 @@ print(json.dumps({
 
 def weighed(case: Case, checkout: Path, is_before: bool) -> dict[str, Any]:
     """Return the figures of one program, weighed by a process of its own with the package in `checkout`."""
-    overrides = case.overrides if is_before else (*case.overrides, *case.since)
+    overrides = (*case.overrides, *(case.before if is_before else case.after))
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "XDG_CACHE_HOME": cache}
         command = [sys.executable, "-c", ONE, json.dumps((case.config, case.fleet, overrides))]

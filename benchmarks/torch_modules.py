@@ -33,7 +33,7 @@ Made = tuple[torch.nn.Module, dict[str, Any]]
 
 
 def is_installed(library: str) -> bool:
-    """Whether a library can be imported."""
+    """Return whether a library can be imported."""
     return importlib.util.find_spec(library) is not None
 
 

@@ -25,7 +25,7 @@ EAGER = ("tt-001", "tt-034", "tt-036", "tt-040")  # of torchtitan's, one device 
 
 
 def is_scored(row: Any) -> bool:
-    """Whether a row ran eagerly in bf16, by a plan that is known here."""
+    """Return whether a row ran eagerly in bf16, by a plan that is known here."""
     return row.config.precision == "bf16" and (row.source == "mosaic" or row.id in EAGER)
 
 

@@ -41,7 +41,7 @@ def outcome(folder: Path) -> tuple[dict[int, float], dict[str, bytes]]:
 
 
 def saving(folder: Path) -> bool:
-    """Whether a save is being written now."""
+    """Return whether a save is being written now."""
     return any(name.endswith(".partial") for name in os.listdir(folder / "checkpoints"))
 
 

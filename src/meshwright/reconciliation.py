@@ -373,7 +373,7 @@ class PastRow:
 
     @property
     def key(self) -> tuple[str, int, str, str]:
-        """What the history holds once: a quantity of a run after a number of steps."""
+        """Return the key of an entry in the history: a quantity of a run after a number of steps."""
         return self.run, self.steps, self.date, self.quantity
 
     @property

@@ -343,7 +343,7 @@ def test_no_product_is_faster_than_what_the_chip_sustains():
     assert 2 * 8192**3 / found <= 570e12 * 1.0001
 
 
-def test_a_pipelines_bubble_is_the_dearest_stage_for_each_further_microbatch():
+def test_a_pipelines_bubble_is_the_slowest_stage_for_each_further_microbatch():
     # 3B over 4 stages: 8, 8, 8 and 4 layers, the last with the head (by hand: a head costs 3.56 layers).
     shape, machine = MODELS["3B"], Machine.of(SWEEP)
     assert stages_of(shape, 4) == ((8, 8, 8, 4), 3, True)

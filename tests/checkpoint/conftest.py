@@ -81,7 +81,7 @@ def abstract() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def same_bits() -> Callable[[Any, Any], bool]:
-    """Whether two trees hold the same bytes in the same formats."""
+    """Return whether two trees hold the same bytes in the same formats."""
 
     def same(ours: Any, theirs: Any) -> bool:
         pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)

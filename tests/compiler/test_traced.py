@@ -158,7 +158,7 @@ def test_a_scan_of_ten_costs_ten_bodies():
     assert counted(scanned, f32(8, 8)).by_phase["forward"] == 10 * SQUARE
 
 
-def test_a_branch_costs_what_the_dearest_does():
+def test_a_branch_costs_what_the_most_expensive_does():
     def branched(i, x):
         return lax.switch(i, [lambda x: x, lambda x: x @ x @ x, lambda x: x @ x], x)
 

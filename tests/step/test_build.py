@@ -92,7 +92,7 @@ def trained(built_on):
 
 
 def equal(mine, theirs):
-    """Whether two trees are bitwise equal, leaf by leaf."""
+    """Return whether two trees are bitwise equal, leaf by leaf."""
     return [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)]
 
 

@@ -43,7 +43,7 @@ def weigh_script(
         on: the fleet, as for `weigh`.
         all_calls: weigh each jitted call with matrix products, not only that one.
         simulate: let the CPU's compiler partition the program for the fleet; the script sees CPU devices.
-        tokens, tokens_per_step, price_per_device_hour: as for `weigh`; they are told of each call.
+        tokens, tokens_per_step, price_per_device_hour: as for `weigh`; they hold for each call.
         on_event: called with each `Phase`.
 
     Returns:

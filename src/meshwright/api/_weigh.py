@@ -443,7 +443,7 @@ def _refuse(what: str, given: Mapping[str, Any], hint: str = "") -> None:
 
 
 class Totals(TypedDict):
-    """Hold what is told of a program that is no configuration: tokens of a step, and steps of the run."""
+    """Holds what the caller says about a program without a configuration: tokens per step, steps per run."""
 
     tokens_per_step: int | None
     num_steps: int | None

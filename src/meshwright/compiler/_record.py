@@ -169,7 +169,7 @@ class Request:
     function: str | None = None  # "package.module:function"
     search_path: tuple[str, ...] = ()  # folders in which the function's module is searched first
     knobs: dict[str, str] = field(default_factory=dict[str, str])  # the function's keyword arguments, as text
-    digest: str = ""  # of a program lowered by the caller, whose text lies in the worker's folder
+    digest: str = ""  # of a program lowered by the caller, whose text is in the worker's folder
     rules: RulesFile | None = None  # for kernels of the function's program
     describes: bool = False  # answer with what the function declares (`Declared`) instead of compiling
 

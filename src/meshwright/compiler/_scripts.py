@@ -74,7 +74,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptAnswer:
-    """What a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
+    """Holds what a script called: the chosen call first, then the others by FLOPs; or an error with its hint.
 
     `notes`: values that the script read on the host, and what depended on them.
     """

@@ -28,7 +28,7 @@ TARGETS: Mapping[str, tuple[str, str]] = {
     "up_proj": ("mlp", "up"),
     "down_proj": ("mlp", "down"),
 }
-"""Where our parameters have the products that PEFT names so: the group of a block, and the name in it."""
+"""Maps PEFT's name of a product to ours: the group of a block, and the name within it."""
 ALL = "all-linear"
 NF4_BLOCK = 64
 """The most numbers that share a scale with `base = "nf4"` (https://arxiv.org/abs/2305.14314, section 3)."""
@@ -58,7 +58,7 @@ class LoraConfig(Section):
 
     @property
     def scale(self) -> float:
-        """What an adapter's output is multiplied by: alpha / rank."""
+        """Return the factor of an adapter's output, alpha / rank."""
         assert self.rank is not None, "a run without adapters has no scale"
         return self.alpha / self.rank
 

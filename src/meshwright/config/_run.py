@@ -185,7 +185,7 @@ class InstructionData(DataSource):
     """Tokens that are to be predicted: those of answers alone, or all.
     Effect: what is learned; nothing that is weighed."""
     too_long: Literal["refuse", "leave-out"] = "refuse"
-    """What happens to a conversation that is longer than a window. Effect: which conversations are read."""
+    """The treatment of a conversation that is longer than a window. Effect: which conversations are read."""
     held_out_fraction: HeldOut = 0.05
 
 
@@ -366,7 +366,7 @@ class RunConfig(Section):
     [Whose each is](how-weighing-works.md#rematerialisation).
     Default: `dots-attention` for a transformer, else `none`"""
     layer_loop: LayerLoop = "auto"
-    """Whether the program has a loop over stacked layers (`keep`), or each layer by itself (`unroll`).
+    """The form of stacked layers: one loop (`keep`), or each layer written out (`unroll`).
     `auto` unrolls at most 16 layers on one GPU, without experts, and where no block is under `full`.
     Effect: a loop copies to a stack what its layers keep, so `unroll` is faster, and compiles longer the
     more layers there are. Arrays, checkpoints and results stay as they are. No effect in pipelines, whose

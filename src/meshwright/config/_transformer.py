@@ -92,12 +92,12 @@ class TransformerModel(ModelKind):
     """Base of the rotary wavelengths.
     Effect: larger bases suit longer sequences; nothing that is weighed. Unit: none"""
     rope_factor: OptionalPositiveFloat = None
-    """How many times longer the slow rotary wavelengths become, as Llama 3.1 stretches them.
+    """The factor by which slow rotary wavelengths are stretched, as in Llama 3.1.
     Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
     `rope_original_positions` / `rope_high_factor` are not, and those between in part.
     Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
     rope_stretching: Literal["llama3", "linear", "yarn"] = "llama3"
-    """How wavelengths between the two limits are stretched.
+    """The rule by which wavelengths between the two limits are stretched.
     `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), and `linear`
     stretches all wavelengths alike.
     Effect: that of `rope_factor`, without which it has none."""
@@ -142,7 +142,7 @@ class TransformerModel(ModelKind):
     """Multiply embeddings by the root of `embed_dim`, as Gemma does.
     Effect: nothing that is weighed but one product per number."""
     norm_place: Literal["before", "after", "both"] = "before"
-    """Where the norms of attention and MLP stand: before each, after each (OLMo 2), or both (Gemma 2).
+    """The place of the norms of attention and MLP: before each, after each (OLMo 2), or both (Gemma 2).
     Effect: `both` has two vectors of `embed_dim` parameters more per layer."""
     parallel: bool = False
     """Add attention and MLP to the same input, as GPT-NeoX does, instead of one after the other.

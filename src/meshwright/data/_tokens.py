@@ -49,8 +49,9 @@ class RandomTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEpochs:
-    """What a run reads of one source: `share` of its sequences, and how often each window comes on average.
+    """Describes what a run reads of one source.
 
+    `share`: of its sequences. `epochs`: how often each window comes on average.
     `num_tokens`: those to train on. `num_sequences`: those that the run reads.
     """
 

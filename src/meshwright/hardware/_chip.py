@@ -29,7 +29,7 @@ class Link:
 
     @property
     def through_host(self) -> bool:
-        """Whether devices have no peer-to-peer transfers, so that what they send passes the host's memory."""
+        """Return whether devices lack peer-to-peer transfers and so send through the host's memory."""
         return self.name.endswith("(no P2P)")
 
 

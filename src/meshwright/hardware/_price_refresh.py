@@ -31,7 +31,7 @@ from ._prices import Listing, listings_of
 
 
 class CatalogItem(Protocol):
-    """What is read of `gpuhunt.CatalogItem`: an instance, its price per hour in dollars, and its devices."""
+    """Holds what is read of `gpuhunt.CatalogItem`: an instance, its dollars per hour, its devices."""
 
     instance_name: str
     location: str
@@ -44,7 +44,7 @@ class CatalogItem(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
-    """What a refresh has written: the prices, and the providers that it left out, each with the reason."""
+    """Holds the prices that a refresh has written, and why each provider left out was left out."""
 
     path: Path
     listings: tuple[Listing, ...]

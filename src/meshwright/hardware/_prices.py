@@ -27,7 +27,7 @@ from ._chip import CATALOG
 from ._fleet import find_chip
 
 OLD_DAYS = 90
-"""After so many days a price is called old."""
+"""The age in days from which a price is called old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class Price:
 
     @property
     def is_old(self) -> bool:
-        """Whether the price is older than `OLD_DAYS`."""
+        """Return whether the price is older than `OLD_DAYS`."""
         return self.age_days > OLD_DAYS
 
     @property

@@ -433,7 +433,7 @@ class _Keys(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a block's queries see of its keys, and the cap of their scores.
+    """Says which keys a block's queries see, and at what value their scores are capped.
 
     `first`: the place of the first query among the keys, of which each query sees those up to its own; None
     if they see all. `window`: how many of them, its own included; None for all.

@@ -12,7 +12,7 @@ A part belongs to the first piece if that has as many left, otherwise to the sec
 takes calls of 16, 8, 4, 2 and 1 pieces of keys, and one causal call.
 
 In layers with a window W, a piece of L queries takes the min(L + W - 1, all) keys that end with its own last
-one, or the first ones where there are not so many. The queries stand somewhere among these, and a mask by
+one, or the first ones where there are fewer. The queries stand somewhere among these, and a mask by
 places, which is the same as one by positions, keeps each to its window.
 """
 

@@ -61,7 +61,7 @@ def frequencies(config: TransformerModel, is_local: bool) -> Float[Array, " half
 def _yarn(
     frequency: Float[Array, " half"], base: float, factor: float, turns: tuple[float, float], length: int
 ) -> Float[Array, " half"]:
-    """Return YaRN's frequencies: mixed by the place of a pair between those that make so many `turns`.
+    """Return YaRN's frequencies, mixed by a pair's place between those with the given numbers of `turns`.
 
     The places are rounded outwards, as in the authors' code (https://github.com/jquesnelle/yarn).
     """

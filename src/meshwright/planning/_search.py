@@ -140,7 +140,7 @@ class Search:
 
     @property
     def has_preferred(self) -> bool:
-        """Whether `next` returns a candidate that was preferred."""
+        """Return whether `next` returns a candidate that was preferred."""
         return bool(self._preferred)
 
     @property

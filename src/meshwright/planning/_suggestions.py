@@ -399,7 +399,7 @@ def _where(arrays: Sequence[Argument], layout: Layout) -> str:
     splitting = [(name, size) for name, size in layout.axes if name != "data" and size > 1]
     words: list[str] = []
     for ways, num_bytes in bytes_by_ways.most_common():
-        place = f"each number lies on {devices // ways} of {devices} devices"
+        place = f"each number is stored on {devices // ways} of {devices} devices"
         how = f"split {ways} ways" if ways > 1 else "not split"
         if ways > 1 and ways == math.prod(size for _, size in splitting):
             how = f"split over {' and '.join(f'{name}={size}' for name, size in splitting)}"

@@ -69,7 +69,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What is assumed of factors before anything is measured.
+    """The assumption about factors before anything is measured.
 
     `widths`: by class; what is a class's own in its factor lies nine times of ten between 1 / width and
     width. `whole_step`: the same of what all classes share.

@@ -77,7 +77,7 @@ class Walked:
 
 
 Prices = dict[tuple[str, str], KernelTime]
-"""What kernels cost, by computation and instruction: walks over one program on one machine share them."""
+"""The costs of kernels by computation and instruction: walks over one program on one machine share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What all stages do in a tick.
+    """Describes the work of all stages in a tick.
 
     `embeds`: the first stage embeds a microbatch. `judges`: all stages compute the loss of the last stage's
     output of the tick before. `embeds_back`: the embedding's gradient is added, from the first stage's

@@ -40,8 +40,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCount:
-    """What one rank holds and does; bytes are those of the storages, FLOPs those of this rank alone.
+    """Holds what one rank keeps in memory and executes.
 
+    Bytes are those of the storages; FLOPs are those of this rank alone.
     parameters_bytes, gradients_bytes, optimizer_state_bytes: its shards, at the end of the step.
     saved_activation_bytes: storages that autograd keeps, at the end of the forward pass.
     peak_bytes: the most that is alive at one instant. reserved_bytes: what the caching allocator then has.

@@ -78,7 +78,7 @@ def reserved_bytes(changes: Iterable[Change]) -> int:
     _replay(allocator, log, lambda change: change.storage.number)
     lasting = {c.storage.number for c in log if not c.storage.born.phase or c.storage.category in LASTING}
     for number in {change.storage.number for change in log} - lasting:
-        if allocator.holds(number):  # gradients and outputs, which the next step makes anew
+        if allocator.holds(number):  # gradients and outputs, which the next step makes again
             allocator.free(number)
     again = [change for change in log if change.phase and change.storage.number not in lasting]
     _replay(allocator, again, lambda change: -change.storage.number)

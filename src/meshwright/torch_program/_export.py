@@ -96,7 +96,7 @@ def _decomposed(found: Any) -> Any:
 
 
 class _Seen:
-    """What a run of the loss shows; an attribute of the module would be restored after the export."""
+    """Holds what a run of the loss shows. The export would restore an attribute of the module."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []

@@ -62,7 +62,7 @@ class JaxModule:
 
     @property
     def is_random(self) -> bool:
-        """Whether the loss draws random numbers."""
+        """Return whether the loss draws random numbers."""
         return self.program.is_random
 
     def arrays_of(self, module: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:

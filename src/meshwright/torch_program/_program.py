@@ -93,7 +93,7 @@ class Program:
 
     @property
     def is_random(self) -> bool:
-        """Whether an operation draws random numbers."""
+        """Return whether an operation draws random numbers."""
         return any(_is_random(operation) for operation in self.operations)
 
 

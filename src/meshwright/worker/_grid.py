@@ -6,8 +6,8 @@ attention decide there which blocks they compute. So scalars are held as arrays 
 that is a constant of the program. Blocks of data are not computed at all.
 
 A loop runs by its bounds, with a counter of known value in each round. A predicate that depends on data takes
-the dearest branch, and a loop of unknown length runs once; both are said (`notes`). Only the axes of the grid
-that the body asks for are spread out: the others multiply.
+the most expensive branch, and a loop of unknown length runs once; both are said (`notes`). Only the axes of
+the grid that the body asks for are spread out: the others multiply.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class GridCount:
             self.flops = before
         self.flops = before + max(costs)
         if len(set(costs)) > 1:
-            self.notes.append("a branch that depends on data counts as its dearest")
+            self.notes.append("a branch that depends on data counts as its most expensive one")
         return [None] * len(eqn.outvars)
 
     def _while(self, eqn: Any, inputs: list[Known], times: Any) -> list[Known]:

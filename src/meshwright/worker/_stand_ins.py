@@ -137,7 +137,7 @@ class _Orbax(MetaPathFinder):
         def restore(manager: Any, *args: Any, **kwargs: Any) -> Any:
             raise InputError(
                 "the script restores a checkpoint, and arrays are held as shapes",
-                hint="let it begin anew: the step is the same",
+                hint="let it start from scratch: the step is the same",
             )
 
         def keep_folder(manager: Any, directory: Any = None, *args: Any, **kwargs: Any) -> None:
