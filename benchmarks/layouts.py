@@ -104,7 +104,7 @@ def weighed(case: Case, fleet: str, num_devices: int) -> dict[str, Any]:
         "sent_gib": {axes: round(num_bytes / 2**30, 3) for axes, num_bytes in traffic.items()},
         "collectives": sum(each.count for each in weighing.ledger.traffic),
         "step_seconds": float(f"{prediction.step_seconds.expected:.4g}") if prediction else None,
-        "mfu": round(prediction.mfu, 3) if prediction else None,
+        "mfu": round(prediction.mfu, 3) if prediction and prediction.mfu is not None else None,
         "findings": sorted({finding.kind for finding in weighing.ledger.findings}),
     }
 

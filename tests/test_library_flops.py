@@ -379,5 +379,5 @@ def test_work_of_which_no_peak_is_known_leaves_the_utilisation_unknown(forked_wo
     weighing = mw.weigh(lambda a, b: (a @ a, b @ b), args=(integers, small), on="1xH100")
     assert weighing.ledger.flops.model == 2 * 4096**3 + 2 * 256**3
     assert weighing.prediction is not None
-    assert weighing.prediction.mfu == 0
+    assert weighing.prediction.mfu is None
     assert weighing.prediction.unpriced == ("matmul in s32: H100 has no known peak for it",)

@@ -178,8 +178,8 @@ def _times(
     if platform == "cpu":
         return seconds, ("MFU", "a CPU's peak is not in the catalog, so there is nothing to take a share of")
     peak = prediction.peak_flops_per_second * num_devices
-    if peak == 0:
-        return seconds, ("MFU", "the program multiplies nothing")
+    if prediction.mfu is None:
+        return seconds, ("MFU", "the prediction has none: no format has a peak, or work is unpriced")
     return seconds, Row(
         quantity="MFU",
         unit="share",

@@ -29,7 +29,7 @@ from .predict import Interval, Prediction, RunTotal, predicted_trace, whole_run
 from .reconciliation import Measurement, Reconciliation, Row
 from .torch_account import MeshAccount
 
-WEIGHING_SCHEMA = 5
+WEIGHING_SCHEMA = 6
 RUN_SCHEMA = 2
 SWEEP_SCHEMA = 1
 PLAN_SCHEMA = 1

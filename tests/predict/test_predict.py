@@ -95,7 +95,7 @@ def test_utilisation_and_throughput_follow_from_the_step(predicted, ledger_with)
 
 def test_a_program_without_products_has_no_utilisation(predicted, ledger_with):
     found = predicted(text=COPY, ledger=ledger_with())
-    assert (found.mfu, found.hfu, found.peak_flops_per_second) == (0, 0, 0)
+    assert (found.mfu, found.hfu, found.peak_flops_per_second) == (None, None, 0)
     assert found.tokens_per_second_per_device is None
 
 

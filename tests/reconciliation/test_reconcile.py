@@ -65,9 +65,10 @@ def test_without_a_prediction_there_is_no_time_to_compare(ledger, measurement):
     assert missing["step seconds"] == missing["MFU"] == "no prediction was made"
 
 
-def test_a_program_without_products_has_no_mfu(ledger, prediction, measurement):
-    idle = dataclasses.replace(prediction, peak_flops_per_second=0.0)
-    assert rows_of(ledger, idle, measurement)[1]["MFU"] == "the program multiplies nothing"
+def test_a_prediction_without_an_mfu_has_none_to_compare(ledger, prediction, measurement):
+    idle = dataclasses.replace(prediction, mfu=None, hfu=None, peak_flops_per_second=0.0)
+    missing = rows_of(ledger, idle, measurement)[1]
+    assert missing["MFU"] == "the prediction has none: no format has a peak, or work is unpriced"
 
 
 @pytest.mark.parametrize(("ran", "same"), [("weighed", True), ("another", False)])

@@ -116,10 +116,10 @@ def test_what_is_split_and_what_every_device_holds_is_read_off_the_shards(made):
         0
     ]
     assert split.device_bytes == whole / 8 == split.compiled_bytes
-    assert split.why == "split over fsdp=8: each number lies on 1 of 8 devices"
+    assert split.why == "split over fsdp=8: each number is stored on 1 of 8 devices"
     held = [argument(*shape) for shape in CRUNCHER]
     everywhere = made("cruncher", axes=(("data", 8),), arguments=held, found=memory(parameters=whole))
-    assert everywhere.rows[0].why == "not split: each number lies on 8 of 8 devices"
+    assert everywhere.rows[0].why == "not split: each number is stored on 8 of 8 devices"
     alone = made("cruncher", arguments=held, found=memory(parameters=whole - 16_384)).rows[0]
     assert alone.why == (
         "one device holds all of it; at the peak 16.0 KiB of their place hold other values or none"
@@ -131,9 +131,9 @@ def test_arrays_that_are_split_otherwise_are_told_apart_by_their_share(made):
     axes = (("data", 2), ("fsdp", 2), ("tensor", 2))
     why = made("cruncher", axes=axes, arguments=arguments, found=memory(parameters=9000)).rows[0].why
     assert why == (
-        "60.0 % split over fsdp=2 and tensor=2: each number lies on 2 of 8 devices, "
-        "20.0 % not split: each number lies on 8 of 8 devices, "
-        "20.0 % split 2 ways: each number lies on 4 of 8 devices"
+        "60.0 % split over fsdp=2 and tensor=2: each number is stored on 2 of 8 devices, "
+        "20.0 % not split: each number is stored on 8 of 8 devices, "
+        "20.0 % split 2 ways: each number is stored on 4 of 8 devices"
     )
 
 
@@ -223,7 +223,7 @@ def test_beside_a_real_program_of_the_cruncher_rows_and_reasons_are_those_by_han
     parameters = 2 * 64 * 64 + 64
     assert found.total_bytes == 4 * (4 * parameters + 64 * 64 * 2)
     by_quantity = {r.quantity: r for r in found.rows}
-    where = "split over fsdp=8: each number lies on 1 of 8 devices"
+    where = "split over fsdp=8: each number is stored on 1 of 8 devices"
     assert by_quantity["parameters"].compiled_bytes == 4 * parameters / 8
     assert by_quantity["parameters"].why == where
     assert by_quantity["optimizer state"].compiled_bytes == pytest.approx(2 * 4 * parameters / 8, abs=4)
@@ -250,6 +250,6 @@ def test_of_lenet_over_fsdp_the_convolutions_lie_whole_on_every_device():
     held = sum(a.device_bytes for a in weighed.compiled.arguments if a.role == "parameters")
     assert held == 4 * (hidden // 8 + rest)
     assert weighed.hand_sum.rows[0].why.startswith(
-        f"{100 * hidden / (hidden + rest):.1f} % split over fsdp=8: each number lies on 1 of 8 devices, "
-        f"{100 * rest / (hidden + rest):.1f} % not split: each number lies on 8 of 8 devices"
+        f"{100 * hidden / (hidden + rest):.1f} % split over fsdp=8: each number is stored on 1 of 8 devices, "
+        f"{100 * rest / (hidden + rest):.1f} % not split: each number is stored on 8 of 8 devices"
     )

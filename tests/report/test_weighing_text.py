@@ -255,9 +255,10 @@ def test_a_weighing_without_any_flops_or_slices_can_be_shown(weighing, text):
     made = weighing(
         flops={"model": 0, "executed": 0, "by_phase": {}, "by_format": {}, "rule_6nd": None},
         memory={"buffers": ()},
-        prediction={"slices": (), "mfu": 0.0, "hfu": 0.0, "peak_flops_per_second": 0.0},
+        prediction={"slices": (), "mfu": None, "hfu": None, "peak_flops_per_second": 0.0},
     )
     assert "0.00 FLOP" in text(made, verbose=True)
+    assert "MFU unknown" in text(made)
 
 
 @pytest.mark.parametrize("model", [210, 200, 180])

@@ -295,7 +295,9 @@ def prediction_of(
     may_be_short = bool(unpriced or machine.factors.runs)
     mfu = _utilisation(ledger.flops.model, available, may_be_short)
     hfu = _utilisation(ledger.flops.executed, available, may_be_short)
-    assert mfu <= 1, f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
+    assert mfu is None or mfu <= 1, (
+        f"an MFU of {mfu:.3f}: {ledger.flops.model} model FLOPs in {seconds} s at {peak} FLOP/s"
+    )
     interval, basis, reasons = interval_of(
         machine, walked, calibration, unpriced, cautions, peer_seconds, is_eager=is_eager
     )
@@ -395,14 +397,16 @@ def _peak(machine: Machine, walked: Walked) -> float:
     return machine.peak_flops_per_second[max(walked.flops, key=lambda name: walked.flops[name])]
 
 
-def _utilisation(flops: int, available: float, may_be_short: bool) -> float:
-    """Return FLOPs as a share of those available at the peak; 0 where that is not known.
+def _utilisation(flops: int, available: float, may_be_short: bool) -> float | None:
+    """Return FLOPs as a share of those available at the peak; None where that is not known.
 
     `may_be_short`: unpriced work or measured factors may leave the step shorter than its FLOPs take at the
     peak: then it is not known.
     """
-    share = flops / available if available else 0.0
-    return 0.0 if share > 1 and may_be_short else share
+    if not available:
+        return None
+    share = flops / available
+    return None if share > 1 and may_be_short else share
 
 
 def _slices(walked: Walked) -> tuple[Slice, ...]:

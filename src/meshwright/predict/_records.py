@@ -75,7 +75,8 @@ class Prediction:
     """The time of a step on a fleet, from a walk over the compiled schedule.
 
     `mfu`: model FLOPs / (step seconds x devices x dense peak); `hfu`: the same with executed FLOPs.
-    Both are 0 where they are not known: no format has a peak, or unpriced work leaves the step too short.
+    Both are None where they are not known: no format has a peak, or unpriced work leaves the step too short.
+    `peak_flops_per_second`: the dense peak that both use; 0 where no format has one.
     `basis`: the sources of the rates, and how the interval was found. `interval_reasons`: why the interval is
     wider than that of published runs, or lacks an end. `what_helps`: changes first, then bounds. Their
     savings do not add up.
@@ -83,8 +84,8 @@ class Prediction:
 
     step_seconds: Interval
     tokens_per_second_per_device: float | None
-    mfu: float
-    hfu: float
+    mfu: float | None
+    hfu: float | None
     peak_flops_per_second: float
     slices: tuple[Slice, ...]
     basis: str

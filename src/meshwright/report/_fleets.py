@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from meshwright.results import FleetPlans, Plan
 from meshwright.units import format_bytes, format_seconds
 
-from ._model import Document, Row, Table, Words, percent, section
+from ._model import Document, Row, Table, Words, percent, section, share_of_peak
 from ._plan import COLUMNS
 from ._weighing import cost_words, run_words
 
@@ -88,7 +88,7 @@ def _cells(plan: Plan) -> tuple[str, ...]:
         winner.settings,
         format_seconds(winner.step_seconds.expected),
         "-" if winner.reserved_bytes is None else format_bytes(winner.reserved_bytes),
-        percent(winner.prediction.mfu, 1),
+        share_of_peak(winner.prediction.mfu),
         spare,
         _price_words(plan.price_per_step),
     )

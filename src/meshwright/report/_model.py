@@ -233,6 +233,11 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
+def share_of_peak(share: float | None) -> str:
+    """Return "31.8 %", a utilisation of the peak; "unknown" where no format has one or work is unpriced."""
+    return "unknown" if share is None else percent(share, 1)
+
+
 Series = tuple[Sequence[int], Sequence[float]]  # steps and values
 
 INK, FAINT, FREE, GRID = "#1f2933", "#9aa5b1", "#f0f3f6", "#e4e7eb"

@@ -29,6 +29,7 @@ from ._model import (
     percent,
     second_ticks,
     section,
+    share_of_peak,
     timeline_plot,
 )
 from ._schedule import schedule_lanes
@@ -131,7 +132,7 @@ def _verdict(plan: Plan) -> Iterator[Words]:
     per_device = "" if rate is None else f", {format_count(rate)} {_unit(plan)}/s per device"
     yield Words(
         lead=f"STEP: {interval_words(best.step_seconds)}",
-        text=f"{per_device}, MFU {percent(prediction.mfu, 1)}",
+        text=f"{per_device}, MFU {share_of_peak(prediction.mfu)}",
     )
     total = plan.best.run_total
     if total is not None:
@@ -161,7 +162,7 @@ def _figures(candidate: Planned) -> tuple[str, str, str, str]:
     return (
         "-" if seconds is None else format_seconds(seconds.expected),
         "-" if candidate.reserved_bytes is None else format_bytes(candidate.reserved_bytes),
-        "-" if prediction is None else percent(prediction.mfu, 1),
+        "-" if prediction is None else share_of_peak(prediction.mfu),
         "does not fit" if candidate.fits is False else "",
     )
 

@@ -31,6 +31,7 @@ from ._model import (
     percent,
     plain_rows,
     section,
+    share_of_peak,
     spaced,
     timeline_plot,
 )
@@ -134,7 +135,7 @@ def _step_lines(facts: WeighingFacts) -> Iterator[Words]:
     if prediction is None:
         yield Words(text=f"STEP: none: {facts.no_prediction}")
     else:
-        line = f"{_rate_words(prediction)}, MFU {percent(prediction.mfu, 1)}"
+        line = f"{_rate_words(prediction)}, MFU {share_of_peak(prediction.mfu)}"
         yield Words(lead=f"STEP: {interval_words(prediction.step_seconds)}", text=line)
         if prediction.interval_reasons:
             yield Words(text=f"  its interval: {'; '.join(prediction.interval_reasons)}", tone="faint")
@@ -182,7 +183,7 @@ def time_figures(facts: WeighingFacts) -> list[tuple[str, str]]:
     items = [(format_seconds(seconds.expected), f"predicted step, {ends_words(seconds)}")]
     if (rate := prediction.tokens_per_second_per_device) is not None:
         items.append((format_count(rate), "tokens/s per device"))
-    items.append((percent(prediction.mfu, 1), "MFU"))
+    items.append((share_of_peak(prediction.mfu), "MFU"))
     if total is not None:
         words = f"{format_count(total.tokens)} tokens in {total.steps:,} steps, {ends_words(total.seconds)}"
         items.append((format_seconds(total.seconds.expected), words))
@@ -274,7 +275,8 @@ def time_sections(facts: WeighingFacts, *, on_page: bool, lanes: Lanes | None = 
     of_peak = ""
     if prediction.peak_flops_per_second:
         of_peak = f" of {format_rate(prediction.peak_flops_per_second, 'FLOP/s')}"
-    line = f"{_rate_words(prediction)}, MFU {percent(prediction.mfu, 1)}, HFU {percent(prediction.hfu, 1)}"
+    mfu, hfu = share_of_peak(prediction.mfu), share_of_peak(prediction.hfu)
+    line = f"{_rate_words(prediction)}, MFU {mfu}, HFU {hfu}"
     blocks: list[Block | None] = [
         Words(lead=interval_words(seconds, prediction.interval_reasons), text=line + of_peak)
     ]
