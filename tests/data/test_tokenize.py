@@ -16,8 +16,8 @@ import pytest
 from meshwright.data import TokenFileMetadata, open_tokenizer, read_metadata, tokenize
 from meshwright.data._texts import pieces_of
 from meshwright.data._tokenize import (
-    Part,
     Settings,
+    TokenPart,
     as_dtype,
     finished_part,
     make_part,
@@ -267,7 +267,7 @@ def test_a_part_holds_the_tokens_and_the_ends_of_its_documents(tmp_path: Path, p
     path = part_path(tmp_path, piece, SETTINGS)
     assert finished_part(path, "uint16") is None
     made = make_part(path, piece, SETTINGS, open_tokenizer("bytes"))
-    assert made == Part(num_tokens=4, num_documents=2) == finished_part(path, "uint16")
+    assert made == TokenPart(num_tokens=4, num_documents=2) == finished_part(path, "uint16")
     assert np.fromfile(path, "<u2").tolist() == [97, 98, 256, 256]
     assert not list(tmp_path.glob("*.tmp"))
 

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from meshwright.compiler import Argument
-from meshwright.ledger._memory import LiveRange, Owners, Value
+from meshwright.ledger._memory import LiveRange, LiveValue, Owners
 
 WEIGHTS = 2 * 2048 * 512 + 4 * (4 * 512 * 512 + 2 * 512 * 1024)  # of the sample Transformer
 
 
 def value(name, shape="f32[4,8]{1,0}", index="{}"):
-    return Value(name=name, index=index, num_bytes=128, offset_bytes=0, shape=shape)
+    return LiveValue(name=name, index=index, num_bytes=128, offset_bytes=0, shape=shape)
 
 
 def argument(path, role, shape):

@@ -13,7 +13,7 @@ from meshwright.ledger import allowance
 from meshwright.ledger._memory import (
     Allocation,
     LiveRange,
-    Value,
+    LiveValue,
     _live_bytes,
     host_needs,
     memory_of,
@@ -263,7 +263,9 @@ def placed(draw):
         size, length = draw(st.integers(1, 64 - offset)), draw(st.integers(0, 10))
         table = draw(st.booleans()) and number % 3 == 0
         shape = "(f32[], f32[])" if table else "u8[1]{0}"
-        values.append(Value(name=f"v{number}", index="{}", num_bytes=size, offset_bytes=offset, shape=shape))
+        values.append(
+            LiveValue(name=f"v{number}", index="{}", num_bytes=size, offset_bytes=offset, shape=shape)
+        )
         ranges[f"v{number}", "{}"] = LiveRange(first=first, last=first + length)
     allocation = Allocation(num_bytes=64, kind="temporary", parameter=None, color=0, values=tuple(values))
     return allocation, ranges

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
-from meshwright.planning import FUNCTION_PRIORS, Outcome, Search, function_space, smaller_fleets
+from meshwright.planning import FUNCTION_PRIORS, Search, SearchOutcome, function_space, smaller_fleets
 
 FLEET = Fleet.parse("8xH100")
 KNOBS = {"remat": ("False", "True"), "block": ("128", "256", "512")}
@@ -67,7 +67,7 @@ def test_the_search_learns_the_scale_and_finds_the_best_without_any_estimate(sca
         row = search.next()
         if row is None:
             break
-        search.finish(row, Outcome(seconds=float(seconds[row]), reserved_bytes=10**9))
+        search.finish(row, SearchOutcome(seconds=float(seconds[row]), reserved_bytes=10**9))
     assert len(space) == 168
     assert seconds[search.best] == seconds.min()
 

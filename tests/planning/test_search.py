@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.config import load_config
 from meshwright.hardware import Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
-from meshwright.planning import Estimates, Outcome, Search, estimate, parsed_knobs, space_of
+from meshwright.planning import Estimates, Search, SearchOutcome, estimate, parsed_knobs, space_of
 from meshwright.predict import machine_of, rates_digest
 
 pytestmark = pytest.mark.once
@@ -72,7 +72,7 @@ def found_beyond_best(candidates, estimates, seed):
         row = search.next()
         if row is None:
             break
-        search.finish(row, Outcome(seconds=float(seconds[row]), reserved_bytes=int(memory[row])))
+        search.finish(row, SearchOutcome(seconds=float(seconds[row]), reserved_bytes=int(memory[row])))
     assert search.best is not None
     assert memory[search.best] <= 78e9
     return seconds[search.best] / seconds[memory <= 78e9].min() - 1
@@ -106,7 +106,7 @@ def test_the_first_six_are_of_six_families(space, estimates):
 def test_a_candidate_that_failed_is_not_tried_again_and_the_search_goes_on(space, estimates):
     search = Search(space.candidates, estimates, np.full(len(space.candidates), math.inf))
     first = search.next()
-    search.finish(first, Outcome(seconds=None, reserved_bytes=None))
+    search.finish(first, SearchOutcome(seconds=None, reserved_bytes=None))
     assert search.best is None
     assert search.next() not in (None, first)
     assert search.num_begun == 2
@@ -117,7 +117,7 @@ def test_of_equal_candidates_the_first_to_finish_is_the_best(space, estimates):
     search = Search(space.candidates, estimates, np.full(len(space.candidates), math.inf))
     first, second = search.next(), search.next()
     for row in (second, first):
-        search.finish(row, Outcome(seconds=1.0, reserved_bytes=1))
+        search.finish(row, SearchOutcome(seconds=1.0, reserved_bytes=1))
     assert search.best == second
 
 
@@ -137,7 +137,7 @@ def test_the_search_ends_when_nothing_promises_a_saving():
     rows = []
     while (row := search.next()) is not None:
         rows.append(row)
-        search.finish(row, Outcome(seconds=float(flat.seconds[row]), reserved_bytes=1))
+        search.finish(row, SearchOutcome(seconds=float(flat.seconds[row]), reserved_bytes=1))
     assert search.best == 0
     assert len(rows) < count
 

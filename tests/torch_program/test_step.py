@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
-from meshwright.torch_program import Step, optimizer_named  # noqa: E402
+from meshwright.torch_program import ModuleStep, optimizer_named  # noqa: E402
 
 WIDTH, WORDS, LENGTH, LAYERS, DEVICES = 32, 64, 16, 3, 8
 
@@ -76,7 +76,7 @@ def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(ax
     torch.manual_seed(0)
     module, rows = Net(), words(DEVICES)
     found = tools.module_as_jax(module, rows[:1])
-    step = Step(program=found.program, mesh_axes=axes, optimizer=optimizer_named(name, options))
+    step = ModuleStep(program=found.program, mesh_axes=axes, optimizer=optimizer_named(name, options))
     told, batch_told, key = step.arguments()
     assert key is None
     sizes = tuple(size for _, size in axes)

@@ -1,6 +1,6 @@
 """Compile the candidates that a search asks for, side by side, and keep what came of each.
 
-`Programs` says what compiling one candidate means: for a run, its configuration with other settings
+`CandidatePrograms` says what compiling one candidate means: for a run, its configuration with other settings
 (`RunPrograms`); for a function of the user's own, a call with another mesh and other knobs
 (`FunctionPrograms`). Used by: `_plan`.
 """
@@ -21,7 +21,7 @@ from ..compiler import is_compiled
 from ..config import Layout, RunConfig, TransformerModel, overridden
 from ..errors import InputError, MeshwrightError
 from ..hardware import Fleet
-from ..planning import Candidates, FunctionSpace, Outcome, Search, settings_words
+from ..planning import Candidates, FunctionSpace, Search, SearchOutcome, settings_words
 from ..results import STOPPED, Plan, Planned, PlanProgress, Weighing, ignore
 from ._weigh import request_of, resolved, weigh_resolved
 
@@ -37,7 +37,7 @@ def usual_workers() -> int:
     return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // BYTES_PER_WORKER))
 
 
-class Programs(Protocol):
+class CandidatePrograms(Protocol):
     """The candidates of a plan, each by its row, as programs that can be compiled."""
 
     @property
@@ -194,7 +194,7 @@ class FunctionPrograms:
 
 
 @dataclass(kw_only=True)
-class Runner:
+class CandidateRunner:
     """One search: the programs, the order in which they are compiled, and what was found.
 
     `illegal`: by rule, what was left out before. `stops_at_first_fit`: nothing is begun after a candidate
@@ -202,7 +202,7 @@ class Runner:
     compiled once more, without their loop over layers. `best`: the fastest that fits.
     """
 
-    programs: Programs
+    programs: CandidatePrograms
     fleet: Fleet
     search: Search
     num_layouts: int
@@ -306,7 +306,7 @@ class Runner:
             )
         self.planned[row] = self._planned(row, weighing, failed)
         memory = None if weighing is None else weighing.ledger.memory
-        outcome = Outcome(
+        outcome = SearchOutcome(
             seconds=None if weighing is None else weighing.step_seconds,
             reserved_bytes=None if memory is None else memory.reserved_bytes,
         )

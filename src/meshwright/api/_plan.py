@@ -40,7 +40,7 @@ from ..planning import (
 )
 from ..predict import checked_price, machine_of, steps_for
 from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, ignore
-from ._candidates import FunctionPrograms, Runner, RunPrograms, usual_workers
+from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, usual_workers
 from ._known_plans import remember
 from ._weigh import config_of_run, fleet_of, request_of
 
@@ -247,12 +247,14 @@ def _own_row(run: RunConfig, fleet: Fleet, space: Space) -> int | None:
         return None
 
 
-def _runner_of(run: RunConfig, fleet: Fleet, space: Space, num_steps: int | None, asked: _Asked) -> Runner:
+def _runner_of(
+    run: RunConfig, fleet: Fleet, space: Space, num_steps: int | None, asked: _Asked
+) -> CandidateRunner:
     """Return the search over a run's candidates on a fleet."""
     machine = machine_of(fleet, calibration_for(fleet), measured=measured_runs_for(fleet))
     estimates = estimate(run, machine, space.candidates)
     programs = RunPrograms(config=run, fleet=fleet, candidates=space.candidates, num_steps=num_steps)
-    return Runner(
+    return CandidateRunner(
         programs=programs,
         fleet=fleet,
         search=Search(space.candidates, estimates, _room(fleet, space)),
@@ -286,7 +288,7 @@ def _plan_of_function(asked: _Asked, fleet: Fleet) -> Plan:
     usable = usable_bytes(fleet)
     kinds = [sum(allowance(fleet, space.layout(row).axes).values()) for row in range(len(space))]
     room = np.full(len(space), np.inf) if usable is None else usable - np.array(kinds, float)
-    runner = Runner(
+    runner = CandidateRunner(
         programs=FunctionPrograms(config=asked.config, fleet=fleet, space=space),
         fleet=fleet,
         search=Search(space, space.estimates(), room, FUNCTION_PRIORS),

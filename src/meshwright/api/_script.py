@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing, ignore
 from ..units import format_rate
-from ._weigh import Totals, named_fleet, request_of, totals_of, weigh_lowered
+from ._weigh import RunFacts, named_fleet, request_of, totals_of, weigh_lowered
 
 PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
 MOST_LISTED = 5
@@ -87,7 +87,7 @@ def weigh_function(
     fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Totals,
+    known: RunFacts,
 ) -> Weighing:
     """Weigh the step that a function without a mesh returns. `name`: "module:function".
 

@@ -20,7 +20,7 @@ from ..results import Phase, TorchWeighing
 from ..torch_account import MeshAccount, account_named, require_torch
 
 if TYPE_CHECKING:
-    from ._weigh import Totals
+    from ._weigh import RunFacts
 
 DEFAULT_LAYOUT = "fsdp=-1"
 _TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|transformers|diffusers|timm|torchvision)\b", re.M)
@@ -33,7 +33,7 @@ def weigh_module(
     kwargs: Mapping[str, Any],
     fleet: Fleet,
     layout: str | None,
-    counts: Totals,
+    counts: RunFacts,
     on_event: Callable[[Phase], None],
     **parts: Any,
 ) -> TorchWeighing:
@@ -60,7 +60,7 @@ def weigh_torch_function(
     fleet: Fleet,
     layout: str | None,
     knobs: Mapping[str, str],
-    counts: Totals,
+    counts: RunFacts,
     on_event: Callable[[Phase], None],
 ) -> TorchWeighing:
     """Weigh the module that a function returns, "package.module:function", in a process of its own."""
@@ -111,7 +111,7 @@ def _mesh(fleet: Fleet, layout: str | None) -> Layout:
     return Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
 
 
-def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, counts: Totals) -> TorchWeighing:
+def _made(account: MeshAccount, fleet: Fleet, mesh: Layout, counts: RunFacts) -> TorchWeighing:
     prediction, tokens_per_step = account.prediction, counts["tokens_per_step"]
     if prediction is not None and tokens_per_step is not None:
         rate = tokens_per_step / prediction.step_seconds.expected / fleet.num_devices

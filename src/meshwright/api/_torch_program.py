@@ -18,7 +18,7 @@ from ..hardware import Fleet
 from ..results import Phase, Weighing
 from ..torch_account import is_torch_module, require_torch
 from ._torch import DEFAULT_LAYOUT, is_torch_function
-from ._weigh import Totals, weigh_lowered
+from ._weigh import RunFacts, weigh_lowered
 
 JAX = "jax"
 SAYS = (
@@ -80,7 +80,7 @@ def weigh_module_as_jax(
     autocast: Any,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Totals,
+    known: RunFacts,
     name: str = "",
     says: Sequence[str] = (),
 ) -> Weighing:
@@ -102,7 +102,7 @@ def weigh_module_as_jax(
     require_torch()
     _check_format(autocast)
     from ..models.attention_blocks import without_devices
-    from ..torch_program import Step, attention_on, optimizer_named
+    from ..torch_program import ModuleStep, attention_on, optimizer_named
     from ..torch_program._export import exported
     from ..worker import lowered_call
 
@@ -110,7 +110,7 @@ def weigh_module_as_jax(
     update = optimizer_named(*_named(optimizer))
     on_event(Phase(name="exporting the module"))
     program = exported(module, tuple(args), dict(kwargs), loss=loss, compute=autocast)
-    step = Step(
+    step = ModuleStep(
         program=program,
         mesh_axes=mesh.axes,
         optimizer=update,
@@ -144,7 +144,7 @@ def weigh_function_as_jax(
     knobs: Mapping[str, str],
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Totals,
+    known: RunFacts,
 ) -> Weighing:
     """Weigh the module that a function, "package.module:function", returns; it is called in this process."""
     require_torch()

@@ -341,7 +341,7 @@ def _weigh_named(
     overrides: Overrides,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Totals,
+    known: RunFacts,
     rules: str | Path | None,
 ) -> Weighing:
     """Weigh the step that a function returns, which is called by its name in another process."""
@@ -365,7 +365,7 @@ def _weigh_live(
     fleet: Fleet,
     simulate: bool,
     on_event: Callable[[Phase], None],
-    known: Totals,
+    known: RunFacts,
     rules: str | Path | None,
 ) -> Weighing:
     """Weigh a call of a function: traced and lowered in this process, compiled in a worker."""
@@ -442,7 +442,7 @@ def _refuse(what: str, given: Mapping[str, Any], hint: str = "") -> None:
             raise InputError(f"{what} takes no {name}", hint=hint or f"leave {name} out")
 
 
-class Totals(TypedDict):
+class RunFacts(TypedDict):
     """Holds what the caller says about a program without a configuration: tokens per step, steps per run."""
 
     tokens_per_step: int | None
@@ -451,7 +451,7 @@ class Totals(TypedDict):
 
 def totals_of(
     name: object, tokens_per_step: float | str | None, tokens: float | str | None, price: float | str | None
-) -> Totals:
+) -> RunFacts:
     """Return the tokens of a step and the number of steps of a program that is no configuration.
 
     Raises:

@@ -63,7 +63,7 @@ class Command(TyperCommand):
         return rest
 
 
-class _Stream:
+class _OutputStream:
     """Wrap a standard stream so that its failures raise no `OSError`.
 
     After a failed write the rest is dropped. If the reader has gone (`| head -1`), the command continues and
@@ -114,7 +114,7 @@ def standard_streams() -> Iterator[None]:
             os.dup2(os.open(os.devnull, flags), number)  # writing to stdout then fails, as it should
     before = sys.stdout, sys.stderr
     output, messages = (_opened(stream, number) for number, stream in enumerate(before, start=1))
-    sys.stdout, sys.stderr = _Stream(output, is_answer=True), _Stream(messages, is_answer=False)
+    sys.stdout, sys.stderr = _OutputStream(output, is_answer=True), _OutputStream(messages, is_answer=False)
     for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer do not check them
         width = os.environ.get(name, "")
         if not (width.isdecimal() and len(width) < 9 and int(width) in WIDTHS):

@@ -15,9 +15,9 @@ from ._functions import needs as needs
 from ._functions import place_of as place_of
 from ._functions import takes_no_mesh as takes_no_mesh
 from ._functions import where as where
-from ._kernels import Kernel as Kernel
 from ._kernels import KernelCall as KernelCall
 from ._kernels import KernelFlops as KernelFlops
+from ._kernels import NamedKernel as NamedKernel
 from ._kernels import RulesFile as RulesFile
 from ._kernels import register_kernel as register_kernel
 from ._kernels import registered_rule as registered_rule

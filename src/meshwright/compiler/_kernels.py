@@ -47,7 +47,7 @@ KernelRule = Callable[[KernelCall], KernelFlops]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class NamedKernel:
     """A kernel of a traced program: its call, and the FLOPs of one run on one device.
 
     `kind`: matmul | attention. `source`: where the FLOPs come from, in words. `format`: the number format in

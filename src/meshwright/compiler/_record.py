@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from ..errors import InputError
 from ..records import EXACT, read_record
-from ._kernels import Kernel, RulesFile
+from ._kernels import NamedKernel, RulesFile
 
 SCHEMA = 1
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
@@ -75,7 +75,7 @@ class TracedFlops:
     by_module: dict[str, int] = field(default_factory=dict[str, int])  # without recomputation
     # Phase -> module, with recomputation. Empty in programs compiled before it was counted.
     by_phase_and_module: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[NamedKernel, ...] = ()
     assumptions: tuple[str, ...] = ()
     by_source: bool = False
 

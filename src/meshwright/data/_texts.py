@@ -32,7 +32,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextPiece:
     """Bytes `start` to `stop` of an input; `modified_ns` shows whether the file has changed since."""
 
     path: str
@@ -47,11 +47,11 @@ class Piece:
         return self.stop - self.start == self.num_bytes
 
 
-def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
+def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[TextPiece]:
     """Split the inputs into pieces of work, in their order."""
     if not inputs:
         raise InputError("no text was named", hint="name one file or several")
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     seen: dict[Path, str] = {}
     for name in (each for text in inputs for each in _files_of(text)):
         path = Path(name)
@@ -64,7 +64,7 @@ def pieces_of(inputs: Sequence[str], piece_bytes: int) -> list[Piece]:
         if num_bytes == 0:
             raise InputError(f"{name} is empty", hint="leave it out")
         size = piece_bytes if path.suffix in (*LINES, PARQUET) else num_bytes
-        whole = Piece(path=name, num_bytes=num_bytes, modified_ns=modified_ns, start=0, stop=num_bytes)
+        whole = TextPiece(path=name, num_bytes=num_bytes, modified_ns=modified_ns, start=0, stop=num_bytes)
         pieces += [
             replace(whole, start=start, stop=min(start + size, num_bytes))
             for start in range(0, num_bytes, size)
@@ -85,7 +85,7 @@ def _files_of(text: str) -> list[str]:
     return [str(path) for path in found]
 
 
-def documents_in(piece: Piece, text_key: str) -> Iterator[str]:
+def documents_in(piece: TextPiece, text_key: str) -> Iterator[str]:
     """Yield the documents of a piece, in order."""
     path = Path(piece.path)
     try:
@@ -111,7 +111,7 @@ def _text(content: bytes, where: str, first_byte: int) -> str:
         raise InputError(f"{where}: {what}", hint=hint) from wrong
 
 
-def _lines(piece: Piece, text_key: str) -> Iterator[str]:
+def _lines(piece: TextPiece, text_key: str) -> Iterator[str]:
     with Path(piece.path).open("rb") as file:
         begin = piece.start
         if begin:  # a line that began earlier belongs to the previous piece
@@ -123,7 +123,7 @@ def _lines(piece: Piece, text_key: str) -> Iterator[str]:
             begin += len(line)
 
 
-def _document(line: bytes, piece: Piece, begin: int, text_key: str) -> str:
+def _document(line: bytes, piece: TextPiece, begin: int, text_key: str) -> str:
     def wrong(what: str, hint: str) -> InputError:
         return InputError(f"{_where(piece, begin)}: {what}", hint=hint)
 
@@ -147,7 +147,7 @@ def _document(line: bytes, piece: Piece, begin: int, text_key: str) -> str:
     return text
 
 
-def _where(piece: Piece, begin: int) -> str:
+def _where(piece: TextPiece, begin: int) -> str:
     """Return the file and line of a byte; counts the lines before it, which only error messages need."""
     with Path(piece.path).open("rb") as file:
         lines, left = 1, begin

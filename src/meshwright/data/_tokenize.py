@@ -32,7 +32,7 @@ from meshwright.children import safe_path
 from meshwright.errors import InputError, MeshwrightError
 
 from ._metadata import SCHEMA, InputMetadata, TokenFileMetadata, metadata_path, read_metadata
-from ._texts import BYTES, PIECE_BYTES, Piece, Tokenizer, documents_in, open_tokenizer, pieces_of
+from ._texts import BYTES, PIECE_BYTES, TextPiece, Tokenizer, documents_in, open_tokenizer, pieces_of
 
 _ENCODED_AT_ONCE = 1 << 20  # characters
 
@@ -49,31 +49,31 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TokenPart:
     """The number of tokens and documents of a piece."""
 
     num_tokens: int
     num_documents: int
 
 
-def part_path(folder: Path, piece: Piece, settings: Settings) -> Path:
+def part_path(folder: Path, piece: TextPiece, settings: Settings) -> Path:
     """Return the path of a piece's tokens."""
     absolute = str(Path(piece.path).resolve())
     about = json.dumps([asdict(piece) | {"path": absolute}, asdict(settings)], sort_keys=True)
     return folder / f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.bin"
 
 
-def finished_part(path: Path, dtype: str) -> Part | None:
+def finished_part(path: Path, dtype: str) -> TokenPart | None:
     """Return the record of a part that an earlier run finished; None if the part is not complete."""
     try:
-        part = Part(**json.loads(path.with_suffix(".json").read_bytes()))
+        part = TokenPart(**json.loads(path.with_suffix(".json").read_bytes()))
         whole = path.stat().st_size == part.num_tokens * np.dtype(dtype).itemsize
     except (OSError, ValueError, TypeError, RecursionError):  # missing, cut short or altered: made again
         return None
     return part if whole else None
 
 
-def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer) -> Part:
+def make_part(path: Path, piece: TextPiece, settings: Settings, tokenizer: Tokenizer) -> TokenPart:
     """Tokenize a piece and write its part."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     num_tokens = num_documents = 0
@@ -84,7 +84,7 @@ def make_part(path: Path, piece: Piece, settings: Settings, tokenizer: Tokenizer
                 tokens = as_dtype(ids, settings, piece.path)
                 num_tokens += tokens.size
                 file.write(tokens.tobytes())
-    part = Part(num_tokens=num_tokens, num_documents=num_documents)
+    part = TokenPart(num_tokens=num_tokens, num_documents=num_documents)
     temporary.replace(path)
     write_whole(path.with_suffix(".json"), json.dumps(asdict(part)).encode())
     return part
@@ -174,7 +174,7 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-def work(path: Path, piece: Piece, settings: Settings) -> Part:
+def work(path: Path, piece: TextPiece, settings: Settings) -> TokenPart:
     """Run `make_part` in a worker."""
     assert _tokenizer is not None, "start_worker comes first"
     return make_part(path, piece, settings, _tokenizer)
@@ -285,7 +285,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _matches(
-    metadata: TokenFileMetadata, opened: Tokenizer, settings: Settings, pieces: Sequence[Piece]
+    metadata: TokenFileMetadata, opened: Tokenizer, settings: Settings, pieces: Sequence[TextPiece]
 ) -> bool:
     made = (metadata.tokenizer, metadata.tokenizer_sha256, metadata.dtype, metadata.end_of_document)
     wanted = (opened.name, opened.sha256, settings.dtype, settings.end_of_document)
@@ -294,14 +294,14 @@ def _matches(
 
 
 def _all_parts(
-    work_to_do: list[tuple[Path, Piece]],
+    work_to_do: list[tuple[Path, TextPiece]],
     settings: Settings,
     opened: Tokenizer,
     workers: int,
     on_progress: OnProgress,
-) -> list[Part]:
+) -> list[TokenPart]:
     """Return the part of every piece, from this run or an earlier one."""
-    parts: dict[Path, Part] = {}
+    parts: dict[Path, TokenPart] = {}
     for path, _ in work_to_do:
         if (part := finished_part(path, settings.dtype)) is not None:
             parts[path] = part
@@ -319,8 +319,8 @@ def _all_parts(
 
 
 def _made_by(
-    count: int, missing: Sequence[tuple[Path, Piece]], settings: Settings
-) -> Iterator[tuple[Path, Piece, Part]]:
+    count: int, missing: Sequence[tuple[Path, TextPiece]], settings: Settings
+) -> Iterator[tuple[Path, TextPiece, TokenPart]]:
     """Make parts in other processes and yield each when it is finished; the first error ends the work."""
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
     with safe_path():
@@ -345,7 +345,7 @@ def _made_by(
 
 
 def _metadata(
-    pieces: Sequence[Piece], parts: Sequence[Part], settings: Settings, opened: Tokenizer
+    pieces: Sequence[TextPiece], parts: Sequence[TokenPart], settings: Settings, opened: Tokenizer
 ) -> TokenFileMetadata:
     inputs: dict[str, InputMetadata] = {}
     for piece, part in zip(pieces, parts, strict=True):

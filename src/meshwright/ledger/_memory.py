@@ -53,7 +53,7 @@ _RANGE = re.compile(r" {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class LiveValue:
     """One value in its allocation; `index` is its element in the instruction's tuple: "{2}", or "{}"."""
 
     name: str
@@ -76,7 +76,7 @@ class Allocation:
     kind: str  # parameter | constant | thread-local | temporary | output
     parameter: int | None
     color: int
-    values: tuple[Value, ...]
+    values: tuple[LiveValue, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,11 @@ def parse_assignment(text: str) -> tuple[Allocation, ...]:
         ValueError: a line is not understood.
     """
     heads: list[re.Match[str]] = []
-    values: list[list[Value]] = []
+    values: list[list[LiveValue]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if match := _VALUE.match(line):
             name, index, size, offset, shape = match.groups()
-            value = Value(
+            value = LiveValue(
                 name=name, index=index or "{}", num_bytes=int(size), offset_bytes=int(offset), shape=shape
             )
             values[-1].append(value)
@@ -113,7 +113,7 @@ def parse_assignment(text: str) -> tuple[Allocation, ...]:
     return tuple(_allocation(head, tuple(held)) for head, held in zip(heads, values, strict=True))
 
 
-def _allocation(head: re.Match[str], values: tuple[Value, ...]) -> Allocation:
+def _allocation(head: re.Match[str], values: tuple[LiveValue, ...]) -> Allocation:
     size, words = head.groups()
     parameter = re.search(r", parameter (\d+)", words)
     color = re.search(r", color (\d+)", words)
@@ -144,7 +144,7 @@ def parse_live_ranges(text: str) -> dict[tuple[str, str], LiveRange]:
     return ranges
 
 
-def _range(value: Value, ranges: _Ranges) -> LiveRange:
+def _range(value: LiveValue, ranges: _Ranges) -> LiveRange:
     if (value.name, value.index) not in ranges:
         raise ValueError(f"value {value.name}{value.index} has no live range")
     return ranges[value.name, value.index]
@@ -217,7 +217,7 @@ class Owners:
         self._backward_starts = self._first_backward(last + 1)
         self._has_backward = self._backward_starts <= last
 
-    def of(self, value: Value) -> Owner:
+    def of(self, value: LiveValue) -> Owner:
         """Return the owner of one value."""
         if value.name in self._numbers:
             role, path = self._roles[self._numbers[value.name]]
@@ -273,7 +273,7 @@ class Owners:
                 outside = self._dataflow.caller_of(outside[0])
         return None
 
-    def _is_kept(self, value: Value, trail: list[Place]) -> bool:
+    def _is_kept(self, value: LiveValue, trail: list[Place]) -> bool:
         """Return whether the backward pass uses a forward value or the stack that it is put into."""
         stacked = any(instruction.opcode == "dynamic-update-slice" for _, instruction, _ in trail)
         lives_on = self._ranges[value.name, value.index].last >= self._backward_starts
@@ -307,7 +307,7 @@ class Owners:
         return min(starts, default=otherwise)
 
 
-def _array(value: Value) -> Array | None:
+def _array(value: LiveValue) -> Array | None:
     """Return the shape of a value; None for a tuple's table of pointers."""
     leaves = leaves_of(parse_shape(value.shape))
     return leaves[0] if len(leaves) == 1 and not value.is_tuple_table else None
@@ -500,7 +500,7 @@ def _live_bytes(temporaries: list[Allocation], ranges: _Ranges) -> Counter[int]:
     instants = sorted({_range(v, ranges).first for a in temporaries for v in a.values})
     for allocation in temporaries:
         waiting = sorted(allocation.values, key=lambda v: -_range(v, ranges).first)
-        alive: list[Value] = []
+        alive: list[LiveValue] = []
         for instant in instants:
             while waiting and _range(waiting[-1], ranges).first <= instant:
                 alive.append(waiting.pop())
@@ -521,9 +521,9 @@ def _with_constants(
     return {**{(value.name, value.index): whole for value in constants}, **ranges}
 
 
-def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value]:
+def _alive(values: Iterable[LiveValue], ranges: _Ranges, instant: int) -> list[LiveValue]:
     """Return the values alive at `instant` by offset, without tables of pointers."""
-    alive: list[Value] = []
+    alive: list[LiveValue] = []
     for value in values:
         when = _range(value, ranges)
         if when.first <= instant <= when.last and not value.is_tuple_table:
@@ -531,7 +531,7 @@ def _alive(values: Iterable[Value], ranges: _Ranges, instant: int) -> list[Value
     return sorted(alive, key=lambda v: (v.offset_bytes, -v.num_bytes))
 
 
-def _pieces(alive: list[Value]) -> Iterator[tuple[Value, int]]:
+def _pieces(alive: list[LiveValue]) -> Iterator[tuple[LiveValue, int]]:
     """Yield each value with its bytes that no value before it covers, so that each byte counts once."""
     end = 0
     for value in alive:
@@ -606,11 +606,11 @@ class _Filing:
                     by_moment[self._arguments[path].moment or "other"] += allocation.num_bytes
         return dict(by_moment.most_common())
 
-    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[Value, int, Owner]]:
+    def _filed(self, allocation: Allocation, instant: int) -> Iterator[tuple[LiveValue, int, Owner]]:
         for value, num_bytes in _pieces(_alive(allocation.values, self._ranges, instant)):
             yield value, num_bytes, self._owner(value, allocation)
 
-    def _owner(self, value: Value, allocation: Allocation) -> Owner:
+    def _owner(self, value: LiveValue, allocation: Allocation) -> Owner:
         """Return a value's owner, or its category by what the allocation shows."""
         key = (value.name, value.index)
         if key not in self._known:
@@ -624,12 +624,12 @@ class _Filing:
             self._known[key] = owner
         return self._known[key]
 
-    def _is_the_new_one(self, value: Value, allocation: Allocation) -> bool:
+    def _is_the_new_one(self, value: LiveValue, allocation: Allocation) -> bool:
         """Return whether a value in a donated argument's place is the output that the step returns there."""
         last = _range(value, self._ranges).last
         return value.num_bytes == allocation.num_bytes and last == self._last_instant
 
-    def _buffer(self, value: Value, num_bytes: int, owner: Owner) -> Buffer:
+    def _buffer(self, value: LiveValue, num_bytes: int, owner: Owner) -> Buffer:
         when, argument = _range(value, self._ranges), self._arguments.get(owner.operation)
         return Buffer(
             name=value.name if value.index == "{}" else value.name + value.index,

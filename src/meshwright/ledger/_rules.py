@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import Kernel
+from meshwright.compiler import NamedKernel
 from meshwright.errors import InputError
 
 from ..hlo import Array, Computation, Instruction, Program, twice_seen
@@ -171,7 +171,7 @@ def _rule_for(instruction: Instruction) -> _Rule | None:
     return next((rule for prefix, rule in _TARGET_RULES if target.startswith(prefix)), None)
 
 
-def mark_kernels(program: Program, kernels: Sequence[Kernel]) -> None:
+def mark_kernels(program: Program, kernels: Sequence[NamedKernel]) -> None:
     """Give each custom call that is a kernel of the traced program that kernel's FLOPs.
 
     A call is recognised by the arrays that it takes and returns. Where several kernels take and return the
@@ -194,15 +194,15 @@ def mark_kernels(program: Program, kernels: Sequence[Kernel]) -> None:
             instruction.attributes[KERNEL] = json.dumps(facts)
 
 
-def _takes(kernel: Kernel, operands: list[Shape]) -> bool:
+def _takes(kernel: NamedKernel, operands: list[Shape]) -> bool:
     """Return whether a call's operands are a kernel's; a compiler may append buffers of its own."""
     return operands[: len(kernel.operands)] == list(kernel.operands)
 
 
-def traced_kernel_of(instruction: Instruction) -> Kernel | None:
+def traced_kernel_of(instruction: Instruction) -> NamedKernel | None:
     """Return the kernel that `mark_kernels` found for an instruction, without its arrays; None for others."""
     text = instruction.attributes.get(KERNEL)
-    return None if text is None else Kernel(**json.loads(text), operands=(), results=())
+    return None if text is None else NamedKernel(**json.loads(text), operands=(), results=())
 
 
 def _traced_kernel(instruction: Instruction) -> MultiplyAdds:

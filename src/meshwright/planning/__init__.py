@@ -9,9 +9,9 @@ from ._estimates import estimate as estimate
 from ._functions import FUNCTION_PRIORS as FUNCTION_PRIORS
 from ._functions import FunctionSpace as FunctionSpace
 from ._functions import function_space as function_space
-from ._search import Outcome as Outcome
 from ._search import Priors as Priors
 from ._search import Search as Search
+from ._search import SearchOutcome as SearchOutcome
 from ._space import Candidates as Candidates
 from ._space import Space as Space
 from ._space import knobs_of_run as knobs_of_run

@@ -62,7 +62,7 @@ class Searchable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SearchOutcome:
     """Hold the figures of one compiled candidate: seconds of a step and bytes that one device reserves.
 
     Both are None if it could not be compiled.
@@ -129,7 +129,7 @@ class Search:
         self._families = candidates.families()
         self._tried_families: set[int] = set()
         self.num_too_large = int((~self._open).sum())
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, SearchOutcome] = {}
         self._pending: set[int] = set()
         self._preferred: list[int] = []
 
@@ -204,7 +204,7 @@ class Search:
                 gain = np.where(fresh, fits / seconds * 1e9, gain)  # before all others
         return gain
 
-    def finish(self, row: int, outcome: Outcome) -> None:
+    def finish(self, row: int, outcome: SearchOutcome) -> None:
         """Take the outcome of a candidate, and correct the estimates of all that are like it."""
         self._pending.discard(row)
         self.outcomes[row] = outcome

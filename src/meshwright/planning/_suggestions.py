@@ -270,7 +270,7 @@ def hand_sum(config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> Han
     activations = config.batch.tokens_per_step * sizes.layer_outputs
     moments = _moments(config, compiled.arguments)
     total = 2 * parameters + activations + moments
-    rows = _Rows(config, compiled, memory)
+    rows = _RuleRows(config, compiled, memory)
     return HandSum(
         parameters=parameters,
         activations=activations,
@@ -309,7 +309,7 @@ def _moments(config: RunConfig, arguments: Sequence[Argument]) -> int:
     return per_parameter * config.num_trained_parameters
 
 
-class _Rows:
+class _RuleRows:
     """Build the rows of one run."""
 
     def __init__(self, config: RunConfig, compiled: Compiled, memory: MemoryLedger) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.compiler import Kernel
+from meshwright.compiler import NamedKernel
 from meshwright.errors import InputError
 from meshwright.hlo import RUNNING, Computation, Instruction, Program, iota_of, leaves_of, parse_groups
 from meshwright.ledger import (
@@ -246,7 +246,9 @@ def _attention_seconds(
     return float(attention_seconds(rate, flops=work.flops, length=length, flops_per_second=peak))
 
 
-def _kernel_seconds(machine: Machine, kernel: Kernel, format_name: str, peak: float, num_bytes: int) -> float:
+def _kernel_seconds(
+    machine: Machine, kernel: NamedKernel, format_name: str, peak: float, num_bytes: int
+) -> float:
     """Return the seconds of a kernel of the user's or of a library: as cuDNN's attention, or as a product."""
     rate = machine.rates.gemm_for(format_name)
     if kernel.kind == "attention" and format_name in machine.peak_flops_per_second:

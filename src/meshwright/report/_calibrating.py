@@ -9,7 +9,7 @@ from meshwright.predict import Interval
 from meshwright.reconciliation import STEP_SECONDS, Calibrated, CalibratedStep, History, PastRow
 from meshwright.units import format_seconds
 
-from ._model import FAINT, Document, Plot, Table, Words, percent, plain_rows, section
+from ._model import FAINT, Document, Plot, ReportTable, Words, percent, plain_rows, section
 
 INSIDE, OUTSIDE = "#2f6f8f", "#c8372d"
 
@@ -37,9 +37,9 @@ def calibrated_document(made: Calibrated) -> Document:
         facts="predictions use these factors from now on",
         sections=(
             *section(
-                "Classes", Table(columns=("class", *numbers), rows=plain_rows(classes), numbers=numbers)
+                "Classes", ReportTable(columns=("class", *numbers), rows=plain_rows(classes), numbers=numbers)
             ),
-            *section("Steps", Table(columns=columns, rows=plain_rows(steps), numbers=columns[1:])),
+            *section("Steps", ReportTable(columns=columns, rows=plain_rows(steps), numbers=columns[1:])),
             *section("", *_notes(made)),
             *section(
                 "",
@@ -81,7 +81,7 @@ def history_document(history: History, *, draws: bool = False) -> Document:
     rows = [row for row in history.rows if row.quantity == STEP_SECONDS]
     columns = ("run", "predicted", "measured", "error", "in the interval")
     cells = [_history_cells(row) for row in rows]
-    table = Table(columns=columns, rows=plain_rows(cells), numbers=columns[1:4])
+    table = ReportTable(columns=columns, rows=plain_rows(cells), numbers=columns[1:4])
     held = [row.inside for row in rows if row.inside is not None]
     words = f"{sum(held)} of {len(held)} measured steps lie in their intervals." if held else "No step yet."
     plot = _plot(rows) if draws else None

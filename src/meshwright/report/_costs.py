@@ -19,11 +19,11 @@ from ._model import (
     BESIDE,
     FREE,
     INK,
+    BarPart,
     Bars,
-    Part,
-    Row,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
+    TableRow,
     Tone,
     Words,
     colours_of,
@@ -53,7 +53,7 @@ ELSEWHERE = ("not of the device", "not reserved", "of its own memory")  # notes 
 MOST_BARS, MOST_MODULES, MOST_BUFFERS, MOST_BUFFERS_ON_PAGE = 6, 6, 5, 12
 
 
-def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return what would make it smaller, if it does not fit; then memory, FLOPs and traffic."""
     return (
         *_smaller_sections(facts),
@@ -64,12 +64,12 @@ def cost_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]
     )
 
 
-def _smaller_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+def _smaller_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     """Return the largest categories, then the command-line changes that save memory, if it does not fit."""
     if facts.ledger.memory.fits is not False:
         return ()
     rows = plain_rows((suggestion.arguments, suggestion.effect) for suggestion in facts.suggestions)
-    table = Table(columns=("weigh again with", "what it does"), rows=rows, unbroken=1) if rows else None
+    table = ReportTable(columns=("weigh again with", "what it does"), rows=rows, unbroken=1) if rows else None
     words = Words(text=f"Most of it: {largest_words(facts.ledger.memory)}.")
     return section("What would make it smaller", words, table)
 
@@ -80,7 +80,7 @@ def largest_words(memory: MemoryLedger) -> str:
     return " and ".join(f"{spaced(name)} ({format_bytes(size)})" for name, size in largest)
 
 
-def _memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _memory_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return one device's memory: by category, by the rule of thumb, by number format, by buffer."""
     memory = facts.ledger.memory
     bars = memory_bars(memory, on_page=True) if on_page else None
@@ -104,8 +104,8 @@ def memory_bars(memory: MemoryLedger, *, on_page: bool) -> Bars:
     least, most = (LEAST_SEGMENT * whole, None) if on_page else (0, MOST_BARS)
     colours = memory_colours(memory)
 
-    def part(name: str, size: int, colour: str) -> Part:
-        return Part(name=name, size=size, amount=format_bytes(size), colour=colour)
+    def part(name: str, size: int, colour: str) -> BarPart:
+        return BarPart(name=name, size=size, amount=format_bytes(size), colour=colour)
 
     return Bars(
         label="memory of one device by category",
@@ -120,22 +120,22 @@ def memory_bars(memory: MemoryLedger, *, on_page: bool) -> Bars:
     )
 
 
-def _memory_table(memory: MemoryLedger, *, on_page: bool) -> Table:
+def _memory_table(memory: MemoryLedger, *, on_page: bool) -> ReportTable:
     """Return the categories with bars, scaled to usable memory, or to reserved memory if that is unknown."""
     whole = memory.usable_bytes or memory.reserved_bytes
     least = 0 if on_page else LEAST_ROW * memory.reserved_bytes
 
-    def row(name: str, size: int, note: str, tone: Tone) -> Row:
+    def row(name: str, size: int, note: str, tone: Tone) -> TableRow:
         exact = (f"{size:,}",) if on_page else ()
         share = "" if note in ELSEWHERE else percent(size, whole)
         bar = size / max(whole, 1) if note == BAR else None
         cells = (name.strip(), format_bytes(size), *exact, share, "" if note == BAR else note)
-        return Row(cells=cells, tone=tone, is_part=name.startswith(" "), bar=bar)
+        return TableRow(cells=cells, tone=tone, is_part=name.startswith(" "), bar=bar)
 
     rows = tuple(row(*entry) for entry in (*_category_rows(memory, least), *_total_rows(memory)))
     numbers = ("size", "bytes", "share") if on_page else ("size", "share")
     columns = ("category", *numbers, "note")
-    return Table(columns=columns, rows=rows, numbers=numbers, unbroken=len(columns) - 1, head=False)
+    return ReportTable(columns=columns, rows=rows, numbers=numbers, unbroken=len(columns) - 1, head=False)
 
 
 def _total_rows(memory: MemoryLedger) -> Iterator[tuple[str, int, str, Tone]]:
@@ -169,12 +169,12 @@ def _category_rows(memory: MemoryLedger, least: float) -> Iterator[tuple[str, in
         yield f"{len(small)} smaller ones", sum(small), BAR, ""
 
 
-def _hand_sum_sections(by_hand: HandSum | None) -> tuple[Section, ...]:
+def _hand_sum_sections(by_hand: HandSum | None) -> tuple[ReportSection, ...]:
     """Return one row for each quantity: by hand on the whole fleet, on one device, and compiled."""
     if by_hand is None:
         return ()
     rows = tuple(
-        Row(
+        TableRow(
             cells=(
                 f"{'= ' * (row.quantity == 'total')}{row.quantity}",
                 format_bytes(row.whole_bytes),
@@ -188,11 +188,11 @@ def _hand_sum_sections(by_hand: HandSum | None) -> tuple[Section, ...]:
     )
     numbers = ("by hand", "/ devices", "compiled")
     rule = f"4 x (parameters + activations + gradients + optimizer state); activations: {by_hand.rule}"
-    table = Table(columns=("quantity", *numbers, "why"), rows=rows, numbers=numbers, unbroken=1)
+    table = ReportTable(columns=("quantity", *numbers, "why"), rows=rows, numbers=numbers, unbroken=1)
     return section("The sum by hand", Words(text=rule, tone="faint"), table)
 
 
-def _format_table(memory: MemoryLedger, *, on_page: bool) -> Table:
+def _format_table(memory: MemoryLedger, *, on_page: bool) -> ReportTable:
     """Return the reserved bytes at the peak by number format, each with its categories, largest first."""
     least = 0 if on_page else LEAST_ROW * memory.reserved_bytes
     small = {name: size for name, size in memory.by_format.items() if size < least}
@@ -207,10 +207,10 @@ def _format_table(memory: MemoryLedger, *, on_page: bool) -> Table:
     if small:
         rows.append((", ".join(small), format_bytes(sum(small.values())), ""))
     columns = ("format", "size", "whose")
-    return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=1)
+    return ReportTable(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=1)
 
 
-def buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
+def buffer_table(memory: MemoryLedger, *, on_page: bool) -> ReportTable | Words:
     """Return the largest values alive at the peak, each with the module and source line that make it."""
     if not memory.buffers:
         return Words(text="none")
@@ -223,10 +223,10 @@ def buffer_table(memory: MemoryLedger, *, on_page: bool) -> Table | Words:
         cells = (format_bytes(buffer.num_bytes), buffer.shape, spaced(buffer.category), place)
         rows.append((*cells, f"{buffer.rule} ({buffer.certainty})") if on_page else cells)
     columns = ("size", "shape", "what", "made by", *(("filed by",) if on_page else ()))
-    return Table(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=2)
+    return ReportTable(columns=columns, rows=plain_rows(rows), numbers=("size",), unbroken=2)
 
 
-def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return the counts of FLOPs, their convention, and the elementwise work that they leave out."""
     flops = facts.ledger.flops
     bars = None
@@ -241,12 +241,12 @@ def _flop_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...
     return section("FLOPs of one step, all devices", bars, table, Words(text=convention, tone="faint"))
 
 
-def _flop_table(facts: WeighingFacts, *, on_page: bool) -> Table:
-    flops, rows = facts.ledger.flops, list[Row]()
+def _flop_table(facts: WeighingFacts, *, on_page: bool) -> ReportTable:
+    flops, rows = facts.ledger.flops, list[TableRow]()
 
     def add(name: str, count: float | None, words: str, *, model: str = "", **more: Any) -> None:
         amount = "" if count is None else flop_words(count)
-        rows.append(Row(cells=(name, amount, *((model,) if on_page else ()), words), **more))
+        rows.append(TableRow(cells=(name, amount, *((model,) if on_page else ()), words), **more))
 
     def share(count: int) -> str:
         return f"{percent(count, flops.executed)} of executed" if flops.executed else ""
@@ -277,7 +277,7 @@ def _flop_table(facts: WeighingFacts, *, on_page: bool) -> Table:
             add(sign, count, why, tone="faint", is_part=True)
     numbers = ("FLOPs", *(("in the model",) if on_page else ()))
     columns = ("count", *numbers, "note")
-    return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, head=False)
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, head=False)
 
 
 def _bubble_words(ticks: Ticks) -> str:
@@ -292,7 +292,7 @@ def _bubble_words(ticks: Ticks) -> str:
     )
 
 
-def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, ...]:
+def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[ReportSection, ...]:
     """Return one row for each kind, axes and link; a page separates loops and names the links.
 
     The column "may overlap" counts messages.
@@ -315,12 +315,12 @@ def _traffic_sections(facts: WeighingFacts, *, on_page: bool) -> tuple[Section, 
     )
     wire = format_rate(sum(item.wire_bytes for item in traffic), "B")
     names = ("collective", "axes", "link", *(("its name", "where") if on_page else ()))
-    total = Row(cells=("= sent by one device", *[""] * (len(names) + 1), wire, ""), tone="strong")
+    total = TableRow(cells=("= sent by one device", *[""] * (len(names) + 1), wire, ""), tone="strong")
     numbers = ("count", "payload", "wire", "may overlap")
-    return section(title, Table(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers))
+    return section(title, ReportTable(columns=(*names, *numbers), rows=(*rows, total), numbers=numbers))
 
 
-def _rank_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+def _rank_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     """Return the collectives of a PyTorch step by phase, and the ranks that were run."""
     if facts.pytorch is None:
         return ()
@@ -336,7 +336,7 @@ def _rank_sections(facts: WeighingFacts) -> tuple[Section, ...]:
         for message in facts.pytorch.messages
     )
     numbers = ("count", "whole arrays", "sent")
-    by_phase = Table(columns=("collective", "axes", "phase", *numbers), rows=rows, numbers=numbers)
+    by_phase = ReportTable(columns=("collective", "axes", "phase", *numbers), rows=rows, numbers=numbers)
     ranks = plain_rows(
         (
             str(rank.rank),
@@ -352,11 +352,11 @@ def _rank_sections(facts: WeighingFacts) -> tuple[Section, ...]:
     columns = ("rank", "parameters", "gradients", "optimizer", "saved", "peak", "FLOPs")
     return (
         *section("Collectives of one rank by phase", by_phase if rows else None),
-        *section("Ranks that were run", Table(columns=columns, rows=ranks, numbers=columns)),
+        *section("Ranks that were run", ReportTable(columns=columns, rows=ranks, numbers=columns)),
     )
 
 
-def fault_sections(facts: WeighingFacts) -> tuple[Section, ...]:
+def fault_sections(facts: WeighingFacts) -> tuple[ReportSection, ...]:
     """Return the lint findings with their fixes, operations without a rule or a rate, and assumptions."""
     findings = (
         Words(

@@ -21,7 +21,7 @@ from meshwright.predict import Prediction, RunTotal
 from meshwright.reconciliation import Measurement, Reconciliation
 from meshwright.records import read_record
 from meshwright.results import KnownPlan, TorchWeighing, Weighing
-from meshwright.torch_account import Message, RankCount
+from meshwright.torch_account import RankCount, RankMessage
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class CompileFacts:
 class TorchFacts:
     """The collectives of a PyTorch step by phase, and what the ranks that were run hold and do."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[RankMessage, ...]
     ranks: tuple[RankCount, ...]
 
 

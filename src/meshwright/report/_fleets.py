@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from meshwright.results import FleetPlans, Plan
 from meshwright.units import format_bytes, format_seconds
 
-from ._model import Document, Row, Table, Words, percent, section, share_of_peak
+from ._model import Document, ReportTable, TableRow, Words, percent, section, share_of_peak
 from ._plan import COLUMNS
 from ._weighing import cost_words, run_words
 
@@ -66,12 +66,14 @@ def _line(which: str, plan: Plan) -> Words:
     return Words(lead=f"{which}: ", text=f"{plan.fleet.name}, {winner.words}", tone="good")
 
 
-def _table(made: FleetPlans) -> Table:
+def _table(made: FleetPlans) -> ReportTable:
     columns = ("fleet", *COLUMNS[:-1], "to spare", "price of a step")
-    rows = [Row(cells=_cells(plan), tone="strong" if plan is made.fastest else "") for plan in made.ranked]
-    rows += [Row(cells=(name, *(["-"] * 7)), tone="faint") for name in made.refused]
+    rows = [
+        TableRow(cells=_cells(plan), tone="strong" if plan is made.fastest else "") for plan in made.ranked
+    ]
+    rows += [TableRow(cells=(name, *(["-"] * 7)), tone="faint") for name in made.refused]
     numbers = ("step", "reserved", "MFU", "to spare", "price of a step")
-    return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1)
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1)
 
 
 def _cells(plan: Plan) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """A row of a table.
 
     `is_part`: whether the row is a part of one above it. `values`: for each cell the number by which a page
@@ -53,7 +53,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """A table whose columns in `numbers` are right-aligned.
 
     `unbroken`: how many of the first columns a terminal keeps on one line. `head`: whether a terminal shows
@@ -61,7 +61,7 @@ class Table:
     """
 
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     numbers: tuple[str, ...] = ()
     unbroken: int = 0
     head: bool = True
@@ -69,7 +69,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BarPart:
     """A segment of `Bars`; `amount` is its size in words, `colour` that of a page."""
 
     name: str
@@ -87,11 +87,11 @@ class Bars:
     """
 
     label: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     whole: float
     base: float
-    limit: Part | None = None
-    free: Part | None = None
+    limit: BarPart | None = None
+    free: BarPart | None = None
     interval: tuple[float, float, str] | None = None
 
 
@@ -183,11 +183,11 @@ class Lanes:
     colours: tuple[tuple[str, str], ...]
 
 
-Block = Words | Table | Bars | Plot | Cards | Scatter | Lanes
+Block = Words | ReportTable | Bars | Plot | Cards | Scatter | Lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ReportSection:
     """Blocks below a title. Without a title they belong to the head or the end of the document."""
 
     title: str
@@ -204,18 +204,18 @@ class Document:
 
     title: str
     facts: str = ""
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
 
 
-def section(title: str, *blocks: Block | None, tone: Tone = "") -> tuple[Section, ...]:
+def section(title: str, *blocks: Block | None, tone: Tone = "") -> tuple[ReportSection, ...]:
     """Return a section of the blocks that are not None; nothing if none is left."""
     kept = tuple(block for block in blocks if block is not None)
-    return (Section(title=title, blocks=kept, tone=tone),) if kept else ()
+    return (ReportSection(title=title, blocks=kept, tone=tone),) if kept else ()
 
 
-def plain_rows(rows: Iterable[tuple[str, ...]]) -> tuple[Row, ...]:
+def plain_rows(rows: Iterable[tuple[str, ...]]) -> tuple[TableRow, ...]:
     """Return table rows of the given cells."""
-    return tuple(Row(cells=cells) for cells in rows)
+    return tuple(TableRow(cells=cells) for cells in rows)
 
 
 def flop_words(count: float) -> str:
@@ -281,14 +281,15 @@ def parts_of(
     *,
     least: float = 0,
     most: int | None = None,
-) -> tuple[Part, ...]:
+) -> tuple[BarPart, ...]:
     """Return a part for each of the first `most` sizes of at least `least`, then the sum of the others."""
     shown = [name for name, size in sizes.items() if name in colours and size >= least][:most]
     entries = [(spaced(name), sizes[name], colours[name]) for name in shown]
     if rest := [size for name, size in sizes.items() if name not in shown]:
         entries.append((f"{len(rest)} {SMALLER}", sum(rest), COLOURS[SMALLER]))
     return tuple(
-        Part(name=name, size=size, amount=format_size(size), colour=colour) for name, size, colour in entries
+        BarPart(name=name, size=size, amount=format_size(size), colour=colour)
+        for name, size, colour in entries
     )
 
 

@@ -18,10 +18,10 @@ from ._model import (
     Document,
     Dot,
     Lanes,
-    Row,
+    ReportSection,
+    ReportTable,
     Scatter,
-    Section,
-    Table,
+    TableRow,
     Tone,
     Words,
     byte_ticks,
@@ -80,7 +80,7 @@ def plan_page(plan: Plan) -> Document:
     )
 
 
-def _best_sections(facts: WeighingFacts, lanes: Lanes | None) -> tuple[Section, ...]:
+def _best_sections(facts: WeighingFacts, lanes: Lanes | None) -> tuple[ReportSection, ...]:
     """Return the time and the memory of the best through its step, and what fills the memory at its peak."""
     memory, prediction = facts.ledger.memory, facts.prediction
     bars = None if prediction is None else time_bars(prediction)
@@ -167,15 +167,15 @@ def _figures(candidate: Planned) -> tuple[str, str, str, str]:
     )
 
 
-def _ranked_table(plan: Plan, most_rows: int | None) -> Table:
+def _ranked_table(plan: Plan, most_rows: int | None) -> ReportTable:
     front = plan.front
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for candidate in plan.ranked[:most_rows]:
         *figures, remark = _figures(candidate)
         remark = remark or ("front" if candidate in front else "")
         cells = (candidate.layout, candidate.settings, *figures, remark)
-        rows.append(Row(cells=cells, tone=_tone(plan, candidate)))
-    return Table(columns=COLUMNS, rows=tuple(rows), numbers=("step", "reserved", "MFU"), unbroken=1)
+        rows.append(TableRow(cells=cells, tone=_tone(plan, candidate)))
+    return ReportTable(columns=COLUMNS, rows=tuple(rows), numbers=("step", "reserved", "MFU"), unbroken=1)
 
 
 def _tone(plan: Plan, candidate: Planned) -> Tone:
@@ -290,13 +290,13 @@ def _searched(plan: Plan) -> Iterator[Words]:
             yield Words(text=f"{candidate.words}: {candidate.failed}", tone="faint")
 
 
-def _page_table(plan: Plan) -> Table:
+def _page_table(plan: Plan) -> ReportTable:
     chosen = [_settings_by_column(plan, candidate) for candidate in plan.ranked]
     settings = tuple(dict.fromkeys(name for each in chosen for name in each))
     estimated = ("estimated",) if any(c.estimated_seconds is not None for c in plan.ranked) else ()
     remarks = ("",) if any(_figures(candidate)[-1] for candidate in plan.ranked) else ()
     columns = ("layout", *settings, "step", "reserved", "MFU", *estimated, *remarks)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for candidate, given in zip(plan.ranked, chosen, strict=True):
         *figures, remark = _figures(candidate)
         seconds = candidate.estimated_seconds
@@ -307,9 +307,9 @@ def _page_table(plan: Plan) -> Table:
         mfu_share = None if candidate.prediction is None else candidate.prediction.mfu
         sizes = (expected, candidate.reserved_bytes, mfu_share, *([seconds] if estimated else []))
         values = (None, *(None for _ in settings), *sizes, *(None for _ in remarks))
-        rows.append(Row(cells=tuple(cells), tone=_tone(plan, candidate), values=values))
+        rows.append(TableRow(cells=tuple(cells), tone=_tone(plan, candidate), values=values))
     numbers = ("microbatch", "step", "reserved", "MFU", "estimated")
-    return Table(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
+    return ReportTable(columns=columns, rows=tuple(rows), numbers=numbers, unbroken=1, sorts=True)
 
 
 def _settings_by_column(plan: Plan, candidate: Planned) -> dict[str, str]:

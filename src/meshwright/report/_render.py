@@ -35,10 +35,10 @@ from ._model import (
     Document,
     Lanes,
     Plot,
-    Row,
+    ReportSection,
+    ReportTable,
     Scatter,
-    Section,
-    Table,
+    TableRow,
     Words,
 )
 
@@ -90,7 +90,7 @@ def terminal(document: Document) -> RenderableType:
     return Group(*parts)
 
 
-def _terminal_section(part: Section) -> Iterator[RenderableType]:
+def _terminal_section(part: ReportSection) -> Iterator[RenderableType]:
     if part.title:
         yield Text(part.title, style=STYLES[part.tone or "strong"])
     for before, block in pairwise((None, *part.blocks)):
@@ -99,8 +99,8 @@ def _terminal_section(part: Section) -> Iterator[RenderableType]:
                 text = _printable(block.text) if block.sample else block.text
                 line = Text.assemble((block.lead, "bold"), (text, STYLES[block.tone]))
                 yield _indented(line) if part.title else line
-            case Table():
-                if isinstance(before, Table):
+            case ReportTable():
+                if isinstance(before, ReportTable):
                     yield Text()
                 yield _indented(_terminal_table(block))
             case Bars():
@@ -121,7 +121,7 @@ def _printable(text: str) -> str:
     )
 
 
-def _terminal_table(table: Table) -> RichTable:
+def _terminal_table(table: ReportTable) -> RichTable:
     made = RichTable(
         box=None, show_header=table.head, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
     )
@@ -177,12 +177,12 @@ def page(document: Document) -> str:
 def _script(document: Document) -> str:
     """Return the script that sorts tables, if the document has one to sort."""
     blocks = (block for part in document.sections for block in part.blocks)
-    if not any(isinstance(block, Table) and block.sorts for block in blocks):
+    if not any(isinstance(block, ReportTable) and block.sorts for block in blocks):
         return ""
     return f"<script>\n{files('meshwright.report').joinpath('sort.js').read_text('utf-8')}</script>\n"
 
 
-def _page_section(part: Section) -> str:
+def _page_section(part: ReportSection) -> str:
     kind = _class("notes" if part.tone == "warning" else "")
     title = f"<h2>{escape(part.title)}</h2>\n" if part.title else ""
     return f"<section{kind}>\n{title}{''.join(map(_page_block, part.blocks))}</section>\n"
@@ -192,7 +192,7 @@ def _page_block(block: Block) -> str:
     match block:
         case Words():
             return _page_words(block)
-        case Table():
+        case ReportTable():
             return _page_table(block)
         case Bars():
             return f"<figure>{_page_bars(block)}</figure>\n"
@@ -230,13 +230,13 @@ def _text(words: str) -> str:
     return FILE.sub(lambda name: f"<span class=file>{name[0]}</span>", broken)
 
 
-def _page_table(table: Table) -> str:
+def _page_table(table: ReportTable) -> str:
     many = len(table.columns) >= MANY_COLUMNS
     kinds = " ".join(filter(None, ("many" if many else "", "sorts" if table.sorts else "")))
     numbers = [_class("number" if name in table.numbers else "") for name in table.columns]
     names = [f' data-head="{escape(name)}"' if many else "" for name in table.columns]
 
-    def line(row: Row) -> str:
+    def line(row: TableRow) -> str:
         values = ("" if value is None else f' data-value="{value:.6g}"' for value in row.values)
         keys = list(values) or [""] * len(row.cells)
         cells = zip(row.cells, numbers, names, keys, strict=True)

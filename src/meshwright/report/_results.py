@@ -30,10 +30,10 @@ from ._model import (
     Cards,
     Document,
     Lanes,
-    Row,
-    Section,
+    ReportSection,
+    ReportTable,
     Series,
-    Table,
+    TableRow,
     Words,
     curves_plot,
     flop_words,
@@ -205,7 +205,7 @@ def _loss_lines(measurement: Measurement) -> Iterator[Words]:
         yield Words(text=f"the held-out loss is {abs(gain):.3f} nats {side} {words}")
 
 
-def _sample_sections(measurement: Measurement, *, most_lines: int | None = None) -> tuple[Section, ...]:
+def _sample_sections(measurement: Measurement, *, most_lines: int | None = None) -> tuple[ReportSection, ...]:
     if not measurement.sample:
         return ()
     words = Words(lead=measurement.sample_prompt, text=measurement.sample, sample=True)
@@ -216,16 +216,18 @@ def _sample_sections(measurement: Measurement, *, most_lines: int | None = None)
     return section("What it writes after training", words)
 
 
-def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[Section, ...]:
+def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSection, ...]:
     """Return predicted beside measured quantities, how they were measured, and whether the program ran."""
     rows = [row_cells(row) for row in reconciliation.rows]
     ways = [(row.quantity, row.how) for row in reconciliation.rows]
     ways += [(name, f"not compared: {why}") for name, why in reconciliation.not_compared.items()]
     numbers = ("predicted", "measured", "error")
-    compared = Table(
+    compared = ReportTable(
         columns=("quantity", *numbers), rows=plain_rows(cells[:4] for cells in rows), numbers=numbers
     )
-    how = Table(columns=("quantity", "measured by"), rows=tuple(Row(cells=way, tone="faint") for way in ways))
+    how = ReportTable(
+        columns=("quantity", "measured by"), rows=tuple(TableRow(cells=way, tone="faint") for way in ways)
+    )
     program = SAME_PROGRAM if reconciliation.same_program else OTHER_PROGRAM
     tables = (table for table in (compared, how) if table.rows)
     return section("Predicted beside measured", Words(text=program), *tables)
@@ -254,7 +256,7 @@ def _amount(value: float, unit: str) -> str:
             return f"{format_count(value)} {unit}"
 
 
-def _seconds_sections(measurement: Measurement | None) -> tuple[Section, ...]:
+def _seconds_sections(measurement: Measurement | None) -> tuple[ReportSection, ...]:
     """Return the goodput, and the seconds of each phase, which sum to the time of the process."""
     if measurement is None:
         return ()
@@ -262,7 +264,7 @@ def _seconds_sections(measurement: Measurement | None) -> tuple[Section, ...]:
     words = f"Goodput {percent(measurement.goodput, 1)}: the share of {format_seconds(whole)} spent in steps."
     phases = sorted(measurement.seconds_by_phase.items(), key=lambda item: -item[1])
     rows = plain_rows((name, format_seconds(part), percent(part, whole)) for name, part in phases)
-    table = Table(columns=("phase", "time", "share"), rows=rows, numbers=("time", "share"))
+    table = ReportTable(columns=("phase", "time", "share"), rows=rows, numbers=("time", "share"))
     return section("Where the time went", Words(text=words), table)
 
 
@@ -316,7 +318,7 @@ def _cards(run: RunFiles) -> Cards | None:
     return Cards(items=tuple(items)) if items else None
 
 
-def _loss_sections(run: RunFiles) -> tuple[Section, ...]:
+def _loss_sections(run: RunFiles) -> tuple[ReportSection, ...]:
     """Return plots of the loss and of each held-out metric that the model reports besides, "accuracy"."""
     training = run.series("loss")
     if not training[0]:
@@ -332,7 +334,7 @@ def _loss_sections(run: RunFiles) -> tuple[Section, ...]:
     return section("Loss", *plots)
 
 
-def _notice_sections(run: RunFiles) -> tuple[Section, ...]:
+def _notice_sections(run: RunFiles) -> tuple[ReportSection, ...]:
     """Return a run's notices, newest last: resumptions, bad steps, spikes, failed checkpoints."""
     rows = plain_rows(
         (str(line["step"]), str(line.get("kind", "")), str(line.get("message", ""))) for line in run.notices
@@ -342,11 +344,11 @@ def _notice_sections(run: RunFiles) -> tuple[Section, ...]:
     words = None
     if (left_out := len(rows) - MOST_NOTICES) > 0:
         words = Words(text=f"The first {left_out} are left out; notices.jsonl has all.")
-    table = Table(columns=("step", "what", "words"), rows=rows[-MOST_NOTICES:], numbers=("step",))
+    table = ReportTable(columns=("step", "what", "words"), rows=rows[-MOST_NOTICES:], numbers=("step",))
     return section("What happened", words, table)
 
 
-def _environment_sections(run: RunFiles) -> tuple[Section, ...]:
+def _environment_sections(run: RunFiles) -> tuple[ReportSection, ...]:
     rows, measured = list[tuple[str, str]](), run.measurement
     if measured is not None:
         rows += [
@@ -361,10 +363,12 @@ def _environment_sections(run: RunFiles) -> tuple[Section, ...]:
         rows += [("program weighed", compiled.fingerprint), ("compiler", compiled.compiler)]
     if measured is not None:
         rows += measured.versions.items()
-    return section("Environment", Table(columns=("", ""), rows=plain_rows(rows))) if rows else ()
+    return section("Environment", ReportTable(columns=("", ""), rows=plain_rows(rows))) if rows else ()
 
 
-def _sweep_sections(sweep: Sweep, *, shortens: bool) -> tuple[tuple[Section, ...], tuple[Section, ...]]:
+def _sweep_sections(
+    sweep: Sweep, *, shortens: bool
+) -> tuple[tuple[ReportSection, ...], tuple[ReportSection, ...]]:
     """Return a table with a row for each run, the best first, then the reasons of the failed runs.
 
     `shortens`: whether keys are named without their section, where that is unique.
@@ -377,14 +381,14 @@ def _sweep_sections(sweep: Sweep, *, shortens: bool) -> tuple[tuple[Section, ...
     short = tuple(key.rpartition(".")[2] for key in sweep.keys)
     names = short if shortens and len(set(short)) == len(short) else sweep.keys
     rows = tuple(
-        Row(
+        TableRow(
             cells=(run.folder.name.partition("-")[0], *run.values.values(), *_sweep_figures(run)),
             tone="strong" if run is sweep.best else "" if run.held_out_loss is not None else "faint",
         )
         for run in sweep.ranked
     )
     numbers = (*names, *SWEEP_FIGURES)
-    table = Table(columns=("run", *numbers), rows=rows, numbers=numbers, unbroken=1 + len(names))
+    table = ReportTable(columns=("run", *numbers), rows=rows, numbers=numbers, unbroken=1 + len(names))
     reasons = (Words(text=f"{run.label}: {run.failed}") for run in sweep.ranked if run.failed)
     return section(title, table), section("Not finished", *reasons, tone="warning")
 
@@ -437,7 +441,7 @@ def _changes_document(changes: Changes) -> Document:
     )
     columns = ("change", "reserved", "memory", "fits", "FLOPs", "step", "time")
     numbers = ("reserved", "memory", "FLOPs", "step", "time")
-    table = Table(columns=columns, rows=rows, numbers=numbers, unbroken=1)
+    table = ReportTable(columns=columns, rows=rows, numbers=numbers, unbroken=1)
     failed = (
         Words(text=f"{change.arguments}: {change.failed}")
         for change in changes
@@ -464,9 +468,9 @@ def _account_document(account: Account) -> Document:
         ("Modules that cost the most, their children included", module_table(account)),
         ("Without a rule, in no sum", unknown_table(account)),
     )
-    sections: list[Section] = []
+    sections: list[ReportSection] = []
     for title, (columns, rows, numbers) in tables:
-        table = Table(columns=columns, rows=plain_rows(rows), numbers=tuple(numbers))
+        table = ReportTable(columns=columns, rows=plain_rows(rows), numbers=tuple(numbers))
         sections += section(title, table) if rows else ()
     conventions = (Words(text=words, tone="faint") for words in account.conventions)
     source = Words(text=f"{account.source}; torch {account.torch_version}", tone="faint")
@@ -514,8 +518,8 @@ def _calibration_document(calibration: Calibration) -> Document:
     return Document(title=calibration.chip, sections=section(title, *blocks))
 
 
-def _rates(columns: tuple[str, str], rows: list[tuple[str, str]]) -> Table:
-    return Table(columns=columns, rows=plain_rows(rows), numbers=columns[1:])
+def _rates(columns: tuple[str, str], rows: list[tuple[str, str]]) -> ReportTable:
+    return ReportTable(columns=columns, rows=plain_rows(rows), numbers=columns[1:])
 
 
 DOCUMENTS: dict[type, Callable[[Any], Document]] = {

@@ -22,8 +22,8 @@ from ._model import (
     Block,
     Document,
     Lanes,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     Words,
     colours_of,
     flop_words,
@@ -65,7 +65,9 @@ CLASSES = {"matmul": "matrix products", "memory-bound": "kernels bound by memory
 
 def screen_document(facts: WeighingFacts, more: str) -> Document:
     """Return the account that fits one screen; `more` is the last line, which says how to see the rest."""
-    matters = Table(columns=("", ""), rows=plain_rows(_matters(facts)[:MOST_MATTERS]), unbroken=1, head=False)
+    matters = ReportTable(
+        columns=("", ""), rows=plain_rows(_matters(facts)[:MOST_MATTERS]), unbroken=1, head=False
+    )
     return Document(
         title=facts.config,
         facts=title_facts(facts),
@@ -262,7 +264,9 @@ def _first(lines: tuple[str, ...]) -> str:
     return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
-def time_sections(facts: WeighingFacts, *, on_page: bool, lanes: Lanes | None = None) -> tuple[Section, ...]:
+def time_sections(
+    facts: WeighingFacts, *, on_page: bool, lanes: Lanes | None = None
+) -> tuple[ReportSection, ...]:
     """Return the predicted time by class of work, and what would make the step faster.
 
     A page has the timeline of the memory between them. `lanes`: the step's schedule, if a page shows it.
@@ -300,7 +304,7 @@ def schedule_blocks(lanes: Lanes | None) -> tuple[Block, ...]:
     return () if lanes is None else (Words(text=SCHEDULE_NOTE, tone="faint"), lanes)
 
 
-def _slice_table(prediction: Prediction) -> Table | None:
+def _slice_table(prediction: Prediction) -> ReportTable | None:
     slices = prediction.slices
     rows = [(part.name, part.seconds, part.exposed_seconds) for part in slices[:MOST_SLICES]]
     if rest := slices[MOST_SLICES:]:
@@ -312,7 +316,7 @@ def _slice_table(prediction: Prediction) -> Table | None:
         for name, busy, waited in rows
     )
     columns = ("where it goes", *numbers)
-    return Table(columns=columns, rows=plain_rows(cells), numbers=numbers) if rows else None
+    return ReportTable(columns=columns, rows=plain_rows(cells), numbers=numbers) if rows else None
 
 
 def time_bars(prediction: Prediction) -> Bars:
@@ -331,7 +335,7 @@ def time_bars(prediction: Prediction) -> Bars:
     return Bars(label=label, parts=parts, whole=whole, base=seconds.expected, interval=interval)
 
 
-def _faster_sections(prediction: Prediction) -> tuple[Section, ...]:
+def _faster_sections(prediction: Prediction) -> tuple[ReportSection, ...]:
     """Return the changes, then bounds, that would make the step faster, the largest saving of each first."""
     if not prediction.what_helps:
         return ()
@@ -345,7 +349,7 @@ def _faster_sections(prediction: Prediction) -> tuple[Section, ...]:
         for item in prediction.what_helps
     )
     columns = ("what", "saves", "of the step", "how certain")
-    table = Table(columns=columns, rows=rows, numbers=columns[1:3])
+    table = ReportTable(columns=columns, rows=rows, numbers=columns[1:3])
     return section("What would make it faster", table, Words(text=HELP_NOTE, tone="faint"))
 
 

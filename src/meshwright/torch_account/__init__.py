@@ -21,5 +21,5 @@ from ._account import require_torch as require_torch
 from ._account import unknown_table as unknown_table
 from ._apart import account_named as account_named
 from ._records import MeshAccount as MeshAccount
-from ._records import Message as Message
 from ._records import RankCount as RankCount
+from ._records import RankMessage as RankMessage

@@ -31,7 +31,7 @@ SHOWN_LINES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AccountRequest:
     """A function, its arguments as text, and the fleet and mesh of the account."""
 
     function: str
@@ -61,11 +61,11 @@ def account_named(
     """
     from pydantic import TypeAdapter
 
-    request = Request(
+    request = AccountRequest(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
     with working_folder("meshwright-torch-") as folder:
-        (folder / "request.json").write_bytes(TypeAdapter(Request).dump_json(request))
+        (folder / "request.json").write_bytes(TypeAdapter(AccountRequest).dump_json(request))
         with open(folder / "said", "wb") as said:
             process = subprocess.Popen(
                 own_python("-m", __name__, str(os.getpid()), str(folder)),
@@ -111,7 +111,9 @@ def main(parent: int, folder: Path) -> None:
     """Serve the request in `folder`. Every error that the user can act on becomes an answer."""
     guard(parent)
     faulthandler.enable()
-    request = read_record(Request, (folder / "request.json").read_text(), name="a request", hint="report it")
+    request = read_record(
+        AccountRequest, (folder / "request.json").read_text(), name="a request", hint="report it"
+    )
 
     def on_phase(name: str) -> None:
         (folder / "phase").write_text(name)
@@ -125,7 +127,7 @@ def main(parent: int, folder: Path) -> None:
     part.rename(folder / "answer.json")
 
 
-def _account(request: Request, on_phase: Callable[[str], None]) -> MeshAccount:
+def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> MeshAccount:
     from ._account import parts_of_function, require_torch
 
     on_phase("importing torch")

@@ -23,7 +23,7 @@ from meshwright.errors import InputError
 from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds
 
 from ._flops import ATTENTION_RULES, OperationCall, OperationFlops
-from ._records import Message
+from ._records import RankMessage
 from ._traffic import KINDS
 
 # Operations without a kernel, beside views.
@@ -127,14 +127,14 @@ class Launches:
         switch = backends.cudnn.conv if is_convolution else backends.cuda.matmul
         return "tf32" if switch.fp32_precision == "tf32" else "fp32"
 
-    def message(self, call: OperationCall, message: Message, ranks: tuple[int, ...]) -> None:
+    def message(self, call: OperationCall, message: RankMessage, ranks: tuple[int, ...]) -> None:
         """Send a message on the current stream, or beside it where somebody waits for it later."""
         try:
             self._send(call, message, ranks)
         except InputError as unknown:  # the catalog has no figure for a link
             self.why_not = self.why_not or unknown.message
 
-    def _send(self, call: OperationCall, message: Message, ranks: tuple[int, ...]) -> None:
+    def _send(self, call: OperationCall, message: RankMessage, ranks: tuple[int, ...]) -> None:
         self._queue.host(self.machine.shared.eager_launch_seconds)
         if message.kind not in KINDS.values():
             return  # listed as unpriced with the traffic

@@ -26,7 +26,7 @@ from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
 from ._fakes import explain_failure
-from ._watch import Storages, Watch, inner_tensors
+from ._watch import Storages, StorageWatch, inner_tensors
 
 GATHERED, UNSHARDED = "gathered parameters", "unsharded gradients"
 OWN_AXES = ("data", "fsdp")  # which need no plan of the user's
@@ -235,7 +235,7 @@ def is_even(module: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def watching_dtensors(watch: Watch) -> Iterator[None]:
+def watching_dtensors(watch: StorageWatch) -> Iterator[None]:
     """Let the watch look away while DTensor runs an operation on the whole shapes, to learn the result's."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 

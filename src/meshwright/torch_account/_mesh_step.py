@@ -29,7 +29,7 @@ from ._kernels import is_compiled, kernels_of
 from ._launches import Launches, watching_streams
 from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
 from ._records import MeshAccount, RankCount
-from ._step import ALWAYS, Step, surroundings
+from ._step import ALWAYS, EagerStep, surroundings
 from ._timeline import history_of, memory_of, reserved_bytes
 from ._traffic import merged, traffic_of
 from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
@@ -76,13 +76,13 @@ def account_on_mesh(
     check_plan(layout.axes, parallelize)
     machine, why_not = _machine(fleet)
     parts = {"loss": loss, "autocast": autocast, "optimizer": optimizer}
-    steps: list[Step] = []
+    steps: list[EagerStep] = []
     for rank in dict.fromkeys((0, layout.num_devices - 1)):
         if rank and parallelize is None and is_even(steps[0].module):
             break  # its shards are as large as those of the first
         on_phase(f"running rank {rank}")
         with surroundings(), fake_world(layout.axes, rank) as mesh:
-            step = Step(
+            step = EagerStep(
                 module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
             )
             launches = None if machine is None or rank else Launches(machine, layout.num_devices)
@@ -110,7 +110,7 @@ def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
         return None, unknown.message
 
 
-def _with_time(account: MeshAccount, first: Step, num_devices: int, why_not: str) -> MeshAccount:
+def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not: str) -> MeshAccount:
     """Return the account with the predicted time of the first rank's step."""
     launches = first.watch.launches
     if launches is not None:
@@ -133,7 +133,7 @@ def _with_time(account: MeshAccount, first: Step, num_devices: int, why_not: str
 
 
 def _summed(
-    steps: list[Step], module: torch.nn.Module, name: str, fleet: Fleet, layout: Layout, started: float
+    steps: list[EagerStep], module: torch.nn.Module, name: str, fleet: Fleet, layout: Layout, started: float
 ) -> MeshAccount:
     memories = [_memory(step, fleet, layout) for step in steps]
     most = max(range(len(steps)), key=lambda place: memories[place].reserved_bytes)
@@ -167,14 +167,14 @@ def _summed(
     )
 
 
-def _memory(step: Step, fleet: Fleet, layout: Layout) -> MemoryLedger:
+def _memory(step: EagerStep, fleet: Fleet, layout: Layout) -> MemoryLedger:
     """Return the memory of a rank; on GPUs its allocator reserves more than is alive."""
     storages = step.storages
     reserved = None if fleet.chip.platform == "cpu" else reserved_bytes(storages.changes)
     return memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
 
 
-def _rank_count(rank: int, step: Step, memory: MemoryLedger) -> RankCount:
+def _rank_count(rank: int, step: EagerStep, memory: MemoryLedger) -> RankCount:
     by_phase = Counter[str]()
     for (phase, _), count in step.watch.flops.items():
         by_phase[phase] += count
@@ -191,7 +191,7 @@ def _rank_count(rank: int, step: Step, memory: MemoryLedger) -> RankCount:
     )
 
 
-def _flops(step: Step, num_ranks: int) -> FlopLedger:
+def _flops(step: EagerStep, num_ranks: int) -> FlopLedger:
     """Return the FLOPs of all ranks; modules of one list count together: "layers/*/mlp"."""
     by_phase, by_module, model_by_module = Counter[str](), Counter[str](), Counter[str]()
     for (phase, path), count in step.watch.flops.items():

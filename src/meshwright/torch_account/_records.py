@@ -13,7 +13,7 @@ from meshwright.records import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class RankMessage:
     """Collectives of one kind over the same axes in one phase, on one rank in one step.
 
     payload_bytes, wire_bytes, overlapped_count: as in `meshwright.ledger.Collective`.
@@ -31,7 +31,7 @@ class Message:
     array_bytes: int
     overlapped_count: int
 
-    def __add__(self, other: Message) -> Message:
+    def __add__(self, other: RankMessage) -> RankMessage:
         names = ("count", "payload_bytes", "wire_bytes", "array_bytes", "overlapped_count")
         return dataclasses.replace(
             self, **{name: getattr(self, name) + getattr(other, name) for name in names}
@@ -76,7 +76,7 @@ class MeshAccount:
     name: str
     num_parameters: int
     ledger: Ledger
-    messages: tuple[Message, ...]
+    messages: tuple[RankMessage, ...]
     ranks: tuple[RankCount, ...]
     torch_version: str
     seconds: float

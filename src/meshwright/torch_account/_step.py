@@ -34,7 +34,7 @@ from ._watch import (
     ModuleStack,
     SavedTensor,
     Storages,
-    Watch,
+    StorageWatch,
     has_storage,
     inner_tensors,
     keeping_selected,
@@ -63,7 +63,7 @@ def account_step(
     """Return the account of a step; the arguments and errors are those of `account_torch`."""
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     with surroundings():
-        step = Step(module, inputs, keyword_inputs)
+        step = EagerStep(module, inputs, keyword_inputs)
         step.run(loss, autocast, optimizer)
     return step.account()
 
@@ -89,7 +89,7 @@ def surroundings() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class Step:
+class EagerStep:
     """One step of a fake copy of the module, pass by pass, and the facts that `watch` does not hold.
 
     Args:
@@ -111,7 +111,7 @@ class Step:
         self.inputs, self.keywords = fakes.tree(inputs), fakes.tree(keyword_inputs)
         self.storages = Storages()
         self.stack = ModuleStack(self.module)
-        self.watch = Watch(self.stack, self.storages, fakes, mesh_axes)
+        self.watch = StorageWatch(self.stack, self.storages, fakes, mesh_axes)
         self.output: Any = None  # lives until the step ends, like a variable of a training loop
         self.loss: Any = None
         self.optimizer: Any = None  # lives on too: what it keeps is there in each later step
@@ -317,7 +317,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-def _flop_count(watch: Watch) -> FlopCount:
+def _flop_count(watch: StorageWatch) -> FlopCount:
     by_phase: Counter[str] = Counter()
     for (phase, _), count in watch.flops.items():
         by_phase[phase] += count

@@ -16,7 +16,7 @@ from meshwright.ledger import Buffer, MemoryLedger, Timeline, allowance, usable_
 from meshwright.units import format_bytes
 
 from ._allocator import CachingAllocator, segments_expand
-from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, Change, Storage
+from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, StorageChange, WatchedStorage
 
 NUM_INSTANTS = 200
 # Names of the ledger, which a JAX step has too, for ours.
@@ -37,7 +37,7 @@ RULES = {
 class _Alive:
     """A storage at one moment: its bytes, and how often it is saved for the backward pass."""
 
-    storage: Storage
+    storage: WatchedStorage
     num_bytes: int = 0
     saved: int = 0
     since: int = 0
@@ -50,15 +50,15 @@ class _Alive:
         return CATEGORIES.get(kind, kind.replace(" ", "_"))
 
 
-def history_of(changes: Iterable[Change]) -> list[Change]:
+def history_of(changes: Iterable[StorageChange]) -> list[StorageChange]:
     """Return the changes of a step after the first, in order.
 
     What was made outside the counted phases, such as the optimizer's state, and outlives them is put first.
     So are parameters and buffers that the first step made in place of others.
     """
     early: set[int] = set()  # numbers of storages that were made outside the counted phases
-    at_start: dict[int, Change] = {}
-    counted: list[Change] = []
+    at_start: dict[int, StorageChange] = {}
+    counted: list[StorageChange] = []
     for change in changes:
         number = change.storage.number
         if not change.phase and change.storage.born.phase == "":
@@ -67,11 +67,11 @@ def history_of(changes: Iterable[Change]) -> list[Change]:
             counted.append(change)
             continue
         before = at_start[number].num_bytes if number in at_start else 0
-        at_start[number] = Change(0, "", change.storage, num_bytes=before + change.num_bytes)
+        at_start[number] = StorageChange(0, "", change.storage, num_bytes=before + change.num_bytes)
     return [*(change for change in at_start.values() if change.num_bytes), *counted]
 
 
-def reserved_bytes(changes: Iterable[Change]) -> int:
+def reserved_bytes(changes: Iterable[StorageChange]) -> int:
     """Return what the caching allocator has taken after two steps; the second has the optimizer's state."""
     allocator = CachingAllocator(expandable=segments_expand())
     log = list(changes)
@@ -85,7 +85,9 @@ def reserved_bytes(changes: Iterable[Change]) -> int:
     return allocator.reserved_bytes
 
 
-def _replay(allocator: CachingAllocator, log: Iterable[Change], name: Callable[[Change], int]) -> None:
+def _replay(
+    allocator: CachingAllocator, log: Iterable[StorageChange], name: Callable[[StorageChange], int]
+) -> None:
     sizes = Counter[int]()
     for change in log:
         number = name(change)
@@ -99,7 +101,11 @@ def _replay(allocator: CachingAllocator, log: Iterable[Change], name: Callable[[
 
 
 def memory_of(
-    history: list[Change], num_instants: int, fleet: Fleet, layout: Layout, reserved_bytes: int | None = None
+    history: list[StorageChange],
+    num_instants: int,
+    fleet: Fleet,
+    layout: Layout,
+    reserved_bytes: int | None = None,
 ) -> MemoryLedger:
     """Return the memory of one rank through a step.
 
@@ -141,7 +147,7 @@ def memory_of(
     )
 
 
-def _peak(history: list[Change]) -> tuple[int, int]:
+def _peak(history: list[StorageChange]) -> tuple[int, int]:
     """Return the place of the change after which most is alive, and those bytes."""
     live = most = place = 0
     for number, change in enumerate(history):
@@ -151,7 +157,7 @@ def _peak(history: list[Change]) -> tuple[int, int]:
     return place, most
 
 
-def _walk(history: Iterable[Change]) -> Iterator[tuple[Change, _Alive, str, int]]:
+def _walk(history: Iterable[StorageChange]) -> Iterator[tuple[StorageChange, _Alive, str, int]]:
     """Yield each change with its storage after it, and the category and bytes that it had before."""
     alive: dict[int, _Alive] = {}
     for change in history:
@@ -166,13 +172,13 @@ def _walk(history: Iterable[Change]) -> Iterator[tuple[Change, _Alive, str, int]
         yield change, entry, category, before
 
 
-def _alive_after(history: Iterable[Change]) -> list[_Alive]:
+def _alive_after(history: Iterable[StorageChange]) -> list[_Alive]:
     """Return what is alive after the last change, largest first."""
     entries = {entry.storage.number: entry for _, entry, _, _ in _walk(history)}
     return sorted((e for e in entries.values() if e.num_bytes), key=lambda e: -e.num_bytes)
 
 
-def _timeline(history: list[Change], num_instants: int, peak_instant: int) -> Timeline:
+def _timeline(history: list[StorageChange], num_instants: int, peak_instant: int) -> Timeline:
     count = min(NUM_INSTANTS, num_instants)
     wanted = sorted({round(place * num_instants / max(count, 1)) for place in range(count)} | {peak_instant})
     live = Counter[str]()
@@ -197,7 +203,7 @@ def _timeline(history: list[Change], num_instants: int, peak_instant: int) -> Ti
     )
 
 
-def _ends(history: Iterable[Change]) -> Mapping[int, int]:
+def _ends(history: Iterable[StorageChange]) -> Mapping[int, int]:
     """Return the instant at which each storage lost its last byte."""
     ends: dict[int, int] = {}
     for change, entry, _, _ in _walk(history):

@@ -22,7 +22,7 @@ from meshwright.hlo import Axes, axes_of
 from meshwright.ledger import Collective
 from meshwright.units import format_bytes
 
-from ._records import Message
+from ._records import RankMessage
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 SILENT = ("barrier", "monitored_barrier_", "check_for_nan", "wait_tensor")
@@ -47,7 +47,9 @@ def message_kind(name: str) -> str | None:
     return next((kind for start, kind in KINDS.items() if bare.startswith(start)), bare.strip("_"))
 
 
-def message_of(call: Any, kind: str, phase: str, mesh_axes: Axes) -> tuple[Message | None, tuple[int, ...]]:
+def message_of(
+    call: Any, kind: str, phase: str, mesh_axes: Axes
+) -> tuple[RankMessage | None, tuple[int, ...]]:
     """Return the collective of an `OperationCall` and the ranks of its group; None for a group of one.
 
     It has no axes if its group is not a block of the mesh.
@@ -60,7 +62,7 @@ def message_of(call: Any, kind: str, phase: str, mesh_axes: Axes) -> tuple[Messa
     written = next(iter(call.arguments.values())) if in_place else call.result
     payload = sum(t.numel() * t.itemsize for t in pytree.tree_leaves(written) if isinstance(t, torch.Tensor))
     axes = axes_of((ranks,), mesh_axes) if ranks else None
-    return Message(
+    return RankMessage(
         kind=kind,
         axes=axes or (),
         group_size=size,
@@ -112,9 +114,9 @@ def _ranks(arguments: dict[str, Any]) -> tuple[int, ...]:
     return tuple(get_process_group_ranks(group))
 
 
-def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
+def merged(messages: Iterable[RankMessage]) -> tuple[RankMessage, ...]:
     """Return the sums of messages that differ only in their amounts, most wire bytes first."""
-    sums: dict[tuple[object, ...], Message] = {}
+    sums: dict[tuple[object, ...], RankMessage] = {}
     for new in messages:
         key = (new.kind, new.axes, new.group_size, new.phase)
         sums[key] = sums[key] + new if key in sums else new
@@ -122,7 +124,7 @@ def merged(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def traffic_of(
-    messages: Iterable[tuple[Message, tuple[int, ...]]], fleet: Fleet
+    messages: Iterable[tuple[RankMessage, tuple[int, ...]]], fleet: Fleet
 ) -> tuple[tuple[Collective, ...], Counter[str]]:
     """Return the collectives of a step, most wire bytes first, and the exchanges that no rule counts.
 

@@ -44,7 +44,7 @@ from ._flops import (
 )
 from ._kernels import grouped_product
 from ._launches import Launches
-from ._records import Message
+from ._records import RankMessage
 from ._traffic import NAMESPACES, message_kind, message_of
 
 TEMPORARY = "temporaries"
@@ -63,19 +63,19 @@ class Birth:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StorageChange:
     """One change of a storage: bytes that it gains or loses, and how often more it is saved for later."""
 
     instant: int  # operations that had ended
     phase: str
-    storage: Storage
+    storage: WatchedStorage
     num_bytes: int = 0
     saved: int = 0
     stream: int = 0  # on which the bytes are allocated
 
 
 @dataclass(slots=True)
-class Storage:
+class WatchedStorage:
     """One storage from its creation to its end: its bytes now, and what made it."""
 
     reference: Any  # weak
@@ -99,7 +99,7 @@ class Storages:
     """
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[StorageChange] = []
         self.instant = 0
         self.phase = ""
         self.birth = Birth()  # of the storages that the operation at hand makes
@@ -108,12 +108,12 @@ class Storages:
         self.peak_bytes = 0
         self.at_peak: dict[str, int] = {}
         self.peak_phase = ""
-        self._storages: dict[int, Storage] = {}
+        self._storages: dict[int, WatchedStorage] = {}
         self._created = 0
         # FSDP's streams are objects also on a CPU, where they run nothing. The first is everybody's.
         self._streams: dict[int, int] = {id(torch.cpu.current_stream()): 0}
 
-    def see(self, tensor: torch.Tensor) -> Storage:
+    def see(self, tensor: torch.Tensor) -> WatchedStorage:
         """Record a tensor's storage and return it; if its size has changed, correct the count."""
         storage = tensor.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
@@ -121,7 +121,7 @@ class Storages:
         if known is None:
             reference = weakref.ref(storage, lambda _: self._freed(key))
             self._created += 1
-            known = self._storages[key] = Storage(
+            known = self._storages[key] = WatchedStorage(
                 reference, self._created, format_name(tensor.dtype), tuple(tensor.shape), born=self.birth
             )
         self._resize(known, num_bytes)
@@ -133,12 +133,12 @@ class Storages:
         if known is not None:
             self._resize(known, storage.nbytes())
 
-    def _resize(self, known: Storage, num_bytes: int) -> None:
+    def _resize(self, known: WatchedStorage, num_bytes: int) -> None:
         if more := num_bytes - known.num_bytes:
             self._add(known, more)
             known.num_bytes = num_bytes
             stream = self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
-            self.changes.append(Change(self.instant, self.phase, known, num_bytes=more, stream=stream))
+            self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=more, stream=stream))
 
     def put(self, tensor: torch.Tensor, category: str) -> None:
         """Set the category of a tensor's storage, unless it already has one; a buffer may become another."""
@@ -193,23 +193,23 @@ class Storages:
                 formats[storage.format] = formats.get(storage.format, 0) + storage.num_bytes
         return sums
 
-    def _add(self, known: Storage, num_bytes: int) -> None:
+    def _add(self, known: WatchedStorage, num_bytes: int) -> None:
         self.live[known.counts_as] += num_bytes
         self.live_bytes += num_bytes
 
-    def _change(self, known: Storage, *, category: str | None = None, saved: int = 0) -> None:
+    def _change(self, known: WatchedStorage, *, category: str | None = None, saved: int = 0) -> None:
         self._add(known, -known.num_bytes)
         known.category = category or known.category
         known.saved_times += saved
         self._add(known, known.num_bytes)
         if saved:
-            self.changes.append(Change(self.instant, self.phase, known, saved=saved))
+            self.changes.append(StorageChange(self.instant, self.phase, known, saved=saved))
 
     def _freed(self, key: int) -> None:
         known = self._storages.pop(key)
         self._add(known, -known.num_bytes)
         if known.num_bytes:
-            self.changes.append(Change(self.instant, self.phase, known, num_bytes=-known.num_bytes))
+            self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=-known.num_bytes))
             known.num_bytes = 0
 
 
@@ -304,7 +304,7 @@ SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and m
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
-class Watch(TorchDispatchMode):
+class StorageWatch(TorchDispatchMode):
     """A dispatch mode above the fake one; `phase` is the part of the step, "" while nothing counts.
 
     `mesh_axes`: names and sizes of the mesh's axes, for the collectives; empty on one device.
@@ -312,7 +312,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, stack: ModuleStack, storages: Storages, fakes: Fakes, mesh_axes: Axes = ()) -> None:
         super().__init__()
-        self.messages: list[tuple[Message, tuple[int, ...]]] = []  # with the ranks of their groups
+        self.messages: list[tuple[RankMessage, tuple[int, ...]]] = []  # with the ranks of their groups
         self.flops: Counter[tuple[str, str | None]] = Counter()  # by phase and module path
         self.by_operation: Counter[str] = Counter()
         self.by_format: Counter[str] = Counter()

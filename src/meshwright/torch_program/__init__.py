@@ -5,8 +5,8 @@ Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding
 """
 
 from ._module import JaxModule as JaxModule
-from ._program import Program as Program
-from ._program import Runner as Runner
-from ._step import Step as Step
+from ._program import GraphRunner as GraphRunner
+from ._program import ModuleProgram as ModuleProgram
+from ._step import ModuleStep as ModuleStep
 from ._step import attention_on as attention_on
 from ._step import optimizer_named as optimizer_named

@@ -31,7 +31,7 @@ from meshwright.torch_account._fakes import Fakes, check_parts, explain_failure,
 from meshwright.torch_account._kernels import _given, whole_sequences
 from meshwright.torch_account._step import ONE_SEQUENCE, surroundings
 
-from ._program import Array, Operation, Program, Value
+from ._program import ArraySpec, GraphValue, ModuleProgram, Operation
 from ._rules import has_rule
 
 MOST_NAMED = 12
@@ -48,7 +48,7 @@ def exported(
     *,
     loss: Callable[[Any], Any] | None = None,
     compute: torch.dtype | None = None,
-) -> Program:
+) -> ModuleProgram:
     """Return the program of a module's training loss; the module does not change.
 
     Args:
@@ -74,7 +74,7 @@ def exported(
     _refuse_autocast(found.graph_module)
     _keep_detached(found.graph_module)
     found = _decomposed(found)
-    return _Reader(found, ours, names, buffers, stored, trained, given).program()
+    return _GraphReader(found, ours, names, buffers, stored, trained, given).program()
 
 
 def _decomposed(found: Any) -> Any:
@@ -95,7 +95,7 @@ def _decomposed(found: Any) -> Any:
     return found
 
 
-class _Seen:
+class _SeenInRun:
     """Holds what a run of the loss shows. The export would restore an attribute of the module."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Loss(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, loss: Callable[[Any], Any] | None) -> None:
         super().__init__()
         self.module = module
-        self.seen = _Seen()
+        self.seen = _SeenInRun()
         self._loss = loss
         self.training = module.training
 
@@ -305,7 +305,7 @@ def _path(node: Any) -> str:
     return path.removeprefix("L['self'].").removeprefix("module").removeprefix(".")
 
 
-class _Reader:
+class _GraphReader:
     """Read an exported program into our own records."""
 
     def __init__(
@@ -321,10 +321,10 @@ class _Reader:
         self.found, self.ours, self.names, self.given = found, ours, names, given
         self.buffers, self.stored, self.trained = buffers, stored, trained
         self.sources: dict[str, tuple[str, str]] = {}  # of each placeholder: its kind and name
-        self.shapes: dict[str, dict[str, Array]] = {"parameters": {}, "buffers": {}, "inputs": {}}
+        self.shapes: dict[str, dict[str, ArraySpec]] = {"parameters": {}, "buffers": {}, "inputs": {}}
         self.constants: dict[str, Any] = {}
 
-    def program(self) -> Program:
+    def program(self) -> ModuleProgram:
         """Return the program.
 
         Raises:
@@ -336,7 +336,7 @@ class _Reader:
         self._check(nodes)
         operations = tuple(_operation(node) for node in nodes)
         updates, result = self._outputs()
-        return Program(
+        return ModuleProgram(
             name=type(self.ours.module).__name__,
             operations=operations,
             sources=self.sources,
@@ -373,7 +373,7 @@ class _Reader:
 
     def _source(self, placeholder: str, kind: str, name: str, value: Any) -> None:
         self.sources[placeholder] = kind, name
-        self.shapes[kind][name] = Array(shape=tuple(value.shape), dtype=_dtype(value.dtype))
+        self.shapes[kind][name] = ArraySpec(shape=tuple(value.shape), dtype=_dtype(value.dtype))
 
     def _constant(self, placeholder: str, target: str, value: Any) -> None:
         """Keep the values of a constant; one without values is an argument, as a buffer is."""
@@ -477,7 +477,7 @@ def _plain(tree: Any) -> Any:
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.fx.Node):
-            return Value(leaf.name)
+            return GraphValue(leaf.name)
         if isinstance(leaf, torch.dtype):
             return _dtype(leaf)
         if isinstance(leaf, torch.device | torch.memory_format | torch.layout):
@@ -498,7 +498,7 @@ def _operation(node: Any) -> Operation:
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
     arrays = tuple(
-        Array(shape=tuple(v.shape), dtype=_dtype(v.dtype)) if isinstance(v, torch.Tensor) else None
+        ArraySpec(shape=tuple(v.shape), dtype=_dtype(v.dtype)) if isinstance(v, torch.Tensor) else None
         for v in values
     )
     custom = node.meta.get("custom") or {}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import InputError
-from ._program import Program, Runner
+from ._program import GraphRunner, ModuleProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class JaxModule:
     JAX's random numbers.
     """
 
-    program: Program
+    program: ModuleProgram
 
     def loss(
         self,
@@ -43,7 +43,7 @@ class JaxModule:
         for kind, given in (("parameters", parameters), ("buffers", buffers), ("inputs", inputs)):
             if missing := [name for name in getattr(self.program, kind) if name not in given]:
                 raise InputError(f"{kind} lack {', '.join(missing)}", hint=f"give those in `{kind}`")
-        return Runner(program=self.program).loss(parameters, buffers, inputs, key)
+        return GraphRunner(program=self.program).loss(parameters, buffers, inputs, key)
 
     @property
     def parameters(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -23,14 +23,14 @@ Tree = Any
 Use = Callable[[str, jax.Array], jax.Array]
 
 
-class Value(NamedTuple):
+class GraphValue(NamedTuple):
     """A reference to the result of an operation, or to an argument."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Array:
+class ArraySpec:
     """The shape and format of an array."""
 
     shape: tuple[int, ...]
@@ -55,14 +55,14 @@ class Operation:
     overload: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    arrays: tuple[Array | None, ...]
+    arrays: tuple[ArraySpec | None, ...]
     is_tuple: bool
     path: str
     checkpoint: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ModuleProgram:
     """The training loss of a module.
 
     sources: placeholder -> "parameters", "buffers" or "inputs", and the name there.
@@ -81,11 +81,11 @@ class Program:
     operations: tuple[Operation, ...]
     sources: dict[str, tuple[str, str]]
     constants: dict[str, Any]
-    parameters: dict[str, Array]
+    parameters: dict[str, ArraySpec]
     stored: dict[str, str]
     frozen: tuple[str, ...]
-    buffers: dict[str, Array]
-    inputs: dict[str, Array]
+    buffers: dict[str, ArraySpec]
+    inputs: dict[str, ArraySpec]
     blocks: tuple[str, ...]
     updates: dict[str, str]
     result: str
@@ -98,7 +98,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class GraphSegment:
     """Operations that follow one another in one block, or between blocks.
 
     `reads`: values from before it. `writes`: values that are read after it. `recomputes`: whether all of it
@@ -121,7 +121,7 @@ def _dropout_rate(operation: Operation) -> float:
     return float(given)
 
 
-def segments_of(program: Program) -> tuple[Segment, ...]:
+def segments_of(program: ModuleProgram) -> tuple[GraphSegment, ...]:
     """Return the program divided into its blocks and checkpointed regions, in order."""
     block_of = _blocks_by_path(program)
     groups: list[tuple[tuple[int | None, str], list[Operation]]] = []
@@ -133,11 +133,11 @@ def segments_of(program: Program) -> tuple[Segment, ...]:
             groups.append((key, []))
         groups[-1][1].append(operation)
     wanted = {program.result, *program.updates.values()}
-    segments: list[Segment] = []
+    segments: list[GraphSegment] = []
     for (checkpoint, block), operations in reversed(groups):
         made = {operation.result for operation in operations}
         reads = dict.fromkeys(name for each in operations for name in _reads(each) if name not in made)
-        segment = Segment(
+        segment = GraphSegment(
             operations=tuple(operations),
             reads=tuple(reads),
             writes=tuple(each.result for each in operations if each.result in wanted),
@@ -149,7 +149,7 @@ def segments_of(program: Program) -> tuple[Segment, ...]:
     return tuple(reversed(segments))
 
 
-def _blocks_by_path(program: Program) -> Callable[[str], str]:
+def _blocks_by_path(program: ModuleProgram) -> Callable[[str], str]:
     blocks = set(program.blocks)
     known: dict[str, str] = {}
 
@@ -164,8 +164,8 @@ def _blocks_by_path(program: Program) -> Callable[[str], str]:
 
 
 def _reads(operation: Operation) -> list[str]:
-    leaves = jax.tree.leaves((operation.args, operation.kwargs), is_leaf=lambda x: isinstance(x, Value))
-    return [leaf.name for leaf in leaves if isinstance(leaf, Value)]
+    leaves = jax.tree.leaves((operation.args, operation.kwargs), is_leaf=lambda x: isinstance(x, GraphValue))
+    return [leaf.name for leaf in leaves if isinstance(leaf, GraphValue)]
 
 
 def _as_it_is(name: str, value: jax.Array) -> jax.Array:
@@ -173,7 +173,7 @@ def _as_it_is(name: str, value: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runner:
+class GraphRunner:
     """Run a program in JAX.
 
     Args:
@@ -183,11 +183,11 @@ class Runner:
         keeps: the policy of `jax.checkpoint` for what a block keeps for its backward pass; all of it if None.
     """
 
-    program: Program
+    program: ModuleProgram
     attention: Attention = plain_attention
     use: Use = _as_it_is
     keeps: Callable[..., bool] | None = None
-    _segments: tuple[Segment, ...] = field(init=False)
+    _segments: tuple[GraphSegment, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_segments", segments_of(self.program))
@@ -219,7 +219,7 @@ class Runner:
         return values[self.program.result], after
 
     def _run(
-        self, segment: Segment, values: Mapping[str, Any], raw: Mapping[str, str], key: Any, offset: int
+        self, segment: GraphSegment, values: Mapping[str, Any], raw: Mapping[str, str], key: Any, offset: int
     ) -> dict[str, Any]:
         """Return the values that a segment writes."""
         arrays = {name: values[name] for name in segment.reads if isinstance(values[name], jax.Array)}
@@ -268,7 +268,7 @@ class Runner:
 
 
 def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(tree, Value):
+    if isinstance(tree, GraphValue):
         return values[tree.name]
     if isinstance(tree, list | tuple):
         return [_filled(leaf, values) for leaf in tree]

@@ -26,7 +26,7 @@ from ..models import Context
 from ..models.attention import uses_cudnn
 from ..models.attention_blocks import cudnn_attention
 from ._layers import Attention, plain_attention
-from ._program import Array, Program, Runner
+from ._program import ArraySpec, GraphRunner, ModuleProgram
 
 FSDP, DATA = "fsdp", "data"
 LEARNING_RATE = 1e-3  # no figure depends on it
@@ -35,7 +35,7 @@ Tree = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ModuleStep:
     """A training step of a program.
 
     Args:
@@ -45,7 +45,7 @@ class Step:
         attention: computes `scaled_dot_product_attention`.
     """
 
-    program: Program
+    program: ModuleProgram
     mesh_axes: tuple[tuple[str, int], ...]
     optimizer: optax.GradientTransformation
     attention: Attention = plain_attention
@@ -80,8 +80,8 @@ class Step:
         dim = self.split_dim(name)
         return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, FSDP)
 
-    def _stored(self, name: str) -> Array:
-        return Array(shape=self.program.parameters[name].shape, dtype=self.program.stored[name])
+    def _stored(self, name: str) -> ArraySpec:
+        return ArraySpec(shape=self.program.parameters[name].shape, dtype=self.program.stored[name])
 
     def arguments(self) -> tuple[Tree, Tree, Any]:
         """Return the shapes of the state, the batch of all devices, and the key; with their shardings."""
@@ -95,7 +95,7 @@ class Step:
         sharding = NamedSharding(self.mesh, spec)
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
-    def _whole(self, each: Array) -> jax.ShapeDtypeStruct:
+    def _whole(self, each: ArraySpec) -> jax.ShapeDtypeStruct:
         """Return an input of all devices: those of single devices follow one another in their first dim."""
         one = each.described()
         if not one.shape:
@@ -168,7 +168,7 @@ class Step:
             key = jax.random.fold_in(key, lax.axis_index(axes))
         frozen = {name: state["parameters"][name] for name in self.program.frozen}
         trained = {name: x for name, x in state["parameters"].items() if name not in frozen}
-        runner = Runner(
+        runner = GraphRunner(
             program=self.program, attention=self.attention, use=self._gathered, keeps=self._keeps()
         )
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler import Kernel, KernelCall, registered_rule
+from ..compiler import KernelCall, NamedKernel, registered_rule
 from ._grid import GridCount, Undecided
 
 FORMATS = {
@@ -45,7 +45,7 @@ class Counted:
 
     work: int
     recompute: int
-    kernel: Kernel
+    kernel: NamedKernel
     notes: tuple[str, ...] = ()
 
 
@@ -194,7 +194,7 @@ def _counted(
     source: str,
 ) -> Counted:
     floats = [str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if str(v.aval.dtype) in FORMATS]
-    kernel = Kernel(
+    kernel = NamedKernel(
         name=call.name,
         operands=call.operands,
         results=call.results,

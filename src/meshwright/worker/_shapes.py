@@ -1,10 +1,10 @@
 """Run a script's JAX with arrays that are shapes: nothing large is computed, and every call is seen.
 
-`Shape` is an array with a type and a place on the fleet's devices. It also holds its value where that is
-small and follows from what the script gives: keys, step counters, learning rates. `held_as_shapes` replaces
-the function that JAX calls for each operation outside `jit`. An operation whose operands are known and small
-runs on the CPU; any other gives shapes, by the primitive's own abstract evaluation. A jitted call is handed
-to a `Watch`. One with matrix products never runs; any other is evaluated equation by equation.
+`ShapeTracer` is an array with a type and a place on the fleet's devices. It also holds its value where that
+is small and follows from what the script gives: keys, step counters, learning rates. `held_as_shapes`
+replaces the function that JAX calls for each operation outside `jit`. An operation whose operands are known
+and small runs on the CPU; any other gives shapes, by the primitive's own abstract evaluation. A jitted call
+is handed to a `ShapeWatch`. One with matrix products never runs; any other is evaluated equation by equation.
 
 A place follows an array through `device_put`, sharding constraints and `out_shardings`. The result of any
 other operation keeps each dimension's mesh axes where the dimension keeps its size, because only XLA knows.
@@ -77,7 +77,7 @@ from jax._src.dispatch import update_dp_aval  # noqa: E402
 from jax._src.sharding_impls import _internal_use_concrete_mesh  # noqa: E402
 
 
-class Watch(Protocol):
+class ShapeWatch(Protocol):
     """See what a script does."""
 
     def has_products(self, closed: Any) -> bool:
@@ -88,12 +88,12 @@ class Watch(Protocol):
         """Take note of a jitted call of the script's with matrix products, and return whether it is one."""
         ...
 
-    def read(self, array: Shape, how: str) -> None:
+    def read(self, array: ShapeTracer, how: str) -> None:
         """Take note that the script reads an array whose value is not known."""
         ...
 
 
-_watch: Watch
+_watch: ShapeWatch
 _device: Any
 _thread = threading.local()
 
@@ -101,7 +101,7 @@ _thread = threading.local()
 TRACER: Any = core.Tracer  # its methods raise, so no other type fits them
 
 
-class Shape(TRACER):
+class ShapeTracer(TRACER):
     """An array of the script: its type, its place, and its value where it is known.
 
     `placed`: its sharding, or None where the script named no device. `known`: a NumPy array, or a JAX array
@@ -133,7 +133,7 @@ class Shape(TRACER):
         """Return its part on each device: the device, the place in the array, and a shape."""
         aval = core.ShapedArray(self.sharding.shard_shape(self.shape), self.dtype)
         return [
-            types.SimpleNamespace(device=device, index=index, replica_id=0, data=Shape(aval))
+            types.SimpleNamespace(device=device, index=index, replica_id=0, data=ShapeTracer(aval))
             for device, index in self.sharding.devices_indices_map(self.shape).items()
         ]
 
@@ -142,7 +142,7 @@ class Shape(TRACER):
         """Return its part on each device of this process."""
         return [part for part in self.global_shards if part.device.process_index == 0]
 
-    def addressable_data(self, index: int) -> Shape:
+    def addressable_data(self, index: int) -> ShapeTracer:
         """Return its part on a device of this process."""
         return self.addressable_shards[index].data
 
@@ -150,7 +150,7 @@ class Shape(TRACER):
         """Return the devices on which it lies."""
         return set(self.sharding.device_set)
 
-    def block_until_ready(self) -> Shape:
+    def block_until_ready(self) -> ShapeTracer:
         """Return itself: nothing is computed."""
         return self
 
@@ -221,15 +221,15 @@ class Shape(TRACER):
     def __reduce__(self) -> Any:
         return (jnp.asarray, (self.read("pickle"),))
 
-    def __copy__(self) -> Shape:
+    def __copy__(self) -> ShapeTracer:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Shape:
+    def __deepcopy__(self, memo: Any) -> ShapeTracer:
         return self
 
 
 @contextlib.contextmanager
-def held_as_shapes(watch: Watch, device: Any) -> Iterator[None]:
+def held_as_shapes(watch: ShapeWatch, device: Any) -> Iterator[None]:
     """Hold arrays as shapes in the block. `device`: where an array lies whose place is not named."""
     global _watch, _device
     _watch, _device = watch, device
@@ -300,12 +300,12 @@ def _aval(value: Any) -> Any:
 
 def _known(value: Any) -> Any:
     """Return a value that can be computed with, or None."""
-    return value.known if isinstance(value, Shape) else value
+    return value.known if isinstance(value, ShapeTracer) else value
 
 
 def _placed(value: Any) -> NamedSharding | None:
     """Return the place of an array over a mesh."""
-    sharding = value.placed if isinstance(value, Shape) else getattr(value, "sharding", None)
+    sharding = value.placed if isinstance(value, ShapeTracer) else getattr(value, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
@@ -313,12 +313,12 @@ def _bytes(aval: Any) -> int:
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 1)
 
 
-def _shape(value: Any) -> Shape:
-    """Return any array as a `Shape`; a small one keeps its value."""
-    if isinstance(value, Shape):
+def _shape(value: Any) -> ShapeTracer:
+    """Return any array as a `ShapeTracer`; a small one keeps its value."""
+    if isinstance(value, ShapeTracer):
         return value
     aval = _aval(value)
-    return Shape(aval, _placed(value), value if _bytes(aval) <= KNOWN_BYTES else None)
+    return ShapeTracer(aval, _placed(value), value if _bytes(aval) <= KNOWN_BYTES else None)
 
 
 def _check(original: Any, args: Any) -> None:
@@ -341,7 +341,7 @@ def _process(original: Any, trace: Any, primitive: Any, args: Sequence[Any], par
         outs, _ = primitive.abstract_eval(*map(_aval, args), **params)
         places = _carried(primitive.name, args, _listed(outs), params)
         values = _values(functools.partial(original, trace), primitive, args, _listed(outs), params)
-        made = [Shape(*each) for each in zip(_listed(outs), places, values, strict=True)]
+        made = [ShapeTracer(*each) for each in zip(_listed(outs), places, values, strict=True)]
         return made if primitive.multiple_results else made[0]
 
 
@@ -428,7 +428,7 @@ def call(args: Sequence[Any], params: dict[str, Any], *, runs: bool = True) -> l
         outs = core.eval_jaxpr(closed.jaxpr, closed.consts, *args)
         outs = [_shape(out) for out in outs]
     else:
-        outs = [Shape(aval, place) for aval, place in zip(closed.out_avals, _same_places(args, closed),
+        outs = [ShapeTracer(aval, place) for aval, place in zip(closed.out_avals, _same_places(args, closed),
                                                           strict=True)]  # fmt: skip
     for out, wanted in zip(outs, params["out_shardings"], strict=True):
         if isinstance(wanted, Sharding):
@@ -468,7 +468,7 @@ def _call_of_jit(original: Any, *args: Any, **params: Any) -> tuple[Any, ...]:
     return call(args, params), None, None, []
 
 
-def _put(value: Any, where: Any) -> Shape:
+def _put(value: Any, where: Any) -> ShapeTracer:
     """Return an array at a place: a sharding, a device, or None for where it is."""
     array = _shape(value)
     where = getattr(where, "sharding", where)  # of a layout
@@ -476,33 +476,33 @@ def _put(value: Any, where: Any) -> Shape:
         return array
     if isinstance(where, Sharding):
         where.shard_shape(array.shape)  # raises where it does not divide
-        return Shape(update_dp_aval(array.aval, where), where, array.known)
+        return ShapeTracer(update_dp_aval(array.aval, where), where, array.known)
     if isinstance(where, jax.Device):
-        return Shape(array.aval, SingleDeviceSharding(where), array.known)
+        return ShapeTracer(array.aval, SingleDeviceSharding(where), array.known)
     kind = getattr(where, "name", "").lower()  # a memory space
     placed = _placed(array)
     if placed is not None and kind in ("host", "device"):
         placed = placed.with_memory_kind("pinned_host" if kind == "host" else "device")
-    return Shape(array.aval, placed, array.known)
+    return ShapeTracer(array.aval, placed, array.known)
 
 
-def _put_of_api(original: Any, *values: Any, devices: Sequence[Any], **rest: Any) -> list[Shape]:
+def _put_of_api(original: Any, *values: Any, devices: Sequence[Any], **rest: Any) -> list[ShapeTracer]:
     return [_put(value, where) for value, where in zip(values, devices, strict=True)]
 
 
 def _from_callback(
     original: Any, shape: Any, sharding: Any, data_callback: Any = None, dtype: Any = None, **rest: Any
-) -> Shape:
+) -> ShapeTracer:
     sharding = getattr(sharding, "sharding", sharding)
     if dtype is None:
         index = next(iter(sharding.devices_indices_map(tuple(shape)).values()))
         dtype = _aval(data_callback(index)).dtype
-    return _put(Shape(core.ShapedArray(tuple(shape), dtype)), sharding)
+    return _put(ShapeTracer(core.ShapedArray(tuple(shape), dtype)), sharding)
 
 
-def _from_parts(original: Any, shape: Any, sharding: Any, arrays: Any, *, dtype: Any = None) -> Shape:
+def _from_parts(original: Any, shape: Any, sharding: Any, arrays: Any, *, dtype: Any = None) -> ShapeTracer:
     dtype = _aval(arrays[0]).dtype if arrays else dtype
-    return _put(Shape(core.ShapedArray(tuple(shape), dtype)), getattr(sharding, "sharding", sharding))
+    return _put(ShapeTracer(core.ShapedArray(tuple(shape), dtype)), getattr(sharding, "sharding", sharding))
 
 
 def _full_like(
@@ -510,7 +510,7 @@ def _full_like(
 ) -> Any:
     """Keep the place of `x`, as JAX does for its arrays, and not for its tracers."""
     made = original(x, fill_value, dtype, shape, sharding)
-    if isinstance(x, Shape) and isinstance(made, Shape) and shape is None and sharding is None:
+    if isinstance(x, ShapeTracer) and isinstance(made, ShapeTracer) and shape is None and sharding is None:
         made.placed = x.placed
     return made
 

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..errors import InputError
-from ._shapes import Shape, replaced
+from ._shapes import ShapeTracer, replaced
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def _resized(array: Any, sharding: Any, place: NamedSharding | None, resize: Cal
     mapped = [*map(bool, spec), *[False] * (array.ndim - len(spec))]
     sizes = zip(array.shape, mapped, strict=True)
     shape = tuple(resize(size) if is_mapped else size for size, is_mapped in sizes)
-    return Shape(jax.typeof(array).update(shape=shape), place)
+    return ShapeTracer(jax.typeof(array).update(shape=shape), place)
 
 
 def without_checkpoints(say: Callable[[str], None]) -> None:

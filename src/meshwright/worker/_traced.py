@@ -35,7 +35,7 @@ from jax._src import source_info_util  # no public name reads an equation's fram
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from ..compiler import Kernel, TracedFlops
+from ..compiler import NamedKernel, TracedFlops
 from ..hlo import module_of, phase_of, place_of_frames, shares_of, twice_seen
 from ._grid import Undecided, scan_sizes
 from ._kernels import FOREIGN, PALLAS, kernel_of, name_of
@@ -320,7 +320,7 @@ class _Counter:
         self.platform, self.by_source = platform, by_source
         self.counts = _Counts(Fraction)  # by phase and module
         self.unpriced: Counter[str] = Counter()
-        self.kernels: dict[Kernel, None] = {}
+        self.kernels: dict[NamedKernel, None] = {}
         self.assumptions: set[str] = set()
         self.attention: Fraction = Fraction(0)
         # FLOPs of products, of their first runs and of those that rematerialisation repeats, by line: the
