@@ -258,17 +258,27 @@ def _on_one_device(
     # All slots of the buffers are multiplied, filled or not.
     scope = f"needed_{min(num_needed, num_slots)}_of_{num_slots}"
     arrived = _exchange(buffers, context)
+    factors = _exchange(_matched(weights, places).reshape(num_experts, capacity, 1), context)
     with jax.named_scope(scope):
-        out = _mlp(arrived, matrices, activation, context)
-    out = checkpoint_name(_exchange_back(out, context), NAME).reshape(num_slots, -1)
-    out = out * _matched(weights.astype(out.dtype), places)[:, None]
+        out = _mlp(arrived, factors, matrices, activation, context)
+    out = _exchange_back(out, context).reshape(num_slots, -1)
     return receive(out, places).reshape(x.shape), balance
 
 
 def _mlp(
-    x: Array, matrices: dict[str, Array], activation: Callable[[Array], Array], context: Context
+    x: Array,
+    factors: Array,
+    matrices: dict[str, Array],
+    activation: Callable[[Array], Array],
+    context: Context,
 ) -> Array:
-    """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum."""
+    """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum.
+
+    The hidden units are multiplied by `factors` [experts, slots, 1], float32: the router's weights. Their
+    gradient then needs the hidden units, which the gradient of `down` needs too, and not the outputs.
+    Megatron-Core multiplies there as well (https://github.com/NVIDIA/Megatron-LM,
+    megatron/core/transformer/moe/experts.py).
+    """
 
     def product(x: Array, name: str) -> Array:
         with jax.named_scope(name):
@@ -277,10 +287,12 @@ def _mlp(
             return jnp.einsum("esi,eio->eso", x, matrices[name])
 
     up = checkpoint_name(product(x, "up"), NAME)
-    if "gate" not in matrices:
-        return product(activation(up), "down")
-    gate = checkpoint_name(product(x, "gate"), SECOND_NAME)
-    return product(activation(gate) * up, "down")
+    if "gate" in matrices:
+        gate = checkpoint_name(product(x, "gate"), SECOND_NAME)
+        hidden = activation(gate) * up
+    else:
+        hidden = activation(up)
+    return product((hidden * factors).astype(x.dtype), "down")
 
 
 def _split(axis: str, context: Context) -> bool:
@@ -295,10 +307,13 @@ def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
 
 
 def _exchange(buffers: Array, context: Context) -> Array:
-    """Exchange [experts, capacity, embed] of own tokens for [own experts, slots of all devices, embed]."""
+    """Exchange [experts, capacity, embed] of own tokens for [own experts, slots of all devices, embed].
+
+    What crossed `expert` is worth saving. Rows that did not are taken from the tokens again.
+    """
     if _split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)
-    buffers = checkpoint_name(buffers, NAME)  # saved as shards; gathered again in the backward pass
+        buffers = checkpoint_name(buffers, NAME)  # as shards; gathered over `tensor` again
     if _split("tensor", context):
         buffers = jax.lax.all_gather(buffers, "tensor", axis=1, tiled=True)
     return buffers

@@ -43,7 +43,7 @@ from meshwright.hardware import Fleet
 from meshwright.ledger import Buffer, MemoryLedger
 from meshwright.units import format_bytes, format_count
 
-CAPACITY_FACTOR = 1.25  # of the presets with experts; Fedus et al. 2021, section 2.2, train with it
+CAPACITY_FACTOR = 1.25  # Switch Transformer's in training (Fedus et al. 2021, section 2.2)
 ADAPTER_RANK = 16  # of the example in PEFT's documentation of LoRA
 STATE = ("parameters", "frozen_parameters", "optimizer_state", "model_state")
 
