@@ -260,6 +260,21 @@ def test_parameters_are_used_in_the_format_that_is_asked_for():
     assert float(value) == pytest.approx(float(told), abs=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_arrays_do_not_change_with_the_module(dtype):
+    """Of many sizes: whether memory may be lent depends on where it begins."""
+    module = nn.ModuleList(nn.Linear(2**power, 8, dtype=dtype) for power in range(10))
+    found = tools.module_as_jax(nn.Sequential(nn.Linear(4, 4, dtype=dtype)), torch.ones(2, 4, dtype=dtype))
+    for each in module:
+        held = found.arrays_of(nn.Sequential(each))[0]
+        before = {name: np.array(x) for name, x in held.items()}
+        with torch.no_grad():
+            for parameter in each.parameters():
+                parameter.add_(1)
+        for name, x in held.items():
+            np.testing.assert_array_equal(x, before[name])
+
+
 def test_a_module_of_any_size_takes_no_memory():
     with torch.device("meta"):
         module = nn.Linear(1 << 20, 1 << 20)  # 4 TiB

@@ -9,7 +9,8 @@ for the backward pass is named here and chosen in `rematerialisation`.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from ..sharding import gather, look_up, num_repeats, num_shards, ring_size, rows
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
+from .backward_order import ordered
 from .eight_bits import fp8_product
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
@@ -42,10 +44,15 @@ ACTIVATIONS = {
 }
 PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
 """A block's matrix products, in the order in which they run; no model has all of them."""
+FROM_RESIDUAL = ("query_down", "query", "key_down", "key", "value", "key_rotary", "up", "gate")
 
 
 def _projected(x: Array, weight: Array, context: Context) -> Array:
-    """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims."""
+    """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims.
+
+    On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice as
+    long (benchmarks/train_cpu.py).
+    """
     num_inputs, on_cpu = x.ndim - 2, context.platform == "cpu"
     y: Any
     if num_shards(context.mesh) == 1:
@@ -427,17 +434,19 @@ class Transformer(Model):
     ) -> tuple[Array, Balance | None]:
         c = self.config
         with jax.named_scope("attention_block"):
-            h = self._normed(x, layer, "attention_norm", context)
+            h, layer = self._input_of("attention", x, layer, context)
             query, key, value = self._projections(h, layer, context, documents, window is not None)
             if (factor := score_factor(c)) != 1:
                 query = query * jnp.asarray(factor, query.dtype)
             out = causal_attention(query, key, value, context, documents, Shape(window, c.score_cap))
-            out = self._project(out, layer, "attention", "output", context)
+            y = self._multiplied(out, layer, "attention", "output", context)
+            y, layer = ordered(y, layer, "mlp", ("down",), context)
+            out = self._placed(y, out, layer, "attention", "output", context)
             out = self._normed(out, layer, "attention_out_norm", context)
             entered, x = x, context.pin(x + self._dropout(out, context, 2 * index), *RESIDUAL)
             x = checkpoint_name(x, AFTER_ATTENTION)
         with jax.named_scope("mlp_block"):
-            h = self._normed(entered if c.parallel else x, layer, "mlp_norm", context)
+            h, layer = self._input_of("mlp", entered if c.parallel else x, layer, context)
             if "experts" not in layer:
                 out, balance = self._mlp(h, layer, context), None
             else:
@@ -447,6 +456,14 @@ class Transformer(Model):
                     out = out + self._mlp(h, layer, context)
             out = self._normed(out, layer, "mlp_out_norm", context)
             return context.pin(x + self._dropout(out, context, 2 * index + 1), *RESIDUAL), balance
+
+    def _input_of(self, group: str, x: Array, layer: Tree, context: Context) -> tuple[Array, Tree]:
+        """Return the input of a group's products, normed if a norm comes first, and the layer to use."""
+        if f"{group}_norm" not in layer:
+            return x, layer
+        split = self._norm(x, layer[f"{group}_norm"], context, splits=True)
+        split, layer = ordered(split, layer, group, FROM_RESIDUAL, context)
+        return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(
         self, h: Array, layer: Tree, context: Context, documents: Documents | None, is_local: bool
@@ -479,21 +496,23 @@ class Transformer(Model):
         return self._project(up, layer, "mlp", "down", context)
 
     def _project(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
-        """Compute x . W (+ b), sharded by its dims.
+        """Compute x . W (+ b), sharded by its dims."""
+        return self._placed(self._multiplied(x, layer, group, name, context), x, layer, group, name, context)
 
-        On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice
-        as long (benchmarks/train_cpu.py).
-        """
+    def _multiplied(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
+        """Compute x . W; where `tensor` splits the inputs, the parts of a sum over it."""
         dims = self._dims[group, name]
-        shape = (self.block if group in self.block else self.dense_block)[group][name].shape
-        with jax.named_scope(name), _as_needed(num_repeats(dims, shape, context.mesh)):
-            num_inputs = x.ndim - 2
-            outputs = dims[num_inputs:]
+        with self._scope_of(group, name, context):
             if name in layer[group]:
-                y = _projected(x, context.gather(layer[group][name], *dims), context)
-            else:  # The matrix is computed from its four bits, and again in the backward pass.
-                held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
-                y = jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
+                return _projected(x, context.gather(layer[group][name], *dims), context)
+            # The matrix is computed from its four bits, and again in the backward pass.
+            held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
+            return jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
+
+    def _placed(self, y: Array, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
+        """Return the product `y` of `x`, sharded by its dims, with its adapter and its bias added."""
+        outputs = self._dims[group, name][x.ndim - 2 :]
+        with self._scope_of(group, name, context):
             # A sum over `tensor` is scattered by position at once, which is the residual's layout.
             whole = ("batch", "sequence", *outputs)
             y = _scattered(y, context) if outputs == ("embed",) else context.pin(y, *whole)
@@ -505,6 +524,17 @@ class Transformer(Model):
             is_read = outputs != ("embed",) or f"{group}_out_norm" in layer
             named = SECOND_PRODUCT if name in self._second else PRODUCT
             return checkpoint_name(y, named) if is_read else y
+
+    @contextmanager
+    def _scope_of(self, group: str, name: str, context: Context) -> Iterator[None]:
+        """Name a product's operations; if several devices repeat it, one of them counts as model FLOPs."""
+        shape = (self.block if group in self.block else self.dense_block)[group][name].shape
+        repeats = num_repeats(self._dims[group, name], shape, context.mesh)
+        with (
+            jax.named_scope(name),
+            jax.named_scope(f"needed_1_of_{repeats}") if repeats > 1 else nullcontext(),
+        ):
+            yield
 
     def _norm(self, x: Array, group: Tree, context: Context, splits: bool = False) -> Array:
         """Apply RMSNorm or LayerNorm in float32, sharded by position.
@@ -519,10 +549,8 @@ class Transformer(Model):
         return normed if splits else context.pin(normed, "batch", "sequence", "embed")
 
     def _normed(self, x: Array, layer: Tree, name: str, context: Context) -> Array:
-        """Apply a norm of the block if it has one of that name; after a product, the result stays split."""
-        if name not in layer:
-            return x
-        return self._norm(x, layer[name], context, splits=name.endswith("out_norm"))
+        """Apply a norm of the block after a product, if it has one of that name; the result stays split."""
+        return self._norm(x, layer[name], context, splits=True) if name in layer else x
 
     def _head_norm(self, x: Array, layer: Tree, name: str, context: Context) -> Array:
         """Apply RMSNorm in float32 to queries or keys [batch, sequence, heads, head_dim].
@@ -580,11 +608,6 @@ def _for_each_token(x: Array, like: Array) -> Array:
     In the compute format each addition would round: over a thousand tokens in bf16 by up to 4 % of the sum.
     """
     return jnp.broadcast_to(x.astype(jnp.float32), like.shape).astype(like.dtype)
-
-
-def _as_needed(repeats: int) -> AbstractContextManager[Any]:
-    """Return the scope of a product that several devices repeat: one of them counts as model FLOPs."""
-    return jax.named_scope(f"needed_1_of_{repeats}") if repeats > 1 else nullcontext()
 
 
 def _scattered(y: Array, context: Context) -> Array:

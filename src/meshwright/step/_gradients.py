@@ -146,28 +146,35 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
     return PartitionSpec(None, REPLICAS if REPLICAS in axes else None)
 
 
-def mean_over_parts(parts: Tree, shardings: Tree) -> Tree:
+def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
     """Average arrays [parts, ...] over their first dim, of which each place of `own_axes` holds its own part.
 
     Each array takes one all-reduce over these axes. If `shardings` shard its result over `data` too, it takes
-    a reduce-scatter over `data`, and an all-reduce of what is left over `context`.
+    a reduce-scatter over `data`, and an all-reduce of what is left over the other axes.
+
+    Args:
+        summed: for each array, further axes whose places hold parts to be added; none by default.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     axes = own_axes(mesh)
     num_parts = math.prod(mesh.shape[axis] for axis in axes)
+    summed = jax.tree.map(lambda _: (), shardings) if summed is None else summed
 
-    def mean(total: Array, spec: PartitionSpec) -> Array:
-        left = axes
+    def mean(total: Array, spec: PartitionSpec, left: tuple[str, ...]) -> Array:
         for place, split in enumerate(spec):
             if REPLICAS in axes_of(split):
                 total = jax.lax.psum_scatter(total, REPLICAS, scatter_dimension=place, tiled=True)
-                left = tuple(axis for axis in axes if axis != REPLICAS)
+                left = tuple(axis for axis in left if axis != REPLICAS)
         return (jax.lax.psum(total, left) if left else total) / num_parts
 
     def local(parts: Tree) -> Tree:
-        return jax.tree.map(lambda part, s: mean(part[0], s.spec), parts, shardings)
+        return jax.tree.map(
+            lambda part, s, more: mean(part[0], s.spec, axes + more), parts, shardings, summed
+        )
 
-    inputs = jax.tree.map(lambda s: PartitionSpec(axes, *without_axes(s.spec, {REPLICAS})), shardings)
+    inputs = jax.tree.map(
+        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {REPLICAS})), shardings, summed
+    )
     results = jax.tree.map(lambda s: s.spec, shardings)
     with jax.named_scope("replicas"):
         return jax.shard_map(local, mesh=mesh, in_specs=(inputs,), out_specs=results, check_vma=False)(parts)

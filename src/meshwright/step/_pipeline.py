@@ -56,16 +56,14 @@ class Pipeline:
         def local(parameters: Tree, batch: Tree, key: Array, scale: Array) -> tuple[Totals, Tree]:
             stage = self._stage(parameters, batch, jax.random.wrap_key_data(key))
             totals, gradient = stage.gradients(scale)
-            if self.axes:
-                totals, gradient = lax.pmean(totals, self.axes), jax.tree.map(lambda g: g[None], gradient)
-            return totals, gradient
+            totals = lax.pmean(totals, self.axes) if self.axes else totals
+            return totals, jax.tree.map(lambda g: g[None], gradient)
 
-        first = (self.axes,) if self.axes else ()
-        parts = jax.tree.map(lambda spec: PartitionSpec(*first, *spec), self._stage_specs)
+        specs = self._stage_specs
+        parts = jax.tree.map(lambda spec: PartitionSpec((*self.axes, *summed_axes(spec)), *spec), specs)
         each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
         totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
-        if self.axes:
-            gradient = mean_over_parts(gradient, self.shardings)
+        gradient = mean_over_parts(gradient, self.shardings, jax.tree.map(summed_axes, specs))
         if "loss_scale" in state:
             gradient = jax.tree.map(lambda g: g / scale, gradient)
         return totals.loss, Outcome({}, self._summary(totals)), gradient
@@ -128,3 +126,8 @@ class Pipeline:
             axis_names={AXIS, *self.axes},
             check_vma=False,
         )
+
+
+def summed_axes(spec: PartitionSpec) -> tuple[str, ...]:
+    """Return the axes over which gradients of parameters are summed: `stage` for those on every stage."""
+    return () if AXIS in spec else (AXIS,)

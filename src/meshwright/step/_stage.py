@@ -437,7 +437,10 @@ class Stage:
     # Ticks
 
     def gradients(self, scale: Array) -> tuple[Totals, Tree]:
-        """Run all ticks; return the batch's loss and figures, and `scale` times its mean gradient."""
+        """Run all ticks; return the batch's loss and figures, and `scale` times its mean gradient.
+
+        The gradient of what all stages share is this stage's part: their sum is still to be taken.
+        """
         carry, forward, backward = self.start(), 0, 0
         for segment in self.schedule.segments:
             carry = self.run(segment, carry, (forward, backward), scale)
@@ -447,8 +450,7 @@ class Stage:
             )
         carry = self.embedding_gradient(carry, jnp.int32(backward))
         mean = lambda x: x / self.ticks.num_microbatches  # noqa: E731
-        shared = lax.psum(_shared(carry.gradient), AXIS)
-        return self.mean(carry.totals), jax.tree.map(mean, {**carry.gradient, **shared})
+        return self.mean(carry.totals), jax.tree.map(mean, carry.gradient)
 
     def run(self, segment: Segment, carry: _Carry, begin: tuple[int, int], scale: Array) -> _Carry:
         """Run the ticks of a segment, which begins with these forward and backward ticks."""

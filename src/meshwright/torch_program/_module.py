@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import InputError
 from ._program import GraphRunner, ModuleProgram
@@ -66,7 +67,7 @@ class JaxModule:
         return self.program.is_random
 
     def arrays_of(self, module: Any) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Return the values of a module's parameters and buffers as arrays, in the formats of their use."""
+        """Return copies of a module's parameters and buffers as arrays, in the formats of their use."""
         values = {
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
@@ -78,7 +79,11 @@ class JaxModule:
 
 
 def _array(tensor: Any, told: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return a tensor's values; numpy has no bfloat16, which float32 holds exactly."""
+    """Return a copy of a tensor's values; numpy has no bfloat16, which float32 holds exactly.
+
+    On a CPU, JAX may lend NumPy's memory, here the module's own, which PyTorch changes in place: an
+    optimizer's step, a batch norm's running mean. JAX runs later than it is called, so it might read either.
+    """
     values = tensor.detach().cpu()
     plain = values.float() if str(values.dtype) == "torch.bfloat16" else values
-    return jnp.asarray(plain.numpy(), told.dtype)
+    return jnp.asarray(np.array(plain.numpy(), told.dtype, copy=True))
