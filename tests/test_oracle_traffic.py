@@ -202,6 +202,8 @@ EXPERTS += ("model.balancing_loss=0.01",)
 ATTENTION = 4 * 4 * 256 * 256
 EXPERTS_WEIGHTS = 4 * 8 * 3 * 256 * 512
 FP32 = 4 * (4 * 256 * 8 + NORMS + 256)  # bytes of routers' and norms' gradients
+SLOTS = 4 * (2 * TOKENS / N)  # of the buffers of a device, in all layers: one for each choice
+EXCHANGED = 4 * SLOTS * 256 * 2 + 2 * SLOTS * 4  # rows in bf16; routers' weights in fp32 and their gradients
 COUNTS = 512  # bytes a layer of what is summed for the figures of balance, losses and norms
 
 
@@ -215,11 +217,11 @@ def paid(layout: str, *overrides: str) -> Counter[str]:
 
 def test_experts_exchange_their_buffers_four_times_a_layer():
     """Textbook (https://arxiv.org/abs/2006.16668, section 3.2): an all-to-all to the experts and one back,
-    and both again for the gradients, each of capacity x experts x embed; the other parameters are replicated,
-    and their gradients are all-reduced."""
-    tokens = TOKENS / N  # of a device
+    and both again for the gradients, each of capacity x experts x embed. Here the routers' weights go with
+    them, and their gradients back. The other parameters are replicated, and their gradients are all-reduced.
+    """
     found = paid("expert=8", *EXPERTS)
-    assert found.pop("all-to-all expert") == 4 * 4 * (2 * tokens) * 256 * 2
+    assert found.pop("all-to-all expert") == EXCHANGED
     others = 2 * (ATTENTION + 2 * TABLE) + FP32
     assert found.pop("all-reduce expert") == pytest.approx(others, abs=4 * COUNTS)
     assert not found
@@ -228,7 +230,7 @@ def test_experts_exchange_their_buffers_four_times_a_layer():
 @pytest.mark.wide
 def test_experts_weights_are_gathered_and_scattered_over_fsdp_and_never_cross_the_expert_axis():
     found = paid("fsdp=2,expert=4", *EXPERTS)
-    assert found.pop("all-to-all expert") == 4 * 4 * (2 * TOKENS / N) * 256 * 2
+    assert found.pop("all-to-all expert") == EXCHANGED
     experts, others = 2 * EXPERTS_WEIGHTS / 4, 2 * ATTENTION
     gathered = 2 * (experts + others) + 2 * 2 * TABLE
     assert found["all-gather fsdp"] == pytest.approx(gathered, rel=0.01)
@@ -264,13 +266,15 @@ def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     """As the residual before and after a dense MLP, but buffers have a row for each choice: 2 for a token.
 
     In a layer 3 gathers of the residual for attention (one again, for the backward pass) and 3 of buffers,
-    2 scatters of each; around the layers 2 gathers and a scatter, as with dense MLPs.
+    2 scatters of each; around the layers 2 gathers and a scatter, as with dense MLPs. The routers' weights of
+    the slots, in fp32, are gathered forward and backward, and their gradients scattered.
     """
     found = paid("expert=4,tensor=2", *EXPERTS)
+    weights = 2 * TOKENS / 4 * 4
     residual = TOKENS / 4 * 256 * 2  # of an expert's replica; `tensor` has it whole, and scatters halves
-    assert found.pop("all-gather tensor") == 4 * 3 * (residual + 2 * residual) + 2 * residual
-    assert found.pop("reduce-scatter tensor") == (4 * 2 * (residual + 2 * residual) + residual) / 2
-    assert found.pop("all-to-all expert") == 4 * 4 * (2 * TOKENS / N) * 256 * 2
+    assert found.pop("all-gather tensor") == 4 * (3 * 3 * residual + 2 * weights) + 2 * residual
+    assert found.pop("reduce-scatter tensor") == (4 * (2 * 3 * residual + weights) + residual) / 2
+    assert found.pop("all-to-all expert") == EXCHANGED
     assert found.pop("all-reduce expert") == pytest.approx(2 * (ATTENTION + 2 * TABLE) / 2, abs=COUNTS)
     assert found.pop("all-reduce expert+tensor") == pytest.approx(FP32, abs=4 * COUNTS)
     # The gradient of the last residual, and the loss's three or four fp32 numbers of a token.

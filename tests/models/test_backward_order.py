@@ -19,7 +19,7 @@ def test_a_backward_pass_waits_for_no_sum_over_tensor(layout, changes):
 
 
 def test_with_adapters_no_gradient_of_a_frozen_matrix_is_computed():
-    """By hand: of each matrix of a block 2 x tokens x numbers less, and 1 % for the adapters' own products."""
+    """By hand: for each matrix of a block 2 x tokens x parameters less; 1 % is left for the adapters."""
     changes = ["layout=tensor=8", *LOOP, "remat=dots-attention"]
     all_trained, adapted = (
         mw.weigh("llama3-8b", on="8xH100", overrides=[*changes, *more]) for more in ([], ["lora.rank=1"])

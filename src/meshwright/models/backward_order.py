@@ -1,11 +1,13 @@
 """Order a block's backward pass so that its messages over `tensor` have products to run beside.
 
 The gradient of a product's input crosses `tensor`, and the rest of the backward pass waits for it. The
-gradients of the weights wait for nothing and nothing waits for them. XLA's scheduler goes from the last
-operation to the first, so it puts them all at the end of a block, where few messages are left. Here the
-gradient of a block's input waits for the weights' gradients too, so they run beside the message.
+gradients of the weights depend on no such message, and only the optimizer needs them. XLA's scheduler works
+from the last operation to the first. It therefore puts the weights' gradients at the end of a block, where
+few messages are left to hide. Here the gradient of a block's input must wait for the weights' gradients, so
+they run while the message is under way.
 
-Only where no other axis splits the tokens of a program's part: there a weight's gradient is itself a message.
+This is done only if no other axis splits the tokens. Otherwise a weight's gradient is itself reduced by a
+message, and the backward pass would wait for that one.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: C
     """Return `x` and `layer`; in the backward pass the gradient of `x` waits for those of some matrices.
 
     Args:
-        x: what the gradient that waits belongs to.
-        layer: the parameters of one layer; the products with these matrices use the result.
-        group: the matrices' group in `layer`.
-        names: of the matrices.
+        x: an array of the forward pass, before it is gathered or scattered over `tensor`.
+        layer: the parameters of one layer. The products must use those that are returned.
+        group: the group of parameters in `layer` that holds the matrices.
+        names: the matrices' names.
     """
     is_split = axis_size(context.mesh, "tensor") > 1 and not token_axes(context.mesh)
     chosen = {name: w for name, w in layer.get(group, {}).items() if name in names}

@@ -274,9 +274,9 @@ def _mlp(
 ) -> Array:
     """Run each expert's MLP on its buffer [experts, slots, embed]; over `tensor` return a partial sum.
 
-    The hidden units are multiplied by `factors` [experts, slots, 1], float32: the router's weights. Their
-    gradient then needs the hidden units, which the gradient of `down` needs too, and not the outputs.
-    Megatron-Core multiplies there as well (https://github.com/NVIDIA/Megatron-LM,
+    The router's weights, `factors` [experts, slots, 1] in float32, multiply the hidden units and not the
+    outputs. Their gradient then needs the hidden units, which the gradient of `down` needs anyway, so no
+    output is kept. Megatron-Core does the same (https://github.com/NVIDIA/Megatron-LM,
     megatron/core/transformer/moe/experts.py).
     """
 
@@ -309,7 +309,7 @@ def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
 def _exchange(buffers: Array, context: Context) -> Array:
     """Exchange [experts, capacity, embed] of own tokens for [own experts, slots of all devices, embed].
 
-    What crossed `expert` is worth saving. Rows that did not are taken from the tokens again.
+    Buffers that crossed `expert` may be saved for the backward pass; others are filled again there.
     """
     if _split("expert", context):
         buffers = jax.lax.all_to_all(buffers, "expert", split_axis=0, concat_axis=1, tiled=True)

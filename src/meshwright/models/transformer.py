@@ -45,6 +45,7 @@ ACTIVATIONS = {
 PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_RESIDUAL = ("query_down", "query", "key_down", "key", "value", "key_rotary", "up", "gate")
+"""Those whose gradients are computed before a block hands on the gradient of its input (`backward_order`)."""
 
 
 def _projected(x: Array, weight: Array, context: Context) -> Array:
@@ -500,7 +501,7 @@ class Transformer(Model):
         return self._placed(self._multiplied(x, layer, group, name, context), x, layer, group, name, context)
 
     def _multiplied(self, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
-        """Compute x . W; where `tensor` splits the inputs, the parts of a sum over it."""
+        """Compute x . W; if `tensor` splits the inputs, each device has a part of the sum."""
         dims = self._dims[group, name]
         with self._scope_of(group, name, context):
             if name in layer[group]:

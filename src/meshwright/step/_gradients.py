@@ -153,7 +153,7 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
     a reduce-scatter over `data`, and an all-reduce of what is left over the other axes.
 
     Args:
-        summed: for each array, further axes whose places hold parts to be added; none by default.
+        summed: for each array, further axes over which its parts are added, not averaged; none by default.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     axes = own_axes(mesh)

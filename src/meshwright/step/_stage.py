@@ -439,7 +439,7 @@ class Stage:
     def gradients(self, scale: Array) -> tuple[Totals, Tree]:
         """Run all ticks; return the batch's loss and figures, and `scale` times its mean gradient.
 
-        The gradient of what all stages share is this stage's part: their sum is still to be taken.
+        Parameters that every stage holds have this stage's part of their gradient: the caller sums the parts.
         """
         carry, forward, backward = self.start(), 0, 0
         for segment in self.schedule.segments:
