@@ -202,7 +202,7 @@ def _backward(
 context_attention.defvjp(_forward, _backward)
 
 
-class _Keys(NamedTuple):
+class _RingKeys(NamedTuple):
     """Keys and values of one device, or of one of its pieces, as they travel round the ring.
 
     `both` stacks keys and values in one array [2 x batch, sequence, kv_heads, head_dim], to send one message.
@@ -240,7 +240,7 @@ def _round(
 ) -> PartResult:
     """Attend with one device's queries to the keys of all devices. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
-    keys = _Keys(jnp.concatenate([key, value]), segments)
+    keys = _RingKeys(jnp.concatenate([key, value]), segments)
     own = kernel.forward(keys.part(query, segments), True)
     half = query.shape[1] // 2
     results = (
@@ -250,7 +250,7 @@ def _round(
     first, second = _halves((query, segments))
 
     def hop(
-        number: Array | int, results: tuple[PartResult, ...], keys: _Keys
+        number: Array | int, results: tuple[PartResult, ...], keys: _RingKeys
     ) -> tuple[PartResult, PartResult]:
         earlier = number <= device  # these keys come from device (device - number) modulo size
         low, high = _halves(keys)
@@ -261,7 +261,7 @@ def _round(
         to_second = PartResult(out, jnp.where(earlier, -jnp.inf, log_sum_exp))
         return merged(results[0], to_first), merged(merged(results[1], late), to_second)
 
-    def one(carry: tuple[Any, _Keys], number: Array) -> tuple[Any, None]:
+    def one(carry: tuple[Any, _RingKeys], number: Array) -> tuple[Any, None]:
         results, keys = carry
         following = _onward(keys, size)  # overlaps with the work on the present keys
         return (hop(number, results, keys), following), None
@@ -286,19 +286,19 @@ def _round_back(
 ) -> Gradients:
     """Return the gradients of one device's queries, keys and values over the ring. Runs on each device."""
     device = jax.lax.axis_index(AXIS)
-    keys = _Keys(jnp.concatenate([key, value]), segments)
+    keys = _RingKeys(jnp.concatenate([key, value]), segments)
     d_query, *d_own = kernel.backward(keys.part(query, segments), True, result, d_out)
     d_keys = jnp.concatenate(d_own)  # one array to send one message, as with the keys
     log_sum_exp = rearrange(result.log_sum_exp, "b h s -> b s h")
     first, second = _halves((query, segments, result.out, log_sum_exp, d_out))
 
-    def back(mine: Tree, keys: _Keys) -> tuple[Array, Array]:
+    def back(mine: Tree, keys: _RingKeys) -> tuple[Array, Array]:
         query, segments, out, log_sum_exp, d_out = mine
         result = PartResult(out, rearrange(log_sum_exp, "b s h -> b h s"))
         d_query, d_key, d_value = kernel.backward(keys.part(query, segments), False, result, d_out)
         return d_query, jnp.concatenate([d_key, d_value])
 
-    def hop(number: Array | int, keys: _Keys) -> tuple[Array, Array]:
+    def hop(number: Array | int, keys: _RingKeys) -> tuple[Array, Array]:
         earlier = number <= device
         low, high = _halves(keys)
         late = back(second, low)
@@ -308,7 +308,7 @@ def _round_back(
         d_query = jnp.concatenate([to_first[0], late[0] + to_second[0]], axis=1)
         return d_query, jnp.concatenate([late[1] + to_first[1], to_second[1]], axis=1)
 
-    def one(carry: tuple[Array, Array, _Keys], number: Array) -> tuple[Any, None]:
+    def one(carry: tuple[Array, Array, _RingKeys], number: Array) -> tuple[Any, None]:
         d_query, d_keys, keys = carry
         following, d_keys = _onward(keys, size), _onward(d_keys, size)
         more_query, more_keys = hop(number, keys)

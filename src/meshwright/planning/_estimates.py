@@ -77,8 +77,15 @@ PIECES_OF_GATHERED_KEYS = 5.0  # calls with a half of all keys, a quarter, ... a
 EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over `context`, what nothing hides
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
-# The same in a pipeline whose stages do not recompute everything: all messages, and those that nothing hides.
-PASSES_IN_PIPELINE, EXPOSED_IN_PIPELINE = 3.0, 1.25
+PASSES_IN_PIPELINE = 3.0  # the same in a pipeline whose stages do not recompute everything
+ORDERED = (
+    0.75  # of the exposed ones, where the gradients of weights run beside them (`models.backward_order`)
+)
+# What a pipeline waits for, in the same units: a constant; for each unit of forward products by which the
+# messages are longer than a share of them; and for each stage by microbatch, in ticks that only run forward.
+# Without and with everything recomputed. Read off 36 compiled candidates of three models (jax 0.10).
+KEPT_IN_PIPELINE = (0.2, 1.5, 0.6, 0.7)
+FULL_IN_PIPELINE = (0.4, 1.0, 0.25, 1.5)
 SUMS_OVER_CONTEXT = 1.4  # of the exposed sums of one microbatch's gradients over `context`
 PASSES_OF_SLOTS = 6.0  # over what a pipeline keeps: written, copied into a slot and out of it, read
 REPEATED_IN_PIPELINE = 0.9  # of the forward products, under `full`; without stages, all but the last
@@ -324,12 +331,10 @@ class _Form:
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
         in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)
-        passes = FORWARD_AND_BACKWARD + repeats["matmul"]  # of messages, in units of a forward pass's
         over = self._is_over_memory
         exposed = np.where(over, 1.0, EXPOSED)
-        messages = self._tensor_messages() * np.where(
-            in_pipeline, np.where(over, PASSES_IN_PIPELINE, EXPOSED_IN_PIPELINE), exposed * passes
-        )
+        messages = self._tensor_messages()
+        messages = messages * self._exposed_over_tensor(messages / forward, repeats["matmul"])
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
         ring = np.where(self._gathers_keys(), EXPOSED_GATHERS_OF_KEYS * self._gathers_of_keys(), ring)
@@ -538,6 +543,25 @@ class _Form:
         """
         whole = self.tokens * self.width * self.activation_bytes
         return 4 * self._gather(whole, TENSOR) * (1 + self._mlp_share()) / 2
+
+    def _exposed_over_tensor(self, ratio: Numbers, repeats: Numbers) -> Numbers:
+        """Return how many times a forward pass's messages over `tensor` a block's passes wait for.
+
+        Args:
+            ratio: the seconds of those messages / those of the forward products.
+            repeats: the share of the forward products that the backward pass repeats.
+        """
+        alone = np.minimum(1.0, self.stage / self.passes)
+
+        def in_pipeline(constant: float, excess: float, share: float, of_stages: float) -> Numbers:
+            return constant + excess * np.maximum(0.0, ratio - share) + of_stages * alone
+
+        is_full, over = self.under[:, FULL] == 1, self._is_over_memory
+        whole = FORWARD_AND_BACKWARD + repeats
+        kept = np.where(over, PASSES_IN_PIPELINE, in_pipeline(*KEPT_IN_PIPELINE))
+        full = np.where(over, whole, in_pipeline(*FULL_IN_PIPELINE))
+        without_stages = np.where(over, 1.0, EXPOSED) * whole
+        return np.where(self.stage > 1, np.where(is_full, full, kept), without_stages)
 
     def _expert_messages(self) -> Numbers:
         """Return the seconds of a forward pass's two exchanges over `expert`."""
