@@ -36,6 +36,8 @@ _together.defvjp(lambda x, w: ((x, w), None), lambda _, gradients: jax.lax.optim
 def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: Context) -> tuple[Array, Tree]:
     """Return `x` and `layer`; in the backward pass the gradient of `x` waits for those of some matrices.
 
+    Of a frozen matrix no gradient is computed: jax drops what a barrier returns and nothing uses.
+
     Args:
         x: an array of the forward pass, before it is gathered or scattered over `tensor`.
         layer: the parameters of one layer. The products must use those that are returned.
@@ -44,7 +46,7 @@ def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: C
     """
     is_split = axis_size(context.mesh, "tensor") > 1 and not token_axes(context.mesh)
     chosen = {name: w for name, w in layer.get(group, {}).items() if name in names}
-    if not is_split or not chosen or context.adapter_scale is not None:
+    if not is_split or not chosen:
         return x, layer
     x, chosen = _together(x, chosen)
     return x, {**layer, group: {**layer[group], **chosen}}

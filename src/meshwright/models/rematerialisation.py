@@ -2,9 +2,9 @@
 
 The blocks of a transformer name what is worth saving: the results of matrix products (`PRODUCT`, every
 second one `SECOND_PRODUCT`), the residual after attention, attention's output, the statistics of norms, and
-experts' buffers. What lies between (norms, biases, gates, rotations) is cheap, and the backward pass computes
-it again inside the kernels that read it. Nothing in float32 is saved by accident. An activation without a
-gate is saved beside its input, for the next product's gradient reads it.
+experts' buffers if they crossed `expert`. What lies between (norms, biases, gates, rotations) is cheap, and
+the backward pass computes it again inside the kernels that read it. Nothing in float32 is saved by accident.
+An activation without a gate is saved beside its input, for the next product's gradient reads it.
 
 | policy | saves | known elsewhere as |
 |---|---|---|

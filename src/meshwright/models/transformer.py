@@ -44,8 +44,8 @@ ACTIVATIONS = {
 }
 PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "output", "up", "gate", "down")
 """A block's matrix products, in the order in which they run; no model has all of them."""
-FROM_RESIDUAL = ("query_down", "query", "key_down", "key", "value", "key_rotary", "up", "gate")
-"""Those whose gradients are computed before a block hands on the gradient of its input (`backward_order`)."""
+FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
+"""All but the last product of attention and of the MLP."""
 
 
 def _projected(x: Array, weight: Array, context: Context) -> Array:
@@ -463,7 +463,7 @@ class Transformer(Model):
         if f"{group}_norm" not in layer:
             return x, layer
         split = self._norm(x, layer[f"{group}_norm"], context, splits=True)
-        split, layer = ordered(split, layer, group, FROM_RESIDUAL, context)
+        split, layer = ordered(split, layer, group, FROM_INPUT, context)
         return context.pin(split, "batch", "sequence", "embed"), layer
 
     def _projections(

@@ -78,12 +78,9 @@ EXPOSED_GATHERS_OF_KEYS = 0.35  # of keys' and values' gathers and scatters over
 HIDDEN = 0.2  # of the gathers of weights, what the compiler's schedule can hide behind computation
 FORWARD_AND_BACKWARD = 2.5  # messages over `tensor`, in units of a forward pass's
 PASSES_IN_PIPELINE = 3.0  # the same in a pipeline whose stages do not recompute everything
-ORDERED = (
-    0.75  # of the exposed ones, where the gradients of weights run beside them (`models.backward_order`)
-)
 # What a pipeline waits for, in the same units: a constant; for each unit of forward products by which the
 # messages are longer than a share of them; and for each stage by microbatch, in ticks that only run forward.
-# Without and with everything recomputed. Read off 36 compiled candidates of three models (jax 0.10).
+# Without and with everything recomputed. Read off the pipelines of records/2026-11-25_tensor_messages.toml.
 KEPT_IN_PIPELINE = (0.2, 1.5, 0.6, 0.7)
 FULL_IN_PIPELINE = (0.4, 1.0, 0.25, 1.5)
 SUMS_OVER_CONTEXT = 1.4  # of the exposed sums of one microbatch's gradients over `context`
