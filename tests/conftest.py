@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 # In the environment, so that it holds in the processes that tests start too. A test marked `gpu` starts
 # a process of its own that is given another platform.
@@ -43,6 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import jax  # noqa: E402  reads JAX_PLATFORMS when it is imported
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from jax._src import compiler  # noqa: E402  jax has no public name for the options of all programs
 from jax.sharding import Mesh  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
@@ -67,14 +69,71 @@ install_import_hook(
 
 # Files that train for so many steps that slow loops would cost more than LLVM does.
 RUN_LONG = ("test_digits", "test_images")
+# Files that compare numbers, and look at no program that the CPU is given. A test of theirs that does look at
+# one is marked `program`, and shares no fixture that compiles.
+NUMBERS = (
+    "test_pipeline",
+    "test_huggingface",
+    "test_peft",
+    "test_lora",
+    "test_layouts",
+    "test_layouts_of_families",
+    "test_quantised",
+    "test_optimizers",
+    "test_gradients",
+    "test_build",
+    "test_fields",
+    "test_tables",
+    "test_transformer",
+    "test_attention",
+    "test_attention_blocks",
+    "test_experts",
+    "test_ring",
+    "test_resnet",
+    "test_packed",
+    "test_layer_sums",
+    "test_fp8",
+    "test_loss",
+    "test_norms",
+    "test_normalisation",
+    "test_small",
+    "test_small_models",
+    "test_sweep",
+    "test_chunks",
+)
+# XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
+# little otherwise. jax 0.12 no longer has it, and ends the process that asks for it.
+QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+HAS_QUICK = jax.__version_info__ < (0, 11)
+_compile_options = compiler.get_compile_options
+
+
+def _quick_options(*arguments: Any, **named: Any) -> Any:
+    options = _compile_options(*arguments, **named)
+    options.env_option_overrides = [*options.env_option_overrides, *QUICK.items()]
+    return options
 
 
 @pytest.fixture(scope="module", autouse=True)
-def optimised_where_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let LLVM optimise what the files of `RUN_LONG` compile."""
-    jax.config.update("jax_disable_most_optimizations", request.path.stem not in RUN_LONG)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+def compiled_as_it_pays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let LLVM optimise for the files of `RUN_LONG`; generate the code of the files of `NUMBERS` quickly.
+
+    The second not by a variable: compile workers and commands would have it too, and the program that is
+    weighed is the one that a user's machine runs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if HAS_QUICK and request.path.stem in NUMBERS:
+            patch.setattr(compiler, "get_compile_options", _quick_options)
+        jax.config.update("jax_disable_most_optimizations", request.path.stem not in RUN_LONG)
+        yield
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def compiled_as_for_a_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generate the code of a test that is marked `program` in the usual way."""
+    if request.node.get_closest_marker("program"):
+        monkeypatch.setattr(compiler, "get_compile_options", _compile_options)
 
 
 # The files that take longest, first: else one worker would end with one of them while the others are idle.

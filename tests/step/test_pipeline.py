@@ -265,6 +265,7 @@ def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(lay
     assert worst(*states) < 2e-2
 
 
+@pytest.mark.program
 def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keeps_does(mesh):
     held = {
         (schedule, number): Run(number, f"pipeline={schedule}").compiled(mesh(stage=2))[0]
@@ -280,6 +281,7 @@ def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keep
     )  # at least the MLP's product
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("stages", "chunks", "schedule", "slots"),
     [(2, 1, "1f1b", 4), (2, 2, "1f1b", 5), pytest.param(2, 2, "gpipe", 17, marks=WIDE)],
