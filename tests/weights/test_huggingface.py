@@ -187,9 +187,14 @@ def test_logits_agree(theirs, ours, tokens, context):
     with torch.no_grad():
         expected = theirs[0](torch.tensor(tokens)).logits.numpy()
     tree, run = tree_of(parameters), context()
+
+    @jax.jit  # one program: operation by operation, each is compiled alone
+    def logits_of(tree, tokens):
+        hidden, _ = model.hidden(tree, tokens, run)
+        return model.logits(tree, hidden, run)
+
     with jax.default_matmul_precision("highest"):
-        hidden, _ = model.hidden(tree, jnp.asarray(tokens), run)
-        logits = np.asarray(model.logits(tree, hidden, run))
+        logits = np.asarray(logits_of(tree, jnp.asarray(tokens)))
     assert np.abs(logits - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
 
 
@@ -207,7 +212,7 @@ def test_loss_and_gradients_agree(theirs, ours, tokens, context):
         return model.loss(tree, {}, batch, context())[0]
 
     with jax.default_matmul_precision("highest"):
-        found, gradients = jax.value_and_grad(loss)(tree_of(parameters))
+        found, gradients = jax.jit(jax.value_and_grad(loss))(tree_of(parameters))
     assert float(found) == pytest.approx(expected.item(), rel=1e-5)
     flat = {
         tuple(key.key for key in path): np.asarray(leaf)

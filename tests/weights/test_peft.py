@@ -97,9 +97,14 @@ def logits_of(folder, tokens):
     model = model_of(config.model)
     scale = config.lora.scale
     context = Context(mesh=mesh, dtype=jnp.float32, platform="cpu", remat="none", adapter_scale=scale)
+
+    @jax.jit  # one program: operation by operation, each is compiled alone
+    def found(tree, tokens):
+        hidden, _ = model.hidden(tree, tokens, context)
+        return hidden @ model.head(tree, context).T
+
     with jax.default_matmul_precision("highest"):
-        hidden, _ = model.hidden(tree, jnp.asarray(tokens), context)
-        return np.asarray(hidden @ model.head(tree, context).T)
+        return np.asarray(found(tree, jnp.asarray(tokens)))
 
 
 def theirs(model, tokens):
