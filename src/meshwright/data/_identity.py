@@ -34,8 +34,11 @@ def stdlib_parts(held_out_fraction: float) -> dict[Split, np.ndarray]:
     interpreter, so it differs between Python releases.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    relative = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    paths = sorted(path.as_posix() for path in relative if _LEFT_OUT.isdisjoint(path.parts))
+    paths: list[str] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = set(folders) - _LEFT_OUT  # not walked: they hold ten times as many files
+        paths += (Path(parent, name).relative_to(folder).as_posix() for name in names if name.endswith(".py"))
+    paths.sort()
     every = round(1 / held_out_fraction)
     if len(paths) < every:
         raise InputError(

@@ -13,6 +13,7 @@ number and, at its end, its exit status.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -29,6 +30,7 @@ from typing import Any
 
 from ..children import guard
 from ..compiler import (
+    FOLDER,
     PID_FILE,
     SCHEMA,
     STATUS_FILE,
@@ -156,8 +158,9 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
     say("compiling")
     outputs = _outputs(request, work)
-    accepted = accepted_options(request.options, _identity())
-    executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
+    with _keeping_executable(request.platform, made.with_name("executables")):
+        accepted = accepted_options(request.options, _identity())
+        executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
     seconds = time.monotonic() - started
     say("saving")
     texts = _texts(work / "dump")
@@ -184,6 +187,27 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     with _cache.writing_cache():
         record.save(made, texts)
     return key
+
+
+@contextlib.contextmanager
+def _keeping_executable(platform: str, aside: Path) -> Iterator[None]:
+    """Add a CPU's executable to jax's cache if there is one, so that the run that follows only loads it.
+
+    It is written aside and then moved: if jax found it, it would not compile, and there would be no dumps.
+    """
+    folder = os.environ.get(FOLDER)
+    if platform != "cpu" or folder is None:
+        yield
+        return
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", str(aside))
+    yield
+    with contextlib.suppress(OSError):  # on another disk, or refused: the run compiles for itself
+        os.makedirs(folder, exist_ok=True)
+        for file in aside.glob("*"):
+            file.replace(Path(folder, file.name))
 
 
 def _lowered(
