@@ -31,7 +31,8 @@ from _record import write_record
 from meshwright.config import RunConfig, load_config
 from meshwright.data import open_data
 from meshwright.sharding import mesh_of
-from meshwright.training._loop import batches_ahead, compile_programs
+from meshwright.training._loop import batches_ahead
+from meshwright.training._programs import compile_programs
 
 TOKENS, VOCABULARY, END, MEAN_DOCUMENT = 50_000_000, 50_257, 50_256, 500
 SHAPES = ((64, 256), (8, 4096))

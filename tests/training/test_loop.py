@@ -15,7 +15,8 @@ from meshwright.sharding import mesh_of
 from meshwright.training import CheckpointSaved, Noticed, StepDone
 from meshwright.training._interface import PhaseClock
 from meshwright.training._interruptions import Watchdog
-from meshwright.training._loop import Feed, Loop, Saving, compile_programs
+from meshwright.training._loop import Feed, Loop, Saving
+from meshwright.training._programs import compile_programs
 from meshwright.training._recording import Recorder, RunWriter, metrics_of
 from meshwright.training._run_folder import about_of
 

@@ -1,4 +1,4 @@
-"""Run the training loop: compile the programs, feed batches, record metrics, save the state, obey signals.
+"""Run the training loop: feed batches, record metrics, save the state, obey signals.
 
 Each process makes only the rows of a batch that its own devices hold. A thread makes batches ahead of their
 use. Ctrl-C and SIGTERM are noted while steps run and obeyed between two steps. A signal that one process
@@ -11,7 +11,6 @@ one thread pool, and could then wait for each other forever.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,78 +20,23 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from ..checkpoint import Checkpoints, Found, Saved, SaveFailed, restore, steps_in
-from ..compiler import accepted_options, fingerprint_of, requested_options
-from ..config import CheckpointConfig, RunConfig
+from ..config import CheckpointConfig
 from ..data import ALL, Dataset, Rows, Split
 from ..errors import MeshwrightError
 from ..launch import noting_signals
 from ..measure import bytes_on
-from ..step import TrainStep, build_step, whole_parameters
+from ..step import whole_parameters
 from ._interface import CheckpointSaved, Event, Noticed, PhaseClock, RunRequest
 from ._interruptions import Agreement, Watchdog, put, stop_at_once
 from ._profile import StepTrace
+from ._programs import Programs
 from ._recording import BadSteps, Recorder, first_bad_tensor, what_is_bad
 from ._run_folder import RunFolder, about_complaint
 
 Tree = Any
 BATCHES_AHEAD = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
-    """The compiled programs of a run: the train step, the initial state and the held-out evaluation.
-
-    `compile_seconds`: of the train step. `xla_flops`: None for the reason in `no_xla_flops`.
-    """
-
-    built: TrainStep
-    step: Callable[[Any, Any], tuple[Any, Any]]
-    init: Callable[[np.uint32], Any]
-    evaluate: Callable[[Any, Any, Any], dict[str, jax.Array]]
-    compile_seconds: float
-    fingerprint: str
-    xla_flops: int | None
-    no_xla_flops: str
-
-
-def compile_programs(config: RunConfig, mesh: Mesh, platform: str) -> Programs:
-    """Compile a run's programs, the step as the worker compiles it: same builder, platform and options."""
-    built = build_step(config, mesh)
-    requested = requested_options(
-        platform, mesh.size, deterministic=config.deterministic, eight_bits=config.precision == "fp8"
-    )
-    options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
-    started = time.monotonic()
-    lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
-    step = lowered.compile(compiler_options=options)
-    seconds = time.monotonic() - started
-    text = step.as_text()
-    flops, why_not = _xla_flops(step, text, mesh.size)
-    seed = jax.ShapeDtypeStruct((), np.uint32)
-    evaluated = (whole_parameters(built.state), built.state["model_state"], built.batch)
-    return Programs(
-        built=built,
-        step=step,
-        init=built.init.lower(seed).compile(),  # type: ignore[attr-defined]
-        evaluate=built.evaluate.lower(*evaluated).compile(),  # type: ignore[attr-defined]
-        compile_seconds=seconds,
-        fingerprint=fingerprint_of(text),
-        xla_flops=flops,
-        no_xla_flops=why_not,
-    )
-
-
-def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:
-    """Return XLA's own FLOP count for all devices, which all run this program, or None and the reason."""
-    if " while(" in text:
-        return None, "XLA's cost analysis counts a loop's body once, and this program has loops"
-    analysis = executable.cost_analysis() or {}
-    if "flops" not in analysis:
-        return None, "this backend's cost analysis reports no FLOPs"
-    return int(analysis["flops"]) * num_devices, ""
 
 
 class Feed:

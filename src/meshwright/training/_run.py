@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from ..checkpoint import Found, check_match, unread_newest
 from ..compiler import installed_versions
@@ -26,10 +25,11 @@ from ..sharding import mesh_of
 from ..step import build_step, whole_parameters
 from ._interface import Finished, PhaseClock, RunRequest, Started, StepCompiled
 from ._interruptions import Watchdog
-from ._loop import Loop, Saving, compile_programs
+from ._loop import Loop, Saving
+from ._programs import compile_programs
 from ._recording import Recorder, RunWriter, memory_in_use, metrics_of
 from ._run_folder import about_complaint, about_of, changes_since, last_recorded_step, may_change_state
-from ._sample import sample_of
+from ._sample import is_sampled, sample_of
 
 OTHERS_GROW = "several processes hold the devices, and one looked"
 
@@ -63,7 +63,8 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         request.on_event(_started(request, dataset))
         mesh = mesh_of(request.layout.axes, request.devices)
         with phases.of("compile"):
-            programs = compile_programs(config, mesh, platform)
+            begins, samples = checkpoint is None, is_sampled(mesh, dataset)
+            programs = compile_programs(config, mesh, platform, begins=begins, samples=samples)
         event = StepCompiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint)
         request.on_event(event)
         growth = ResidentGrowth()
@@ -85,7 +86,7 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         else:
             _go_on(loop, checkpoint, state, changes, request.steps)
         loop.run()
-        return _ended(request, mesh, loop, dataset, growth, phases, checkpoint), loop.state
+        return _ended(request, loop, dataset, growth, phases, checkpoint), loop.state
 
 
 def check_resumed_state(folder: Path, config: RunConfig, layout: Layout, devices: Sequence[Any]) -> None:
@@ -134,7 +135,6 @@ def _go_on(loop: Loop, checkpoint: Found, state: Any, changes: Sequence[str], st
 
 def _ended(
     request: RunRequest,
-    mesh: Mesh,
     loop: Loop,
     dataset: Dataset,
     growth: ResidentGrowth,
@@ -146,8 +146,9 @@ def _ended(
     is_alone, platform = request.folder.peers.count == 1, request.fleet.chip.platform
     growth_bytes = growth.bytes() if is_alone else None
     phases.enter("end")
-    sample = None if loop.signal else sample_of(config, mesh, whole_parameters(loop.state), dataset)
-    if sample is not None:
+    sample = None
+    if programs.sample is not None and not loop.signal:
+        sample = sample_of(config, programs.sample, whole_parameters(loop.state), dataset)
         recorder.emit(sample)
     spread, peak = recorder.clock.spread(), memory_in_use(request.devices, "peak_bytes_in_use")
     reasons = {

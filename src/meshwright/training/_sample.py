@@ -56,12 +56,28 @@ def sample_tokens(
 ) -> np.ndarray:
     """Return the tokens that a model on one device generates after a prompt.
 
+    Args:
+        prompt: tokens; only the last ones that fit into the run's sequence are read.
+    """
+    sample = jax.jit(_sampler(config, mesh, num_tokens, temperature))
+    with jax.default_device(mesh.devices.flat[0]):
+        return np.asarray(sample(parameters, *_window(config, prompt), key))
+
+
+def _window(config: RunConfig, prompt: np.ndarray) -> tuple[np.ndarray, np.int32]:
+    """Return a window of the run's sequence length that begins with the prompt's end, and what it fills."""
+    window = np.zeros(config.batch.sequence_length, np.int32)
+    prompt = prompt[-len(window) :]
+    window[: len(prompt)] = prompt
+    return window, np.int32(len(prompt))
+
+
+def _sampler(config: RunConfig, mesh: Mesh, num_tokens: int, temperature: float) -> Callable[..., Array]:
+    """Return the function, not jitted, of parameters, window, filled positions and key, that draws tokens.
+
     Each token is drawn from the model's output for the whole window. The unfilled positions come last, and no
     filled position attends to them. A full window slides. Nothing is cached from token to token: one shape,
     one program. At temperature 0 the most likely token is taken.
-
-    Args:
-        prompt: tokens; only the last ones that fit into the run's sequence are read.
     """
     model = model_of(config.model)
     assert isinstance(model, Transformer), f"a {config.model.kind} model generates no text"
@@ -90,24 +106,40 @@ def sample_tokens(
 
         return jax.lax.scan(one, (window, filled), jax.random.split(key, num_tokens))[1]
 
-    window = np.zeros(config.batch.sequence_length, np.int32)
-    prompt = prompt[-len(window) :]
-    window[: len(prompt)] = prompt
-    with jax.default_device(device):
-        return np.asarray(jax.jit(sample)(parameters, jnp.asarray(window), jnp.int32(len(prompt)), key))
+    return sample
 
 
-def sample_of(config: RunConfig, mesh: Mesh, parameters: dict[str, Any], data: Dataset) -> Sampled | None:
+def is_sampled(mesh: Mesh, data: Dataset) -> bool:
+    """Return whether a run ends with a sample: its tokens are bytes, and the mesh has one device."""
+    return isinstance(data, TokenWindows | MixedWindows) and data.is_bytes and mesh.size == 1
+
+
+def lowered_sample(config: RunConfig, mesh: Mesh, parameters: dict[str, Any]) -> jax.stages.Lowered:
+    """Lower the program that `sample_of` runs, for parameters as `parameters` describes them.
+
+    It makes its random key from the run's seed, so that nothing else is compiled when the run ends.
+    """
+    draw = _sampler(config, mesh, NUM_TOKENS, TEMPERATURE)
+
+    def sample(parameters: dict[str, Any], window: Array, filled: Array, seed: Array) -> Array:
+        return draw(parameters, window, filled, jax.random.fold_in(jax.random.key(seed), _STREAM))
+
+    window = jax.ShapeDtypeStruct((config.batch.sequence_length,), np.int32)
+    filled, seed = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.uint32)
+    return jax.jit(sample).lower(parameters, window, filled, seed)
+
+
+def sample_of(
+    config: RunConfig, sample: Callable[..., Array], parameters: dict[str, Any], data: Dataset
+) -> Sampled:
     """Return the 160 tokens that a trained model generates after the beginning of the held-out text.
 
-    Only the run's seed decides the draw. None if the tokens are not bytes, or the mesh has several devices.
+    Only the run's seed decides the draw. `sample`: the compiled program of `lowered_sample`.
     """
-    if not isinstance(data, TokenWindows | MixedWindows) or not data.is_bytes or mesh.size > 1:
-        return None
+    assert isinstance(data, TokenWindows | MixedWindows), "`is_sampled` is true of the data"
     length = min(PROMPT_TOKENS, max(config.batch.sequence_length // 2, 1))
     prompt = data.batch(0, "held-out")["tokens"][0][:length]
-    key = jax.random.fold_in(jax.random.key(config.seed), _STREAM)
-    tokens = sample_tokens(config, mesh, parameters, prompt, key)
+    tokens = np.asarray(sample(parameters, *_window(config, prompt), np.uint32(config.seed)))
     return Sampled(prompt=data.decode(prompt), text=data.decode(tokens))
 
 

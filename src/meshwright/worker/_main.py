@@ -30,7 +30,6 @@ from typing import Any
 
 from ..children import guard
 from ..compiler import (
-    FOLDER,
     PID_FILE,
     SCHEMA,
     STATUS_FILE,
@@ -191,12 +190,12 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _keeping_executable(platform: str, aside: Path) -> Iterator[None]:
-    """Add a CPU's executable to jax's cache if there is one, so that the run that follows only loads it.
+    """Add a CPU's executable to those that `keep_executables` keeps, so that the run only loads it.
 
     It is written aside and then moved: if jax found it, it would not compile, and there would be no dumps.
     """
-    folder = os.environ.get(FOLDER)
-    if platform != "cpu" or folder is None:
+    folder = Path(os.environ.get(_cache.FOLDER, ""))
+    if platform != "cpu" or not folder.is_relative_to(_cache.cache_root()):  # none, or the user's own
         yield
         return
     import jax
@@ -204,10 +203,10 @@ def _keeping_executable(platform: str, aside: Path) -> Iterator[None]:
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(aside))
     yield
-    with contextlib.suppress(OSError):  # on another disk, or refused: the run compiles for itself
-        os.makedirs(folder, exist_ok=True)
+    with contextlib.suppress(OSError):  # the run then compiles for itself
+        folder.mkdir(parents=True, exist_ok=True)
         for file in aside.glob("*"):
-            file.replace(Path(folder, file.name))
+            file.replace(folder / file.name)
 
 
 def _lowered(
