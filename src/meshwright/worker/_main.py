@@ -13,12 +13,12 @@ number and, at its end, its exit status.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import sys
 import time
@@ -157,8 +157,12 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
     say("compiling")
     outputs = _outputs(request, work)
-    with _keeping_executable(request.platform, made.with_name("executables")):
-        accepted = accepted_options(request.options, _identity())
+    keeps = _keep_executable(request.platform)
+    accepted = accepted_options(request.options, _identity())
+    executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
+    if keeps and not any((work / "dump").glob("*-buffer-assignment.txt")):  # kept from before: only loaded
+        shutil.rmtree(work / "dump", ignore_errors=True)
+        _keep_no_executable()
         executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
     seconds = time.monotonic() - started
     say("saving")
@@ -188,25 +192,27 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     return key
 
 
-@contextlib.contextmanager
-def _keeping_executable(platform: str, aside: Path) -> Iterator[None]:
-    """Add a CPU's executable to those that `keep_executables` keeps, so that the run only loads it.
+def _keep_executable(platform: str) -> bool:
+    """Use the folder of `keep_executables` if there is one; return whether it is used.
 
-    It is written aside and then moved: if jax found it, it would not compile, and there would be no dumps.
+    The run that follows on the CPU then only loads its step. What described devices would run is not kept.
     """
     folder = Path(os.environ.get(_cache.FOLDER, ""))
-    if platform != "cpu" or not folder.is_relative_to(_cache.cache_root()):  # none, or the user's own
-        yield
-        return
-    import jax
+    keeps = platform == "cpu" and folder.is_relative_to(_cache.cache_root())  # else none, or the user's own
+    if keeps:
+        import jax
 
-    jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", str(aside))
-    yield
-    with contextlib.suppress(OSError):  # the run then compiles for itself
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in aside.glob("*"):
-            file.replace(folder / file.name)
+        jax.config.update("jax_enable_compilation_cache", True)
+    return keeps
+
+
+def _keep_no_executable() -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # jax asks for the setting once
+    jax.clear_caches()  # it also keeps executables in memory
 
 
 def _lowered(
