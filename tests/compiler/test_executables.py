@@ -1,4 +1,5 @@
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,18 @@ def test_a_worker_compiles_what_jax_has_kept_from_before(monkeypatch, tmp_path):
         assert not cached
         fingerprints.add(compiled.fingerprint)
     assert len(fingerprints) == 1
+
+
+def test_a_worker_that_keeps_its_executable_compiles_again_what_it_has_kept(monkeypatch):
+    """The program may be weighed again, when only its executable is still there."""
+    keep_executables()
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    asked = request_of(load_config("linear"), Fleet.parse("1xCPU"), Layout.parse("data=1"), False)
+    first, folder, _ = compile_program(asked)
+    assert [
+        path for path in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).iterdir() if "jit_step" in path.name
+    ]
+    shutil.rmtree(folder)
+    again, _, cached = compile_program(asked)
+    assert not cached
+    assert again.fingerprint == first.fingerprint

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +80,7 @@ def train(
     (2, [1, 2])
     """
     from ..launch import processes_of_this_run
+    from ..report import loading_plots
     from ..training import RunFolder, RunRequest
 
     _check_steps(steps, profile)
@@ -103,9 +104,11 @@ def train(
         held.make()
         num_steps = steps or run.steps
         assert num_steps is not None, "a trainable run has steps"
-        weighing: Weighing = peers.in_turns(
-            lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
-        )
+        # Imported while a worker compiles, and not beside the steps: their memory is measured.
+        with loading_plots() if peers.is_first else nullcontext():
+            weighing: Weighing = peers.in_turns(
+                lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
+            )
         request = RunRequest(
             config=run,
             fleet=fleet,

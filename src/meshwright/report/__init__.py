@@ -4,6 +4,7 @@ Imports: `results`, the packages of the records it shows, `planning`, `training`
 jax. Used by: `api`, which writes the pages and passes the renderers to `results`, and `cli`, which prints.
 """
 
+from ._render import loading_plots as loading_plots
 from ._results import page_of as page_of
 from ._results import plan_renderable as plan_renderable
 from ._results import renderable as renderable

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -301,6 +303,22 @@ def _legend(
     dashes = "".join(f'<li><b class=dash style="color:{c}"></b>{_text(words)}</li>' for c, words in lines)
     letters = "".join(f"<li>{_text(f'{shape} {words}')}</li>" for shape, words in shapes)
     return f"<ul class=legend>{squares}{dashes}{letters}</ul>\n"
+
+
+@contextmanager
+def loading_plots() -> Iterator[None]:
+    """Import matplotlib in a thread beside the block, so that a page drawn later need not wait for it."""
+    thread = threading.Thread(target=_load_plots, name="meshwright-plots")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _load_plots() -> None:
+    with suppress(Exception):  # the page that needs it reports what fails
+        import matplotlib.figure  # noqa: F401
 
 
 def svg_of(plot: Plot) -> str:
