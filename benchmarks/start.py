@@ -2,7 +2,7 @@
 
 Run: python benchmarks/start.py BEFORE    (BEFORE: a checkout of the commit to compare with)
 The run is `meshwright train bytes-nano --on 1xCPU --steps 10`. Runs of the two checkouts are interleaved, so
-that a slow moment hits both. "cold" has an empty cache but for the machine's measured rates, "warm" follows it.
+that a slow moment hits both. "cold" has an empty cache but for the machine's rates, and "warm" follows it.
 Seconds by phase are the run's own; total and CPU seconds are those of the command with all its processes,
 imports, weighing and page included. The losses of all runs must be equal. Writes records/DATE_start.toml.
 """
@@ -24,7 +24,7 @@ from typing import Any
 from _record import ROOT, write_record
 
 ROUNDS = 5
-TRAIN = (*"-m meshwright train bytes-nano --on 1xCPU --steps 10 --folder".split(),)
+TRAIN = ("-m", "meshwright", "train", "bytes-nano", "--on", "1xCPU", "--steps", "10", "--folder")
 PHASES = ("start-up", "compile", "step", "evaluation", "checkpoint", "end")
 
 
