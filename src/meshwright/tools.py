@@ -57,8 +57,7 @@ def module_as_jax(
     from .torch_account import require_torch
 
     require_torch()
-    from .torch_program import JaxModule
-    from .torch_program._export import exported
+    from .torch_program import JaxModule, exported
 
     return JaxModule(program=exported(module, inputs, keyword_inputs, loss=loss, compute=compute))
 

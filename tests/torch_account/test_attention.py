@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import meshwright as mw  # noqa: E402
+from meshwright.errors import InputError  # noqa: E402
 
 BATCH, HEADS, WIDTH = 2, 4, 8
 
@@ -135,3 +136,80 @@ def test_a_mask_from_the_bottom_right_is_unknown():
     arguments = (query, query, query, None, None, None, 64, 64, 0.0, 2, True)
     account, _ = kernel_flops("_efficient_attention_forward", *arguments)
     assert (account.flops.forward, len(account.unknown)) == (0, 1)
+
+
+class Flex(nn.Module):
+    def __init__(self, mask=None, compiled=False):
+        super().__init__()
+        self.project, self.mask, self.compiled = (
+            nn.Linear(64, 64 + 2 * 32, dtype=torch.bfloat16),
+            mask,
+            compiled,
+        )
+
+    def forward(self, x):
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        parts = self.project(x).split([64, 32, 32], -1)
+        query, key, value = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in parts)
+        length = x.shape[1]
+        block_mask = self.mask and create_block_mask(self.mask, None, None, length, length, device=x.device)
+        attend = torch.compile(flex_attention) if self.compiled else flex_attention
+        return attend(query, key, value, block_mask=block_mask, enable_gqa=True)
+
+
+def weighed(module):
+    x = torch.zeros(2, 256, 64, dtype=torch.bfloat16)
+    return mw.weigh(module, args=(x,), on="1xH100", loss=lambda y: y.float().mean())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "pairs"),
+    [
+        (None, 256 * 256),
+        (lambda b, h, q, k: q >= k, 256 * 257 // 2),
+        (lambda b, h, q, k: (q >= k) & (q - k < 16), 16 * 17 // 2 + 240 * 16),
+        (lambda b, h, q, k: (h < 2) & (q >= k), 256 * 257 // 4),  # a mean over four heads
+    ],
+    ids=["whole", "causal", "window", "heads"],
+)
+def test_flex_attention_keeps_no_scores_and_counts_the_pairs_of_its_mask(mask, pairs, compiled):
+    (rank,) = weighed(Flex(mask, compiled)).account.ranks
+    projection, product = 2 * 2 * 256 * 64 * 128, 2 * 2 * 4 * pairs * 16
+    flops = rank.flops_by_phase
+    assert flops["forward"] == projection + 2 * product
+    assert flops["backward"] + flops["recomputed"] == projection + 5 * product
+    assert flops["recomputed"] == product
+    projected, out, rows = 2 * 256 * 128 * 2, 2 * 256 * 64 * 2, 2 * 4 * 256 * 4
+    assert rank.saved_activation_bytes == projected + out + rows
+
+
+def test_a_mask_of_flex_attention_that_depends_on_data_counts_whole_and_says_so():
+    documents = torch.zeros(256, dtype=torch.long, device="meta")
+    whole = weighed(Flex(lambda b, h, q, k: documents[q] == documents[k]))
+    assert whole.account.ranks[0].flops_by_phase == weighed(Flex()).account.ranks[0].flops_by_phase
+    assert any("flex attention that depends on data" in words for words in whole.ledger.assumptions)
+
+
+def test_a_learned_bias_in_flex_attention_is_refused():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            bias = self.bias
+            return flex_attention(x, x, x, score_mod=lambda score, b, h, q, k: score + bias[h])
+
+    with pytest.raises(InputError, match="score_mod uses a tensor that requires a gradient") as raised:
+        mw.weigh(Biased(), args=(torch.zeros(1, 4, 32, 16),), on="1xH100")
+    assert raised.value.hint.startswith("detach that tensor")
+
+
+def test_flex_attention_of_one_cpu_is_told_to_name_gpus():
+    with pytest.raises(InputError, match="flex attention has no gradients on a CPU") as raised:
+        mw.account_torch(Flex(), torch.zeros(2, 256, 64, dtype=torch.bfloat16))
+    assert "on='1xH100'" in raised.value.hint

@@ -46,11 +46,6 @@ X = torch.randn(4, 8)
             "the module is wrapped in DataParallel already",
             "give its .module; on a mesh, wrap it in the function that is given as parallelize",
         ),
-        (
-            torch.compile(nn.ReLU(), backend="eager"),
-            "the module is compiled by torch.compile, and the account is of eager runs",
-            "give its ._orig_mod",
-        ),
     ],
 )
 def test_what_is_no_module_of_one_eager_device_is_said(module, message, hint):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -104,3 +106,33 @@ def test_optimizers_update_all_parameters_in_one_call_on_a_gpu():
 
     assert temporaries("1xCPU") <= 3 * matrix  # one matrix after the other
     assert 8 * matrix <= temporaries("1xH100") < 9 * matrix + 4096
+
+
+def test_an_optimizer_may_be_capturable_by_cuda_graphs_on_a_gpu():
+    layer, x = nn.Linear(64, 64), torch.zeros(4, 64)
+    capturable = functools.partial(torch.optim.AdamW, capturable=True)
+    found = mw.weigh(layer, args=(x,), on="1xH100", optimizer=capturable)
+    plain = mw.weigh(layer, args=(x,), on="1xH100", optimizer=torch.optim.AdamW)
+    assert found.account.ranks[0].optimizer_state_bytes == plain.account.ranks[0].optimizer_state_bytes
+
+
+def test_the_kernels_of_bitsandbytes_optimizers_have_no_products_and_its_products_are_listed():
+    library = torch.library.Library("bitsandbytes", "FRAGMENT")  # which need not be installed
+    library.define("optimizer_update_test(Tensor(a!) p, Tensor g) -> ()")
+    library.define("gemm_test(Tensor p) -> Tensor")
+    library.impl("optimizer_update_test", lambda p, g: None, "Meta")
+    library.impl("gemm_test", torch.clone, "Meta")
+
+    class Optimizer(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                torch.ops.bitsandbytes.optimizer_update_test(parameter, parameter.grad)
+                torch.ops.bitsandbytes.gemm_test(parameter)
+
+    layer = nn.Linear(64, 64, bias=False)
+    found = mw.weigh(layer, args=(torch.zeros(4, 64),), on="1xH100", optimizer=Optimizer)
+    assert found.ledger.unpriced == ("bitsandbytes.gemm_test(fp32[64, 64]), 1 times",)

@@ -39,14 +39,14 @@ def weigh_module(
 ) -> TorchWeighing:
     """Weigh a module in this process. `parts`: parallelize, optimizer, loss and autocast."""
     require_torch()
-    from ..torch_account._mesh_step import account_on_mesh
+    from ..torch_account import account_on_mesh
 
     mesh = _mesh(fleet, layout)
     account = account_on_mesh(
         module,
         tuple(args),
         dict(kwargs),
-        name=type(module).__name__,
+        name=type(getattr(module, "_orig_mod", module)).__name__,  # of a module that torch.compile wraps
         fleet=fleet,
         layout=mesh,
         on_phase=lambda name: on_event(Phase(name=name)),

@@ -16,7 +16,7 @@ from ..config import Layout
 from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing
-from ..torch_account import is_torch_module, require_torch
+from ..torch_account import is_torch_module, parts_of_function, require_torch
 from ._torch import DEFAULT_LAYOUT, is_torch_function
 from ._weigh import RunFacts, weigh_lowered
 
@@ -102,8 +102,7 @@ def weigh_module_as_jax(
     require_torch()
     _check_format(autocast)
     from ..models.attention_blocks import without_devices
-    from ..torch_program import ModuleStep, attention_on, optimizer_named
-    from ..torch_program._export import exported
+    from ..torch_program import ModuleStep, attention_on, exported, optimizer_named
     from ..worker import lowered_call
 
     mesh = Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
@@ -148,8 +147,6 @@ def weigh_function_as_jax(
 ) -> Weighing:
     """Weigh the module that a function, "package.module:function", returns; it is called in this process."""
     require_torch()
-    from ..torch_account._account import parts_of_function
-
     on_event(Phase(name=f"calling {name}"))
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is not the answer
         parts = parts_of_function(name, (os.getcwd(),), knobs)

@@ -3,9 +3,14 @@
 Imports: `compiler` (to find a function by name), `ledger` (its records), `hlo` (mesh axes), `hardware`,
 `config`, `children`, `records`, `formats`, `units`, `errors`; torch, and the modules that need it, only
 inside functions.
-Used by: `results`, `report`, `api`, `cli`, and users as `mw.account_torch` and `mw.weigh`.
+Used by: `results`, `report`, `torch_program`, `api`, `cli`, and users as `mw.account_torch` and `mw.weigh`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
 from ._account import Account as Account
 from ._account import FlopCount as FlopCount
 from ._account import MemoryCount as MemoryCount
@@ -17,9 +22,25 @@ from ._account import flop_table as flop_table
 from ._account import is_torch_module as is_torch_module
 from ._account import memory_table as memory_table
 from ._account import module_table as module_table
+from ._account import parts_of_function as parts_of_function
 from ._account import require_torch as require_torch
 from ._account import unknown_table as unknown_table
 from ._apart import account_named as account_named
 from ._records import MeshAccount as MeshAccount
 from ._records import RankCount as RankCount
 from ._records import RankMessage as RankMessage
+
+if TYPE_CHECKING:  # imported on first use, by `__getattr__`: these import torch
+    from ._fakes import Fakes as Fakes
+    from ._fakes import as_given as as_given
+    from ._fakes import check_parts as check_parts
+    from ._fakes import explain_failure as explain_failure
+    from ._fakes import mode_of as mode_of
+    from ._kernels import is_given as is_given
+    from ._kernels import whole_sequences as whole_sequences
+    from ._mesh import repeated_blocks as repeated_blocks
+    from ._mesh_step import account_on_mesh as account_on_mesh
+    from ._step import ONE_SEQUENCE as ONE_SEQUENCE
+    from ._step import surroundings as surroundings
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -95,11 +95,11 @@ def _check_module(module: Any) -> None:
             f"{kind} is compiled by TorchScript, which does not accept fake tensors",
             hint="give the module from which it was made",
         )
-    if hasattr(module, "_orig_mod"):
-        raise InputError(
-            "the module is compiled by torch.compile, and the account is of eager runs",
-            hint="give its ._orig_mod",
-        )
+
+
+def as_given(module: Any) -> Any:
+    """Return a module that `torch.compile` wraps as it was before; any other value as it is."""
+    return getattr(module, "_orig_mod", module)
 
 
 @contextlib.contextmanager
@@ -112,6 +112,42 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+MIXED = "mixed torch.Tensor and DTensor"
+UPDATED_TOGETHER = "it updates DTensors and plain tensors together, which fails on real ranks too"
+# Words of PyTorch's failures, what they mean here, and what to do.
+KNOWN = (
+    (
+        MIXED,
+        UPDATED_TOGETHER,
+        "let parallelize spread every parameter (SequenceParallel for norms, fully_shard for the rest), or "
+        "give an optimizer that updates them one by one: functools.partial(torch.optim.AdamW, "
+        "foreach=False). bitsandbytes takes no DTensor; the optimizers of torchao do",
+    ),
+    (
+        MIXED,
+        "it runs while its parameters are sharded, as it would on real ranks",
+        "FSDP2 gathers parameters when the module that it was called on runs: give parallelize=f "
+        "and call fully_shard on this part too, or leave the part around it to the root. What a plan of "
+        "DTensor's splits stays split: make the plain tensor that meets it a DTensor too",
+    ),
+    (
+        "FlexAttention does not support backward on CPU",
+        "flex attention has no gradients on a CPU",
+        "name the GPUs: mw.weigh(module, ..., on='1xH100')",
+    ),
+    (
+        "FSDP needs a non-CPU accelerator",
+        "FSDP1 (FullyShardedDataParallel) needs a real GPU",
+        "call torch.distributed.fsdp.fully_shard, FSDP2, on each block and on the module",
+    ),
+    (
+        "Torch not compiled with CUDA enabled",
+        "it asks for a CUDA device, and there is none here",
+        "spread the module over the mesh that parallelize is given, and leave devices out",
+    ),
+)
 
 
 def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hint: str) -> InputError:
@@ -134,12 +170,9 @@ def explain_failure(failed: BaseException, what: str, paths: dict[int, str], hin
             f"{place}: {name} has no fake form, which computes the shape of its result",
             hint=f"register it: @torch.library.register_fake({name.replace('.', '::', 1)!r})",
         )
-    if "mixed torch.Tensor and DTensor" in str(failed):
-        return InputError(
-            f"{place}: it runs while its parameters are sharded, as it would on real ranks",
-            hint="FSDP2 gathers parameters when the module that it was called on runs: give parallelize=f "
-            "and call fully_shard on this part too, or leave the part around it to the root",
-        )
+    for words, said, do in KNOWN:
+        if words in str(failed) and (said != UPDATED_TOGETHER or what == "the optimizer"):
+            return InputError(f"{place}: {said}", hint=do)
     return InputError(f"{place}: {type(failed).__name__}: {failed}", hint=hint)
 
 

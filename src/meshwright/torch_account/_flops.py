@@ -27,6 +27,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.formats import format_of_dtype
 
+OWN_NAMESPACE = "meshwright."  # of operations that stand for kernels
 OTHERS = {
     "complex32": "complex fp16",
     "complex64": "complex fp32",
@@ -144,6 +145,18 @@ _KINDS = (
     "fused_attention_overrideable",
 )  # fmt: skip
 _SEQUENCE_FIRST = ("flash", "efficient")
+
+
+def _flex(call: OperationCall) -> int:
+    pairs = int(call["pairs"])  # of all heads of queries
+    return 2 * pairs * (call.shape("query")[-1] + call.shape("value")[-1])
+
+
+def _flex_backward(call: OperationCall) -> tuple[int, int]:
+    pairs, width = int(call["pairs"]), call.shape("query")[-1]
+    return 2 * pairs * (3 * width + 2 * call.shape("value")[-1]), 2 * pairs * width
+
+
 ATTENTION_RULES = {
     **{f"_scaled_dot_product_{kind}": _forward for kind in _KINDS},
     **{f"_scaled_dot_product_{kind}_backward": _backward for kind in _KINDS},
@@ -153,6 +166,8 @@ ATTENTION_RULES = {
     **{f"_{kind}_attention_backward": partial(_backward, sequence=-3, heads=-2) for kind in _SEQUENCE_FIRST},
     "_cudnn_attention_forward": _forward,
     "_cudnn_attention_backward": _backward,
+    "flex_attention": _flex,
+    "flex_attention_backward": _flex_backward,
 }
 
 
@@ -241,7 +256,7 @@ def flops_of(call: OperationCall) -> OperationFlops | None:
 
     Source: the operations' definitions in PyTorch's native_functions.yaml.
     """
-    rule = RULES.get(call.name.removeprefix("aten."))
+    rule = RULES.get(call.name.removeprefix("aten.").removeprefix(OWN_NAMESPACE))
     count = None if rule is None else rule(call)
     if count is None:
         return None

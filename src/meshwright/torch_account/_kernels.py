@@ -25,15 +25,21 @@ from torch.nn.attention import SDPBackend
 
 from meshwright.hardware import Chip
 
+from ._flex import fused_flex_attention
+
 HALVES = (torch.float16, torch.bfloat16)
 WIDEST_HEAD = 256  # of flash attention
 FLASH_CAPABILITY = (8, 0)  # Ampere
+AS_WRITTEN = "What torch.compile compiles counts as it was written; its fused kernels keep and move less."
 aten = torch.ops.aten
 
 
 @contextlib.contextmanager
-def kernels_of(chip: Chip) -> Iterator[None]:
-    """Choose kernels for `chip` in the block; for a CPU they are the CPU's."""
+def kernels_of(chip: Chip, note: Callable[[str], None]) -> Iterator[None]:
+    """Choose kernels for `chip` in the block; for a CPU they are the CPU's.
+
+    `note` is told what is not exact.
+    """
     if chip.platform == "cpu":
         yield
         return
@@ -47,7 +53,7 @@ def kernels_of(chip: Chip) -> Iterator[None]:
         "rms_norm": functools.partial(_rms_norm, functional.rms_norm),
     }
     originals = {name: getattr(functional, name) for name in replaced}
-    with _whole_updates():
+    with _whole_updates(), fused_flex_attention(note):
         for name, function in replaced.items():
             setattr(functional, name, function)
         try:
@@ -180,27 +186,52 @@ class _FusedNorm(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _whole_updates() -> Iterator[None]:
-    """Let optimizers take the loops over all parameters in one call that they take on a GPU by default."""
+    """Let optimizers take the loops over all parameters in one call that they take on a GPU by default.
+
+    They may also be capturable by CUDA graphs, which PyTorch refuses on a CPU.
+    """
     optimizer: Any = sys.modules["torch.optim.optimizer"]  # which torch.optim hides behind its own names
     original, kinds = optimizer._get_foreach_kernels_supported_devices, optimizer._foreach_supported_types
     before = list(kinds)
+
+    def capturable(*args: Any, **kwargs: Any) -> list[str]:
+        return [*optimizer_capturable(*args, **kwargs), "cpu"]
+
+    optimizer_capturable = optimizer._get_capturable_supported_devices
+    # Each optimizer's file has imported the name.
+    holders = [
+        each
+        for name, each in list(sys.modules.items())
+        if name.startswith("torch.optim.") and hasattr(each, "_get_capturable_supported_devices")
+    ]
     optimizer._get_foreach_kernels_supported_devices = lambda: [*original(), "cpu"]
     kinds.append(FakeTensor)
+    for each in holders:
+        setattr(each, "_get_capturable_supported_devices", capturable)  # noqa: B010  private names
     try:
         yield
     finally:
         optimizer._get_foreach_kernels_supported_devices = original
         kinds[:] = before
+        for each in holders:
+            setattr(each, "_get_capturable_supported_devices", optimizer_capturable)  # noqa: B010
 
 
 @contextlib.contextmanager
 def as_it_was_written() -> Iterator[None]:
-    """Run parts that a plan has compiled by `torch.compile` as they were before."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    """Run what is compiled by `torch.compile`, before the block or in it, as it was before."""
+    compiles, holder = torch.compile, sys.modules["torch"]
+
+    def leave(model: Any = None, **_: Any) -> Any:
+        return model if model is not None else lambda function: function
+
+    is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled yet
+    setattr(holder, "compile", leave)  # noqa: B010  no attribute that a module is known to have
+    try:
+        with torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext():
+            yield
+    finally:
+        setattr(holder, "compile", compiles)  # noqa: B010
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -220,7 +251,7 @@ def whole_sequences(
     """
     masks = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "find_packed_sequence_indices", None)
-    if masks is None or original is None or _given(module, inputs, keywords, "position_ids"):
+    if masks is None or original is None or is_given(module, inputs, keywords, "position_ids"):
         yield False
         return
 
@@ -234,7 +265,8 @@ def whole_sequences(
         setattr(masks, "find_packed_sequence_indices", original)  # noqa: B010
 
 
-def _given(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], name: str) -> bool:
+def is_given(module: torch.nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], name: str) -> bool:
+    """Return whether the inputs of a module's `forward` have a value for one of its arguments."""
     try:
         bound = inspect.signature(module.forward).bind(*inputs, **keywords)
     except (TypeError, ValueError):

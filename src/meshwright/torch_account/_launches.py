@@ -115,7 +115,7 @@ class Launches:
         self, call: OperationCall, bare: str, counted: OperationFlops, format_name: str, peak: float
     ) -> float:
         key = call.shape("key")
-        length = key[-2] if bare.startswith("_scaled") else key[-3]
+        length = key[-2] if bare.startswith(("_scaled", "flex")) else key[-3]
         rate = self.machine.attention_rate(key[-1], length, format_name, "backward" in bare)
         return float(attention_seconds(rate, flops=counted.flops, length=length, flops_per_second=peak))
 

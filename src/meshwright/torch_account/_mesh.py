@@ -201,20 +201,24 @@ def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
             hint="make it a tensor of shape [1], as FSDP2 itself asks, or give parallelize=f that calls "
             "fully_shard with ignored_params",
         )
-    for block in repeated_blocks(module):
+    for block in repeated_blocks(module).values():
         fully_shard(block, mesh=mesh[names], reshard_after_forward=True)
     fully_shard(module, mesh=mesh[names], reshard_after_forward=True)
     return module
 
 
-def repeated_blocks(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the entries of each outermost list of modules of which several are of one class."""
+def repeated_blocks(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
+    """Return by path the entries of each outermost list of modules of which several are of one class.
+
+    Entries without parameters do not count. `path`: that of the module itself, "" for a root.
+    """
     kinds = Counter(type(entry) for entry in module.children() if any(True for _ in entry.parameters()))
     is_list = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
     repeated = {kind for kind, times in kinds.items() if times > 1 and is_list}
-    blocks: list[torch.nn.Module] = []
-    for child in module.children():
-        blocks += [child] if type(child) in repeated else repeated_blocks(child)
+    blocks: dict[str, torch.nn.Module] = {}
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        blocks |= {inner: child} if type(child) in repeated else repeated_blocks(child, inner)
     return blocks
 
 
@@ -232,6 +236,27 @@ def is_even(module: torch.nn.Module) -> bool:
                     return False
                 sizes[placement.dim] //= parameter.device_mesh.size(axis)
     return True
+
+
+@contextlib.contextmanager
+def holding_loss_parallel() -> Iterator[None]:
+    """Let a `loss_parallel` that the plan, the module or the loss enters last until the block ends.
+
+    PyTorch asks for the backward pass within it, where a training loop calls it. DTensor's own table of
+    operations is then as before.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import loss
+
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    before, original = dict(handlers), loss._disable_custom_loss_ops
+    loss._disable_custom_loss_ops = lambda: None
+    try:
+        yield
+    finally:
+        loss._disable_custom_loss_ops = original
+        handlers.clear()
+        handlers.update(before)
 
 
 @contextlib.contextmanager
@@ -271,11 +296,6 @@ def watching_fsdp(storages: Storages) -> Iterator[None]:
                 storages.put(tensor, UNSHARDED)
 
     def init_unsharded_param(self: Any) -> None:
-        if self.offload_to_cpu:
-            raise InputError(
-                "FSDP2 keeps the module's shards in the host's memory (CPUOffloadPolicy), not counted yet",
-                hint="leave offload_policy out",
-            )
         is_first = not hasattr(self, "_unsharded_param")
         original(self)
         if is_first:

@@ -8,6 +8,7 @@ This module imports torch, so it is imported only while accounting.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -22,12 +23,23 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import FlopLedger, Ledger, MemoryLedger
 from meshwright.predict import NUM_SPANS, Machine, busy_of, machine_of, prediction_of
+from meshwright.units import format_bytes
 
 from ._allocator import segments_expand
-from ._fakes import check_parts
-from ._kernels import is_compiled, kernels_of
+from ._fakes import as_given, check_parts
+from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
+from ._kernels import AS_WRITTEN, is_compiled, kernels_of
 from ._launches import Launches, watching_streams
-from ._mesh import Plan, check_plan, fake_world, is_even, spread, watching_dtensors, watching_fsdp
+from ._mesh import (
+    Plan,
+    check_plan,
+    fake_world,
+    holding_loss_parallel,
+    is_even,
+    spread,
+    watching_dtensors,
+    watching_fsdp,
+)
 from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, EagerStep, surroundings
 from ._timeline import history_of, memory_of, reserved_bytes
@@ -72,6 +84,8 @@ def account_on_mesh(
         InputError: as `account_torch`; or an axis needs a plan, or the plan fails.
     """
     started = time.process_time()
+    compiled_before = isinstance(module, torch.nn.Module) and is_compiled(module)
+    module = as_given(module)
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     check_plan(layout.axes, parallelize)
     machine, why_not = _machine(fleet)
@@ -81,9 +95,20 @@ def account_on_mesh(
         if rank and parallelize is None and is_even(steps[0].module):
             break  # its shards are as large as those of the first
         on_phase(f"running rank {rank}")
-        with surroundings(), fake_world(layout.axes, rank) as mesh:
+        has_host = fleet.chip.platform != "cpu"  # whose memory is that of the ranks
+        with (
+            surroundings(),
+            fake_world(layout.axes, rank) as mesh,
+            holding_loss_parallel(),
+            pinning_nothing(),
+        ):
             step = EagerStep(
-                module, inputs, keyword_inputs, lambda each: spread(each, mesh, parallelize), layout.axes
+                module,
+                inputs,
+                keyword_inputs,
+                lambda each: spread(each, mesh, parallelize),
+                layout.axes,
+                shards_on_host if has_host else lambda each: (),
             )
             launches = None if machine is None or rank else Launches(machine, layout.num_devices)
             step.watch.launches = launches
@@ -91,13 +116,15 @@ def account_on_mesh(
                 watching_fsdp(step.storages),
                 watching_dtensors(step.watch),
                 watching_streams(launches),
-                kernels_of(fleet.chip),
+                kernels_of(fleet.chip, step.notes.append),
+                copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
             ):
                 step.run(**parts)
             steps.append(step)
     on_phase("reckoning")
-    account = _summed(steps, module, name, fleet, layout, started)
-    return _with_time(account, steps[0], layout.num_devices, why_not)
+    compiled = compiled_before or is_compiled(steps[0].module)
+    account = _summed(steps, module, name, fleet, layout, started, [AS_WRITTEN] * compiled)
+    return _with_time(account, steps[0], layout.num_devices, COMPILED if compiled else why_not)
 
 
 def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
@@ -113,8 +140,9 @@ def _machine(fleet: Fleet) -> tuple[Machine | None, str]:
 def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not: str) -> MeshAccount:
     """Return the account with the predicted time of the first rank's step."""
     launches = first.watch.launches
-    if launches is not None:
-        why_not = COMPILED if is_compiled(first.module) else launches.why_not
+    if launches is not None and first.storages.host_peak_bytes:
+        why_not = why_not or NO_TIME
+    why_not = why_not or ("" if launches is None else launches.why_not)
     if launches is None or why_not:
         return dataclasses.replace(account, no_prediction=why_not)
     walked = launches.finish()
@@ -133,7 +161,13 @@ def _with_time(account: MeshAccount, first: EagerStep, num_devices: int, why_not
 
 
 def _summed(
-    steps: list[EagerStep], module: torch.nn.Module, name: str, fleet: Fleet, layout: Layout, started: float
+    steps: list[EagerStep],
+    module: torch.nn.Module,
+    name: str,
+    fleet: Fleet,
+    layout: Layout,
+    started: float,
+    notes: list[str],
 ) -> MeshAccount:
     memories = [_memory(step, fleet, layout) for step in steps]
     most = max(range(len(steps)), key=lambda place: memories[place].reserved_bytes)
@@ -141,9 +175,13 @@ def _summed(
     traffic, unpriced = traffic_of(fullest.watch.messages, fleet)
     without_rule = (f"{what}, {times} times" for what, times in sorted(fullest.watch.unknown.items()))
     ranks = dict.fromkeys((0, layout.num_devices - 1))
-    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *ON_A_MESH]
+    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *notes, *ON_A_MESH]
     if fleet.chip.platform != "cpu" and segments_expand():
         notes.append("The allocator's segments expand, as its variable in the environment says.")
+    if host_bytes := memories[most].host_bytes:
+        notes.append(
+            f"{format_bytes(host_bytes)} of each rank are in the host's memory, not in the device's."
+        )
     if most:
         notes.append(f"Memory and traffic are those of rank {layout.num_devices - 1}, which needs the most.")
     ledger = Ledger(
@@ -171,7 +209,8 @@ def _memory(step: EagerStep, fleet: Fleet, layout: Layout) -> MemoryLedger:
     """Return the memory of a rank; on GPUs its allocator reserves more than is alive."""
     storages = step.storages
     reserved = None if fleet.chip.platform == "cpu" else reserved_bytes(storages.changes)
-    return memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
+    memory = memory_of(history_of(storages.changes), storages.instant, fleet, layout, reserved)
+    return dataclasses.replace(memory, host_bytes=storages.host_peak_bytes)
 
 
 def _rank_count(rank: int, step: EagerStep, memory: MemoryLedger) -> RankCount:
@@ -181,7 +220,7 @@ def _rank_count(rank: int, step: EagerStep, memory: MemoryLedger) -> RankCount:
     assert memory.peak_bytes is not None, "a step's peak is known"
     return RankCount(
         rank=rank,
-        parameters_bytes=step.storages.live["parameters"],
+        parameters_bytes=step.storages.held_bytes("parameters"),
         gradients_bytes=step.gradients_bytes,
         optimizer_state_bytes=step.optimizer_state_bytes,
         saved_activation_bytes=step.saved_activation_bytes,

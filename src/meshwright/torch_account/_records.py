@@ -43,7 +43,8 @@ class RankCount:
     """Holds what one rank keeps in memory and executes.
 
     Bytes are those of the storages; FLOPs are those of this rank alone.
-    parameters_bytes, gradients_bytes, optimizer_state_bytes: its shards, at the end of the step.
+    parameters_bytes, gradients_bytes, optimizer_state_bytes: its shards, at the end of the step, also those
+        in the host's memory.
     saved_activation_bytes: storages that autograd keeps, at the end of the forward pass.
     peak_bytes: the most that is alive at one instant. reserved_bytes: what the caching allocator then has.
     flops_by_phase: forward | backward | recomputed | optimizer; `backward` is without `recomputed`.

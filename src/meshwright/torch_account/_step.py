@@ -21,9 +21,9 @@ from meshwright.errors import InputError
 from meshwright.hlo import Axes
 
 from ._account import Account, FlopCount, MemoryCount, ModuleCount
-from ._fakes import Fakes, check_parts, explain_failure, mode_of, quiet_fakes
+from ._fakes import Fakes, as_given, check_parts, explain_failure, mode_of, quiet_fakes
 from ._flops import tensor_text
-from ._kernels import as_it_was_written, whole_sequences
+from ._kernels import AS_WRITTEN, as_it_was_written, is_compiled, whole_sequences
 from ._watch import (
     BACKWARD,
     FORWARD,
@@ -61,9 +61,12 @@ def account_step(
     autocast: Any,
 ) -> Account:
     """Return the account of a step; the arguments and errors are those of `account_torch`."""
+    compiled = isinstance(module, torch.nn.Module) and is_compiled(module)
+    module = as_given(module)
     check_parts(module, (inputs, keyword_inputs), optimizer, loss, autocast)
     with surroundings():
         step = EagerStep(module, inputs, keyword_inputs)
+        step.notes += [AS_WRITTEN] * compiled
         step.run(loss, autocast, optimizer)
     return step.account()
 
@@ -94,6 +97,7 @@ class EagerStep:
 
     Args:
         parallelize: changes the fake copy for a mesh, and returns it.
+        on_host: returns those of its tensors that are in the host's memory.
         mesh_axes: names and sizes of the axes of that mesh.
     """
 
@@ -104,6 +108,7 @@ class EagerStep:
         keyword_inputs: dict[str, Any],
         parallelize: Callable[[Any], Any] = lambda module: module,
         mesh_axes: Axes = (),
+        on_host: Callable[[Any], Iterable[torch.Tensor]] = lambda module: (),
     ) -> None:
         self.mode: FakeTensorMode = mode_of(module, (inputs, keyword_inputs))
         fakes = Fakes(self.mode)
@@ -120,6 +125,8 @@ class EagerStep:
         self.saved_by_module: Counter[str | None] = Counter()
         self.notes: list[str] = []
         self._parts: list[Any] = []
+        for shard in on_host(self.module):
+            self.storages.keep_on_host(shard, "parameters")
         self._place("parameters", self.module.parameters())
         self._place("buffers", self.module.buffers())
         self._place("inputs", self._input_tensors())
@@ -226,7 +233,7 @@ class EagerStep:
                 hook.remove()
             # FSDP2 sets those of its shards, which are no leaves while it holds gathered parameters.
             self._place("gradients", (p.grad for p in self.module.parameters() if p.grad is not None))
-        self.gradients_bytes = self.storages.live["gradients"]
+        self.gradients_bytes = self.storages.held_bytes("gradients")
         self._note_formats()
 
     def _note_gradient(self, leaf: torch.Tensor) -> None:
@@ -248,7 +255,7 @@ class EagerStep:
                 )
             made.step()
             self._place("optimizer state", _tensors(dict(made.state)))
-            self.optimizer_state_bytes = self.storages.live["optimizer state"]
+            self.optimizer_state_bytes = self.storages.held_bytes("optimizer state")
             # In any later step, the state already exists during the forward and backward passes.
             self.storages.add_to_peak("optimizer state")
             self.watch.phase = OPTIMIZER

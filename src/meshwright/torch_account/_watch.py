@@ -32,6 +32,7 @@ from meshwright.hlo import Axes
 
 from ._fakes import Fakes
 from ._flops import (
+    OWN_NAMESPACE,
     RULES,
     OperationCall,
     OperationFlops,
@@ -51,6 +52,7 @@ TEMPORARY = "temporaries"
 SAVED = "saved activations"
 INPUTS = "inputs"
 STAGING = "communication buffers"
+OFFLOADED = "offloaded activations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class WatchedStorage:
     category: str = TEMPORARY
     saved_times: int = 0
     born: Birth = Birth()
+    on_host: bool = False  # in the host's memory, not the device's
 
     @property
     def counts_as(self) -> str:
@@ -96,6 +99,8 @@ class Storages:
     """All storages seen; `live` holds bytes by category now, and `at_peak` holds them at the peak.
 
     `changes`: the history of all storages, from which `_timeline` makes the memory through a step.
+    `on_host`: as `live`, of storages in the host's memory, which are in no other figure.
+    `host_peak_bytes`: the most that these were at one instant, without temporaries.
     """
 
     def __init__(self) -> None:
@@ -108,6 +113,9 @@ class Storages:
         self.peak_bytes = 0
         self.at_peak: dict[str, int] = {}
         self.peak_phase = ""
+        self.on_host: Counter[str] = Counter()
+        self.host_peak_bytes = 0
+        self.makes_on_host = False  # where the storages of the operation at hand are
         self._storages: dict[int, WatchedStorage] = {}
         self._created = 0
         # FSDP's streams are objects also on a CPU, where they run nothing. The first is everybody's.
@@ -122,7 +130,12 @@ class Storages:
             reference = weakref.ref(storage, lambda _: self._freed(key))
             self._created += 1
             known = self._storages[key] = WatchedStorage(
-                reference, self._created, format_name(tensor.dtype), tuple(tensor.shape), born=self.birth
+                reference,
+                self._created,
+                format_name(tensor.dtype),
+                tuple(tensor.shape),
+                born=self.birth,
+                on_host=self.makes_on_host,
             )
         self._resize(known, num_bytes)
         return known
@@ -137,8 +150,25 @@ class Storages:
         if more := num_bytes - known.num_bytes:
             self._add(known, more)
             known.num_bytes = num_bytes
+            if known.on_host:
+                return
             stream = self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
             self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=more, stream=stream))
+
+    def keep_on_host(self, tensor: torch.Tensor, category: str) -> None:
+        """Record a tensor that is in the host's memory before the step."""
+        self.makes_on_host = True
+        self.put(tensor, category)
+        self.makes_on_host = False
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return True if the tensor is known to be in the host's memory."""
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        return known is not None and known.on_host
+
+    def held_bytes(self, category: str) -> int:
+        """Return the bytes of a category now, on the device and on the host."""
+        return self.live[category] + self.on_host[category]
 
     def put(self, tensor: torch.Tensor, category: str) -> None:
         """Set the category of a tensor's storage, unless it already has one; a buffer may become another."""
@@ -188,12 +218,17 @@ class Storages:
         """Return the live bytes of each category by number format, without temporaries."""
         sums: dict[str, dict[str, int]] = {}
         for storage in self._storages.values():
-            if storage.counts_as != TEMPORARY and storage.num_bytes:
+            if storage.counts_as != TEMPORARY and storage.num_bytes and not storage.on_host:
                 formats = sums.setdefault(storage.counts_as, {})
                 formats[storage.format] = formats.get(storage.format, 0) + storage.num_bytes
         return sums
 
     def _add(self, known: WatchedStorage, num_bytes: int) -> None:
+        if known.on_host:
+            self.on_host[known.counts_as] += num_bytes
+            lasting = self.on_host.total() - self.on_host[TEMPORARY]
+            self.host_peak_bytes = max(self.host_peak_bytes, lasting)
+            return
         self.live[known.counts_as] += num_bytes
         self.live_bytes += num_bytes
 
@@ -202,15 +237,15 @@ class Storages:
         known.category = category or known.category
         known.saved_times += saved
         self._add(known, known.num_bytes)
-        if saved:
+        if saved and not known.on_host:
             self.changes.append(StorageChange(self.instant, self.phase, known, saved=saved))
 
     def _freed(self, key: int) -> None:
         known = self._storages.pop(key)
         self._add(known, -known.num_bytes)
-        if known.num_bytes:
+        if known.num_bytes and not known.on_host:
             self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=-known.num_bytes))
-            known.num_bytes = 0
+        known.num_bytes = 0
 
 
 @contextlib.contextmanager
@@ -301,6 +336,8 @@ def _next_number() -> int:
 FORWARD, BACKWARD, RECOMPUTED, OPTIMIZER = "forward", "backward", "recomputed", "optimizer"
 SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_view")
 SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and multiply nothing
+# Kernels of bitsandbytes without products: those of its optimizers and of its formats.
+BITSANDBYTES = ("optimizer_update", "quantize", "dequantize")
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
@@ -322,6 +359,7 @@ class StorageWatch(TorchDispatchMode):
         self.looks_away = False  # while operations only ask for shapes
         self.own_mistake: Exception | None = None
         self.launches: Launches | None = None  # where the step's time is wanted
+        self._to_host: bool | None = None  # where the copy at hand goes; None where its operands are
         self._stack = stack
         self._storages = storages
         self._fakes = fakes
@@ -356,6 +394,8 @@ class StorageWatch(TorchDispatchMode):
                 return made_of
         if operation_name(func) not in LIFTED:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._met, (args, kwargs))
+        if self._storages.on_host or self._to_host:
+            self._storages.makes_on_host = self._goes_to_host((args, kwargs))
         is_grouped = func is torch.ops.aten._grouped_mm.default
         result = (grouped_product if is_grouped else func)(*args, **kwargs)
         try:
@@ -363,7 +403,33 @@ class StorageWatch(TorchDispatchMode):
         except Exception as mistake:
             self.own_mistake = mistake
             raise
+        finally:
+            self._storages.makes_on_host = False
         return result
+
+    def _goes_to_host(self, operands: Any) -> bool:
+        """Return True if the results of an operation are in the host's memory, as one of its operands is."""
+        if self._to_host is not None:
+            return self._to_host
+        tensors = (leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, torch.Tensor))
+        return any(self._storages.is_on_host(tensor) for tensor in tensors if has_storage(tensor))
+
+    def copied(self, tensor: torch.Tensor, *, to_host: bool, category: str = TEMPORARY) -> torch.Tensor:
+        """Return a copy of a tensor in the host's memory, or in the device's."""
+        self._to_host, before = to_host, self._to_host
+        try:
+            with torch.no_grad():
+                copy = torch.clone(tensor, memory_format=torch.contiguous_format)
+        finally:
+            self._to_host = before
+        if category != TEMPORARY:
+            for inner in inner_tensors(copy):
+                self._storages.put(inner, category)
+        return copy
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Return True if a tensor is in the host's memory."""
+        return self._storages.is_on_host(tensor)
 
     def _number(self, func: Any, args: Any) -> Any:
         """Return the number in a tensor, or 1 where only a real run would compute it."""
@@ -460,6 +526,10 @@ def kind_of(func: Any) -> str:
     namespace, _, name = operation_name(func).partition(".")
     if namespace in NAMESPACES:
         return "message"
+    if f"{namespace}." == OWN_NAMESPACE:
+        return "rule"
+    if namespace == "bitsandbytes" and name.startswith(BITSANDBYTES):
+        return "silent"
     if namespace != "aten":
         return "silent" if namespace in SILENT_NAMESPACES else "unknown"
     if name in RULES:

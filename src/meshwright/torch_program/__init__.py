@@ -4,9 +4,19 @@ Imports: `torch_account` (fake tensors), `models` (cuDNN's attention), `sharding
 `tools`, when such a program is asked for: `_export` imports torch.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import names_on_first_use
 from ._module import JaxModule as JaxModule
 from ._program import GraphRunner as GraphRunner
 from ._program import ModuleProgram as ModuleProgram
 from ._step import ModuleStep as ModuleStep
 from ._step import attention_on as attention_on
 from ._step import optimizer_named as optimizer_named
+
+if TYPE_CHECKING:  # imported on first use, by `__getattr__`: it imports torch
+    from ._export import exported as exported
+
+__getattr__, __dir__ = names_on_first_use(__name__)

@@ -27,9 +27,18 @@ from torch.utils import checkpoint as checkpoints
 
 from meshwright.compiler import USERS_FAILURES
 from meshwright.errors import InputError
-from meshwright.torch_account._fakes import Fakes, check_parts, explain_failure, mode_of
-from meshwright.torch_account._kernels import _given, whole_sequences
-from meshwright.torch_account._step import ONE_SEQUENCE, surroundings
+from meshwright.torch_account import (
+    ONE_SEQUENCE,
+    Fakes,
+    as_given,
+    check_parts,
+    explain_failure,
+    is_given,
+    mode_of,
+    repeated_blocks,
+    surroundings,
+    whole_sequences,
+)
 
 from ._program import ArraySpec, GraphValue, ModuleProgram, Operation
 from ._rules import has_rule
@@ -61,6 +70,7 @@ def exported(
         InputError: the module cannot be exported, its loss needs no gradient or is not one number, or it uses
             operations without a rule. The error names all of them, each with the module where it is used.
     """
+    module = as_given(module)
     check_parts(module, (inputs, keyword_inputs), None, loss, None)
     fakes = Fakes(mode_of(module, (inputs, keyword_inputs)))
     ours = _Loss(fakes.module(module), loss)
@@ -220,7 +230,7 @@ def _causal_by_flag(module: torch.nn.Module, given: Any) -> Iterator[None]:
     """
     masks = sys.modules.get("transformers.masking_utils")
     args, kwargs = given
-    if not hasattr(masks, "is_torchdynamo_exporting") or _given(module, args, kwargs, "attention_mask"):
+    if not hasattr(masks, "is_torchdynamo_exporting") or is_given(module, args, kwargs, "attention_mask"):
         yield
         return
     with mock.patch.object(masks, "is_torchdynamo_exporting", return_value=False):
@@ -346,7 +356,7 @@ class _GraphReader:
             frozen=tuple(n for n in self.shapes["parameters"] if n not in self.trained),
             buffers=self.shapes["buffers"],
             inputs=self.shapes["inputs"],
-            blocks=_blocks(self.ours.module),
+            blocks=tuple(repeated_blocks(self.ours.module)),
             updates=updates,
             result=result,
             notes=tuple(self.ours.seen.notes),
@@ -438,26 +448,6 @@ def _leaf_names(given: Any) -> list[str]:
             text = str(rest[0]) + pytree.keystr(path[2:])
         names.append(text if is_named else f"args{text}")
     return names
-
-
-def _blocks(module: torch.nn.Module) -> tuple[str, ...]:
-    """Return the paths of repeated blocks: the entries of lists of which several have the same class.
-
-    Lists inside of such a block are part of it.
-    """
-    found: list[str] = []
-    for path, part in module.named_modules():
-        if any(path == block or path.startswith(f"{block}.") for block in found):
-            continue
-        if isinstance(part, torch.nn.ModuleList | torch.nn.Sequential):
-            kinds = Counter(type(child) for child in part)
-            repeated = [
-                (name, child)
-                for name, child in part.named_children()
-                if kinds[type(child)] > 1 and next(child.parameters(), None) is not None
-            ]
-            found += [f"{path}.{name}" if path else name for name, child in repeated]
-    return tuple(found)
 
 
 def _is_known(target: Any) -> bool:

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch.distributed.tensor import Replicate  # noqa: E402
+
 import meshwright as mw  # noqa: E402
 from meshwright.errors import InputError  # noqa: E402
 
@@ -135,10 +137,105 @@ def test_a_plan_compiled_by_torch_runs_as_it_was_written():
     assert weighing.account.ranks[0].flops_by_phase["forward"] == 3 * 2 * 8 * 64 * 64
 
 
-def offloaded(module, mesh):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_compiled_by_torch_is_weighed_by_its_original_and_has_no_time():
+    plain = weigh()
+    method = Stack()
+    method.compile()
+    for compiled in (torch.compile(Stack()), method):
+        weighing = weigh(compiled)
+        assert weighing.account.name == "Stack"
+        assert weighing.account.messages == plain.account.messages
+        assert weighing.account.ranks == plain.account.ranks
+        assert (plain.prediction is None, weighing.prediction is None) == (False, True)
+        assert "parts are compiled by torch.compile" in weighing.account.no_prediction
+        assert any("compiles counts as it was written" in words for words in weighing.ledger.assumptions)
+    assert mw.account_torch(torch.compile(Stack()), torch.zeros(8, 64)).name == "Stack"
+
+
+def test_loss_parallel_holds_through_the_backward_pass_wherever_it_is_entered():
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+
+    def plan(module, mesh):
+        parallelize_module(module, mesh, ColwiseParallel(use_local_output=False))
+
+    def loss(logits):
+        with loss_parallel():
+            return torch.nn.functional.cross_entropy(logits, torch.zeros(8, dtype=torch.long))
+
+    handlers = dict(DTensor._op_dispatcher._custom_op_handlers)
+    head = torch.nn.Linear(64, 400, bias=False)
+    weighing = weigh(head, on="4xH100", layout="tensor=4", parallelize=plan, loss=loss)
+    # The largest logit, the sum of exponentials, and the logit of the target: a number for each row.
+    assert messages(weighing)["all-reduce", "forward"][:2] == (3, 3 * 8 * 4)
+    assert not [kind for kind, phase in messages(weighing) if phase == "backward"]
+    assert weighing.account.ranks[0].saved_activation_bytes < 8 * 400 * 4
+    assert handlers == DTensor._op_dispatcher._custom_op_handlers
+
+
+def test_offloaded_shards_lie_on_the_host_with_their_gradients_and_the_optimizers_state():
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
-    fully_shard(module, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    def spread(policy):
+        def plan(module, mesh):
+            for layer in module.layers:
+                fully_shard(layer, mesh=mesh, **policy)
+            fully_shard(module, mesh=mesh, **policy)
+
+        return plan
+
+    layer, how = 256 * 256 * 4, {"optimizer": torch.optim.AdamW}
+    inputs = torch.zeros(2, 256)
+    kept = weigh(Stack(256), inputs, parallelize=spread({}), **how)
+    offloaded = weigh(Stack(256), inputs, parallelize=spread({"offload_policy": CPUOffloadPolicy()}), **how)
+    assert offloaded.account.messages == kept.account.messages
+    for name in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
+        assert getattr(offloaded.account.ranks[0], name) == getattr(kept.account.ranks[0], name), name
+    shards = 3 * layer // 4
+    # Parameters, gradients and two moments; the step's numbers are made without them, and stay.
+    assert offloaded.ledger.memory.host_bytes == 4 * shards
+    by_category = offloaded.ledger.memory.timeline.by_category
+    assert "parameters" not in by_category
+    assert by_category["gradients"][-1] == 0  # each is there until it is copied
+    assert max(by_category["optimizer_state"]) == 3 * 4
+    # Each gather copies its shard to the device first.
+    assert offloaded.ledger.memory.peak_bytes < kept.ledger.memory.peak_bytes - 3 * shards + layer // 4 + 1
+    assert offloaded.prediction is None
+    assert "in the host's memory" in offloaded.account.no_prediction
+    assert "in host memory" in offloaded.to_html()
+
+
+def test_activations_that_are_saved_on_the_cpu_leave_the_device():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
+
+    def plan(module, mesh):
+        for place, layer in enumerate(module.layers):
+            module.layers[place] = offload_wrapper(layer)
+
+    rows = torch.zeros(4096, 64, requires_grad=True)
+    kept = weigh(Stack(), rows, on="1xH100", parallelize=lambda module, mesh: None)
+    offloaded = weigh(Stack(), rows, on="1xH100", parallelize=plan)
+    one, weight = 4096 * 64 * 4, 64 * 64 * 4
+    assert kept.ledger.memory.host_bytes == 0
+    assert offloaded.ledger.memory.host_bytes == 3 * (one + weight)  # what each layer's product needs
+    assert offloaded.account.ranks[0].flops_by_phase == kept.account.ranks[0].flops_by_phase
+
+
+def fsdp1(module, mesh):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(module)
+
+
+def on_cuda(module, mesh):
+    module.cuda()
+
+
+def split_first(module, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    parallelize_module(module.layers[0], mesh, ColwiseParallel(output_layouts=Replicate()))
 
 
 def fails(module, mesh):
@@ -155,7 +252,17 @@ def fails(module, mesh):
         ({"parallelize": lambda module: module}, "parallelize cannot be called with a module", "def f("),
         ({"parallelize": fails}, "parallelize failed at ", "it is called with the module and a mesh"),
         ({"parallelize": lambda module, mesh: 3}, "parallelize returned a int, not a module", "return the"),
-        ({"parallelize": offloaded}, "FSDP2 keeps the module's shards in the host's memory", "leave offl"),
+        ({"parallelize": fsdp1}, "parallelize failed at ", "call torch.distributed.fsdp.fully_shard"),
+        (
+            {"parallelize": on_cuda},
+            "parallelize failed in layers.0 (Linear)",
+            "spread the module over",
+        ),
+        (
+            {"parallelize": split_first, "layout": "tensor=4", "optimizer": torch.optim.AdamW},
+            "the optimizer failed inside PyTorch: it updates DTensors and plain tensors together",
+            "let parallelize spread every parameter",
+        ),
         ({"on": "v5p-8"}, "a PyTorch module is weighed as PyTorch runs it on GPUs, and v5p is a", "name a"),
         ({"tokens": "1B"}, "Stack is not a configuration, and the number of tokens", "tell it: "),
         ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
