@@ -224,6 +224,16 @@ def test_the_command_line_weighs_a_functions_module_as_jax(tmp_path: Path):
     assert any("`parallelize`" in line for line in fields["ledger"]["assumptions"])
 
 
+def test_a_function_that_ends_its_process_leaves_the_command_its_words(tmp_path: Path):
+    text = BUILD.replace("    return {", "    import os\n\n    os._exit(7)\n    return {")
+    (tmp_path / "ends.py").write_text(text)
+    done = run(tmp_path, "ends.py:build", "--as", "jax", "--on", "8xCPU")
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    assert "ends.py:build, or what it calls, ended its process, which ended with status 7" in told
+    assert "building" in told
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

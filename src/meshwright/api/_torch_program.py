@@ -5,20 +5,19 @@ Imports: `torch_program`, which exports the module and builds the step. Used by:
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Layout
 from ..errors import InputError
 from ..hardware import Fleet
 from ..results import Phase, Weighing
-from ..torch_account import is_torch_module, parts_of_function, require_torch
+from ..torch_account import is_torch_module, require_torch
 from ._torch import DEFAULT_LAYOUT, is_torch_function
 from ._weigh import RunFacts, weigh_lowered
+
+if TYPE_CHECKING:
+    from ..torch_program import ModuleProgram
 
 JAX = "jax"
 SAYS = (
@@ -81,8 +80,6 @@ def weigh_module_as_jax(
     simulate: bool,
     on_event: Callable[[Phase], None],
     known: RunFacts,
-    name: str = "",
-    says: Sequence[str] = (),
 ) -> Weighing:
     """Weigh a module in this process, which exports and traces it; a worker compiles.
 
@@ -92,23 +89,40 @@ def weigh_module_as_jax(
         optimizer: a class of torch.optim, or a partial of one; AdamW if None.
         loss: as for `account_torch`.
         autocast: the format of parameters and inputs in use; parameters are stored in their own.
-        name: that of the function that made the module.
-        says: further assumptions to list.
 
     Raises:
         InputError: the module cannot be exported or uses operations without a rule, the optimizer or an axis
             of the layout has no counterpart, or as `weigh_lowered`.
     """
     require_torch()
-    _check_format(autocast)
+    from ..torch_program import exported, name_and_options, optimizer_named
+
+    update = optimizer_named(*name_and_options(optimizer))
+    on_event(Phase(name="exporting the module"))
+    program = exported(module, tuple(args), dict(kwargs), loss=loss, compute=autocast)
+    return _weigh_program(program, update, program.name, fleet, layout, simulate, on_event, known)
+
+
+def _weigh_program(
+    program: ModuleProgram,
+    update: Any,
+    name: str,
+    fleet: Fleet,
+    layout: str | None,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: RunFacts,
+    says: Sequence[str] = (),
+) -> Weighing:
+    """Weigh the training step of an exported module.
+
+    `update`: Optax's optimizer. `says`: further assumptions to list.
+    """
     from ..models.attention_blocks import without_devices
-    from ..torch_program import ModuleStep, attention_on, exported, optimizer_named
+    from ..torch_program import ModuleStep, attention_on
     from ..worker import lowered_call
 
     mesh = Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
-    update = optimizer_named(*_named(optimizer))
-    on_event(Phase(name="exporting the module"))
-    program = exported(module, tuple(args), dict(kwargs), loss=loss, compute=autocast)
     step = ModuleStep(
         program=program,
         mesh_axes=mesh.axes,
@@ -122,7 +136,7 @@ def weigh_module_as_jax(
         lowered = lowered_call(step.function(), step.arguments(), {}, platform, kind)
     told = [INPUTS.format(fleet.num_devices)] if fleet.num_devices > 1 else []
     return weigh_lowered(
-        f"{name or program.name} as a JAX program",
+        f"{name} as a JAX program",
         fleet,
         num_devices=lowered.num_devices,
         mesh_axes=lowered.mesh_axes,
@@ -145,39 +159,11 @@ def weigh_function_as_jax(
     on_event: Callable[[Phase], None],
     known: RunFacts,
 ) -> Weighing:
-    """Weigh the module that a function, "package.module:function", returns; it is called in this process."""
-    require_torch()
-    on_event(Phase(name=f"calling {name}"))
-    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not the answer
-        parts = parts_of_function(name, (os.getcwd(),), knobs)
-    has_plan = parts.pop("parallelize") is not None
-    return weigh_module_as_jax(
-        parts.pop("module"),
-        parts.pop("inputs"),
-        parts.pop("keyword_inputs"),
-        fleet,
-        layout,
-        simulate=simulate,
-        on_event=on_event,
-        known=known,
-        name=name,
-        says=[NO_PLAN] * has_plan,
-        **parts,
+    """Weigh the module that a function, "package.module:function", returns, in a process of its own."""
+    from ..torch_program import exported_named, optimizer_named
+
+    found = exported_named(name, knobs=knobs, on_phase=lambda phase: on_event(Phase(name=phase)))
+    says = [NO_PLAN] * found.has_plan
+    return _weigh_program(
+        found.program, optimizer_named(*found.optimizer), name, fleet, layout, simulate, on_event, known, says
     )
-
-
-def _check_format(autocast: Any) -> None:
-    import torch
-
-    if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
-        hint = "use torch.bfloat16 or torch.float16"
-        raise InputError(f"autocast={autocast!r} is not a floating-point format", hint=hint)
-
-
-def _named(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of an optimizer's class, and its options."""
-    if optimizer is None:
-        return "AdamW", {}
-    if isinstance(optimizer, functools.partial):
-        return getattr(optimizer.func, "__name__", "function"), dict(optimizer.keywords)
-    return getattr(optimizer, "__name__", type(optimizer).__name__), {}

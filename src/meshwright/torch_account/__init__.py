@@ -26,6 +26,8 @@ from ._account import parts_of_function as parts_of_function
 from ._account import require_torch as require_torch
 from ._account import unknown_table as unknown_table
 from ._apart import account_named as account_named
+from ._apart import answer_apart as answer_apart
+from ._apart import serve as serve
 from ._records import MeshAccount as MeshAccount
 from ._records import RankCount as RankCount
 from ._records import RankMessage as RankMessage

@@ -1,7 +1,8 @@
-"""Account the module of a function on a mesh in a process of its own, which the function may end or crash.
+"""Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
-`python -m meshwright.torch_account._apart PARENT_PID FOLDER` is that process. It reads FOLDER/request.json,
-writes its phases to FOLDER/phase, and FOLDER/answer.json last. torch is imported there alone.
+`python -m meshwright.torch_account._apart PARENT_PID FOLDER` is that process for an account on a mesh;
+`torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phase, and
+FOLDER/answer.json last. torch is imported there alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from meshwright.children import end_session, guard, own_python, working_folder
 from meshwright.config import Layout
@@ -26,6 +28,7 @@ from meshwright.records import read_record
 
 from ._records import MeshAccount
 
+Request = TypeVar("Request")
 POLL_SECONDS = 0.05
 SHOWN_LINES = 8
 
@@ -64,11 +67,27 @@ def account_named(
     request = AccountRequest(
         function=function, fleet=fleet, layout=layout, knobs=dict(knobs), search_path=(os.getcwd(),)
     )
+    answer = answer_apart(__name__, TypeAdapter(AccountRequest).dump_json(request), function, on_phase)
+    return MeshAccount.from_json(answer["account"])
+
+
+def answer_apart(server: str, request: bytes, function: str, on_phase: Callable[[str], None]) -> Any:
+    """Return the answer of a process of its own to a request.
+
+    Args:
+        server: the name of the module that it runs, which calls `serve`.
+        request: its text as JSON.
+        function: the user's function that it calls, for messages.
+        on_phase: called with the name of each part of the work.
+
+    Raises:
+        InputError: the answer is an error, or the process ended without one.
+    """
     with working_folder("meshwright-torch-") as folder:
-        (folder / "request.json").write_bytes(TypeAdapter(AccountRequest).dump_json(request))
+        (folder / "request.json").write_bytes(request)
         with open(folder / "said", "wb") as said:
             process = subprocess.Popen(
-                own_python("-m", __name__, str(os.getpid()), str(folder)),
+                own_python("-m", server, str(os.getpid()), str(folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -90,12 +109,12 @@ def _follow(process: subprocess.Popen[bytes], file: Path, on_phase: Callable[[st
         time.sleep(POLL_SECONDS)
 
 
-def _answer(function: str, status: int, folder: Path) -> MeshAccount:
-    """Return the account, or raise the error in the answer or that of a process without one."""
+def _answer(function: str, status: int, folder: Path) -> Any:
+    """Return the answer, or raise the error in it or that of a process without one."""
     with contextlib.suppress(FileNotFoundError):
         answer = json.loads((folder / "answer.json").read_text())
-        if "account" in answer:
-            return MeshAccount.from_json(answer["account"])
+        if "message" not in answer:
+            return answer
         raise InputError(answer["message"], hint=answer["hint"])
     said = (folder / "said").read_text(errors="replace").splitlines()
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -107,19 +126,22 @@ def _answer(function: str, status: int, folder: Path) -> MeshAccount:
     )
 
 
-def main(parent: int, folder: Path) -> None:
-    """Serve the request in `folder`. Every error that the user can act on becomes an answer."""
+def serve(
+    parent: int,
+    folder: Path,
+    kind: type[Request],
+    answer_to: Callable[[Request, Callable[[str], None]], Mapping[str, Any]],
+) -> None:
+    """Answer the request in `folder`. Every error that the user can act on becomes an answer."""
     guard(parent)
     faulthandler.enable()
-    request = read_record(
-        AccountRequest, (folder / "request.json").read_text(), name="a request", hint="report it"
-    )
+    request = read_record(kind, (folder / "request.json").read_text(), name="a request", hint="report it")
 
     def on_phase(name: str) -> None:
         (folder / "phase").write_text(name)
 
     try:
-        answer = {"account": _account(request, on_phase).to_json()}
+        answer = dict(answer_to(request, on_phase))
     except MeshwrightError as error:
         answer = {"message": error.message, "hint": error.hint}
     part = folder / "answer.part"
@@ -127,7 +149,7 @@ def main(parent: int, folder: Path) -> None:
     part.rename(folder / "answer.json")
 
 
-def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> MeshAccount:
+def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> dict[str, str]:
     from ._account import parts_of_function, require_torch
 
     on_phase("importing torch")
@@ -137,7 +159,7 @@ def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> MeshAc
     on_phase(f"calling {request.function}")
     parts = parts_of_function(request.function, request.search_path, request.knobs)
     inputs, keyword_inputs = parts.pop("inputs"), parts.pop("keyword_inputs")
-    return account_on_mesh(
+    account = account_on_mesh(
         parts.pop("module"),
         inputs,
         keyword_inputs,
@@ -147,7 +169,8 @@ def _account(request: AccountRequest, on_phase: Callable[[str], None]) -> MeshAc
         on_phase=on_phase,
         **parts,
     )
+    return {"account": account.to_json()}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    serve(int(sys.argv[1]), Path(sys.argv[2]), AccountRequest, _account)

@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..lazy import names_on_first_use
+from ._apart import ExportedFunction as ExportedFunction
+from ._apart import exported_named as exported_named
 from ._module import JaxModule as JaxModule
 from ._program import GraphRunner as GraphRunner
 from ._program import ModuleProgram as ModuleProgram
 from ._step import ModuleStep as ModuleStep
 from ._step import attention_on as attention_on
+from ._step import name_and_options as name_and_options
 from ._step import optimizer_named as optimizer_named
 
 if TYPE_CHECKING:  # imported on first use, by `__getattr__`: it imports torch

@@ -71,7 +71,7 @@ def exported(
             operations without a rule. The error names all of them, each with the module where it is used.
     """
     module = as_given(module)
-    check_parts(module, (inputs, keyword_inputs), None, loss, None)
+    check_parts(module, (inputs, keyword_inputs), None, loss, compute)
     fakes = Fakes(mode_of(module, (inputs, keyword_inputs)))
     ours = _Loss(fakes.module(module), loss)
     given = fakes.tree((tuple(inputs), dict(keyword_inputs)))

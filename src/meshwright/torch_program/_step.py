@@ -9,6 +9,7 @@ dim is whole on each device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -261,6 +262,15 @@ def attention_on(chip: Chip, simulated: bool = False) -> Attention:
         return cudnn_attention(query, key, value, None, None, causal=causal, scale=scale, partitioned=False)
 
     return attention
+
+
+def name_and_options(optimizer: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of a class of `torch.optim`, and its options; AdamW for None."""
+    if optimizer is None:
+        return "AdamW", {}
+    if isinstance(optimizer, functools.partial):
+        return getattr(optimizer.func, "__name__", "function"), dict(optimizer.keywords)
+    return getattr(optimizer, "__name__", type(optimizer).__name__), {}
 
 
 def optimizer_named(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
