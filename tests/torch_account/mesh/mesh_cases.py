@@ -194,11 +194,16 @@ def _checkpoint(module):
 
 
 def _split(module, mesh):
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+    if isinstance(module, Convolutions):  # DTensor's plans are of linear layers, and this one has a head alone
+        parallelize_module(module.head, mesh["tensor"], ColwiseParallel(output_layouts=Replicate()))
     for block in module.modules():
         if isinstance(block, Perceptron):
             plan = {"up": ColwiseParallel(), "gate": ColwiseParallel(), "down": RowwiseParallel()}
+            if isinstance(module, Perceptrons):  # the shards are uneven, which DTensor forgets between layers
+                plan = dict.fromkeys(("up", "gate"), ColwiseParallel(output_layouts=Replicate()))
             parallelize_module(block, mesh["tensor"], plan)
 
 

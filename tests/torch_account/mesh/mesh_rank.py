@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -114,6 +115,7 @@ def main(model, plan, layout, rank, folder):
         inputs, loss_of = made.pop("inputs"), made["loss"]
         optimizer = made["optimizer"](list(module.parameters()))
         del made
+        gc.collect()  # a plan may leave a whole parameter in a cycle, which Python frees at some later time
         for step in range(NUM_STEPS):
             sent = Sent()
             # Each of gloo's threads holds its last arrays until it has others: give all of them some at once.

@@ -33,10 +33,10 @@ WIDE = {
     ("perceptrons", "data", 2),
     *(("tied", plan, 2) for plan in ("data", "tensor")),
     *(("patches", plan, 2) for plan in ("bf16", "checkpoint")),
-    *(("convolutions", plan, 2) for plan in ("fsdp", "checkpoint")),
+    *(("convolutions", plan, 2) for plan in ("fsdp", "checkpoint", "tensor")),
+    ("perceptrons", "tensor", 2),
     *(("mixed", plan, 2) for plan in ("fsdp", "kept")),
 }
-NOT_SPLIT = ("perceptrons", "convolutions")  # widths that do not divide, and no perceptron
 NOT_RUN = {("convolutions", "bf16")}  # the CPU's batch norm takes no weights and statistics of two formats
 
 
@@ -52,7 +52,7 @@ CASES = [
     for model in MODELS
     for plan, sizes in PLANS.items()
     for num_ranks in sizes
-    if not ("tensor" in plan and model in NOT_SPLIT) and (model, plan) not in NOT_RUN
+    if (model, plan) not in NOT_RUN
 ]
 
 
@@ -66,6 +66,20 @@ def real_ranks(model, plan, layout, num_ranks, folder):
     said = [process.communicate()[1] for process in running]
     assert [process.returncode for process in running] == [0] * num_ranks, said[0][-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def held_by_gloo(model, plan, messages):
+    """Bytes that gloo's threads may hold for longer than the rank does, which NCCL does not.
+
+    They are a copy of DDP's buckets, or both sides of the last gather of activations in each of the two
+    threads of a group, where no other message follows soon.
+    """
+    if plan == "data":
+        return max(message.payload_bytes for message in messages)
+    if model != "perceptrons" or "tensor" not in plan:
+        return 0
+    gathers = [m for m in messages if m.kind == "all-gather" and "tensor" in m.axes]
+    return 2 * max((m.payload_bytes + m.payload_bytes // m.group_size) // m.count for m in gathers)
 
 
 @pytest.mark.filterwarnings(
@@ -91,8 +105,7 @@ def test_bytes_and_messages_are_those_of_real_ranks(model, plan, num_ranks, case
     for ours in weighing.account.ranks:
         for name in ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes"):
             assert getattr(ours, name) == real[ours.rank][name], name
-        # What differs is memory that a kernel takes and frees within one operation. On a busy machine, gloo
-        # may also hold a copy of DDP's buckets for longer than the real rank does.
-        held = max(message.payload_bytes for message in weighing.account.messages) if plan == "data" else 0
+        # What differs is memory that a kernel takes and frees within one operation, and what gloo holds.
+        held = held_by_gloo(model, plan, weighing.account.messages)
         peak_bytes = real[ours.rank]["peak_bytes"]
         assert 0.97 * peak_bytes - held <= ours.peak_bytes <= 1.03 * peak_bytes
