@@ -138,6 +138,12 @@ KNOWN = (
         "name the GPUs: mw.weigh(module, ..., on='1xH100')",
     ),
     (
+        "its data is not allocated yet",
+        "code outside of PyTorch's operations reads the values of a tensor, and fake tensors have none",
+        "make it an operation: torch.library.custom_op with register_fake; in place of the older `replicate` "
+        "call DistributedDataParallel, or replicate of torch.distributed._composable.replicate_with_fsdp",
+    ),
+    (
         "FSDP needs a non-CPU accelerator",
         "FSDP1 (FullyShardedDataParallel) needs a real GPU",
         "call torch.distributed.fsdp.fully_shard, FSDP2, on each block and on the module",

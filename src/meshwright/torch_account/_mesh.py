@@ -31,6 +31,7 @@ from ._watch import Storages, StorageWatch, inner_tensors
 GATHERED, UNSHARDED = "gathered parameters", "unsharded gradients"
 OWN_AXES = ("data", "fsdp")  # which need no plan of the user's
 LIMIT, FIRST_LIMIT, REBUILT_LIMITS = 2, 6, 9  # among the arguments of DDP's `Reducer` after the buckets
+STAGES = "pipelines are not accounted: give the module of one stage, with the inputs of that stage"
 _WORLDS = itertools.count(1)
 Plan = Callable[[torch.nn.Module, DeviceMesh], Any]
 
@@ -77,6 +78,25 @@ def _meshes_of_their_own() -> Iterator[None]:
         yield
     finally:
         DeviceMesh.__init__ = original
+
+
+@contextlib.contextmanager
+def refusing_pipelines() -> Iterator[None]:
+    """Refuse schedules of pipelines that a plan has made: they ask other ranks for what these send."""
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    kinds = [getattr(schedules, f"PipelineSchedule{kind}") for kind in ("Single", "Multi") if schedules]
+    originals = [kind.step for kind in kinds]
+
+    def step(self: Any, *_: Any, **__: Any) -> Any:
+        raise InputError(f"the module runs {type(self).__name__}, a schedule of a pipeline", hint=STAGES)
+
+    for kind in kinds:
+        kind.step = step
+    try:
+        yield
+    finally:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.step = original
 
 
 @contextlib.contextmanager
@@ -139,7 +159,7 @@ def spread(module: torch.nn.Module, mesh: DeviceMesh, parallelize: Plan | None) 
     if not isinstance(made, torch.nn.Module):
         hint = "return the module, or nothing if it changes the one that it is given"
         if type(made).__module__.startswith("torch.distributed.pipelining"):
-            hint = "pipelines are not accounted: give the module of one stage, with the inputs of that stage"
+            hint = STAGES
         raise InputError(f"parallelize returned a {type(made).__name__}, not a module", hint=hint)
     return made
 

@@ -36,6 +36,7 @@ from ._mesh import (
     fake_world,
     holding_loss_parallel,
     is_even,
+    refusing_pipelines,
     spread,
     watching_dtensors,
     watching_fsdp,
@@ -115,6 +116,7 @@ def account_on_mesh(
             with (
                 watching_fsdp(step.storages),
                 watching_dtensors(step.watch),
+                refusing_pipelines(),
                 watching_streams(launches),
                 kernels_of(fleet.chip, step.notes.append),
                 copying_to_host(step.watch) if has_host else contextlib.nullcontext(),

@@ -197,7 +197,7 @@ def _split(module, mesh):
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    if isinstance(module, Convolutions):  # DTensor's plans are of linear layers, and this one has a head alone
+    if isinstance(module, Convolutions):  # its head is its only linear layer
         parallelize_module(module.head, mesh["tensor"], ColwiseParallel(output_layouts=Replicate()))
     for block in module.modules():
         if isinstance(block, Perceptron):

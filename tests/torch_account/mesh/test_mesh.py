@@ -222,6 +222,29 @@ def test_activations_that_are_saved_on_the_cpu_leave_the_device():
     assert offloaded.account.ranks[0].flops_by_phase == kept.account.ranks[0].flops_by_phase
 
 
+def pipelined(module, mesh):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    stage = PipelineStage(module, mesh.get_local_rank(), 4, torch.device("cpu"), group=mesh.get_group())
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda output, target: output.sum())
+
+    class Runs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stage = module
+
+        def forward(self, x):
+            return schedule.step(x)
+
+    return Runs()
+
+
+def older_replicate(module, mesh):
+    from torch.distributed._composable.replicate import replicate
+
+    replicate(module, device_mesh=mesh)
+
+
 def fsdp1(module, mesh):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -252,6 +275,16 @@ def fails(module, mesh):
         ({"parallelize": lambda module: module}, "parallelize cannot be called with a module", "def f("),
         ({"parallelize": fails}, "parallelize failed at ", "it is called with the module and a mesh"),
         ({"parallelize": lambda module, mesh: 3}, "parallelize returned a int, not a module", "return the"),
+        (
+            {"parallelize": pipelined, "layout": "stage=4"},
+            "the module runs ScheduleGPipe, a schedule of a pipeline",
+            "pipelines are not accounted: give the module of one stage",
+        ),
+        (
+            {"parallelize": older_replicate, "layout": "data=4"},
+            "the forward pass failed in the module itself (DDPStack) inside PyTorch: code outside of",
+            "make it an operation: torch.library.custom_op",
+        ),
         ({"parallelize": fsdp1}, "parallelize failed at ", "call torch.distributed.fsdp.fully_shard"),
         (
             {"parallelize": on_cuda},
