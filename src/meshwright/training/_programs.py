@@ -64,7 +64,8 @@ def compile_programs(
     seed = jax.ShapeDtypeStruct((), np.uint32)
     parameters = whole_parameters(built.state)
     evaluated = parameters, built.state["model_state"], built.batch
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="meshwright-compile") as pool:
+    pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="meshwright-compile")
+    try:
         started = time.monotonic()
         lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
 
@@ -90,6 +91,8 @@ def compile_programs(
             xla_flops=flops,
             no_xla_flops=why_not,
         )
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure or Ctrl-C no other program begins
 
 
 def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:
