@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import flex_attention
 
 from meshwright.hardware import Chip
 
@@ -218,11 +219,17 @@ def _whole_updates() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_it_was_written() -> Iterator[None]:
-    """Run what is compiled by `torch.compile`, before the block or in it, as it was before."""
+def as_it_was_written(note: Callable[[str], None]) -> Iterator[None]:
+    """Run what is compiled by `torch.compile`, before the block or in it, as it was before.
+
+    `note` is told `AS_WRITTEN` if something is compiled in the block, as optimizers of torchao compile their
+    step. Flex attention does not count: it runs as the kernel that it is compiled to.
+    """
     compiles, holder = torch.compile, sys.modules["torch"]
 
     def leave(model: Any = None, **_: Any) -> Any:
+        if model is not flex_attention:
+            note(AS_WRITTEN)
         return model if model is not None else lambda function: function
 
     is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled yet

@@ -124,8 +124,10 @@ def account_on_mesh(
                 step.run(**parts)
             steps.append(step)
     on_phase("reckoning")
-    compiled = compiled_before or is_compiled(steps[0].module)
-    account = _summed(steps, module, name, fleet, layout, started, [AS_WRITTEN] * compiled)
+    compiled = compiled_before or is_compiled(steps[0].module) or AS_WRITTEN in steps[0].notes
+    for step in steps:
+        step.notes += [AS_WRITTEN] * compiled
+    account = _summed(steps, module, name, fleet, layout, started)
     return _with_time(account, steps[0], layout.num_devices, COMPILED if compiled else why_not)
 
 
@@ -169,7 +171,6 @@ def _summed(
     fleet: Fleet,
     layout: Layout,
     started: float,
-    notes: list[str],
 ) -> MeshAccount:
     memories = [_memory(step, fleet, layout) for step in steps]
     most = max(range(len(steps)), key=lambda place: memories[place].reserved_bytes)
@@ -177,7 +178,7 @@ def _summed(
     traffic, unpriced = traffic_of(fullest.watch.messages, fleet)
     without_rule = (f"{what}, {times} times" for what, times in sorted(fullest.watch.unknown.items()))
     ranks = dict.fromkeys((0, layout.num_devices - 1))
-    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *notes, *ON_A_MESH]
+    notes = [*dict.fromkeys(fullest.notes), *fullest.kernel_notes(), *ON_A_MESH]
     if fleet.chip.platform != "cpu" and segments_expand():
         notes.append("The allocator's segments expand, as its variable in the environment says.")
     if host_bytes := memories[most].host_bytes:

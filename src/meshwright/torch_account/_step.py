@@ -143,7 +143,7 @@ class EagerStep:
         sequences = whole_sequences(self.module, self.inputs, self.keywords)
         # Enter the fake mode first: an operation that it decomposes is then only one for the watch above it.
         with (
-            as_it_was_written(),
+            as_it_was_written(self.notes.append),
             self.mode,
             self.stack,
             self.watch,
@@ -283,7 +283,7 @@ class EagerStep:
             memory=self._memory_count(),
             by_module=_count_modules(modules, self.watch.flops, self.saved_by_module),
             unknown=dict(sorted(self.watch.unknown.items())),
-            conventions=(*self.notes, *ALWAYS),
+            conventions=(*dict.fromkeys(self.notes), *ALWAYS),
             torch_version=torch.__version__,
         )
 

@@ -153,6 +153,24 @@ def test_a_module_compiled_by_torch_is_weighed_by_its_original_and_has_no_time()
     assert mw.account_torch(torch.compile(Stack()), torch.zeros(8, 64)).name == "Stack"
 
 
+class CompiledDescent(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            torch.compile(lambda p: p.sub_(p.grad))(parameter)
+
+
+def test_an_optimizer_that_compiles_its_step_leaves_no_time_and_is_said_once():
+    weighing = weigh(optimizer=CompiledDescent)
+    assert weighing.prediction is None
+    assert "parts are compiled by torch.compile" in weighing.account.no_prediction
+    said = [words for words in weighing.ledger.assumptions if "compiles counts as it was written" in words]
+    assert len(said) == 1
+
+
 def test_loss_parallel_holds_through_the_backward_pass_wherever_it_is_entered():
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
