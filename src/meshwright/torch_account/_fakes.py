@@ -133,6 +133,11 @@ KNOWN = (
         "DTensor's splits stays split: make the plain tensor that meets it a DTensor too",
     ),
     (
+        "in-place operations that require placement changes",
+        "DTensor has no rule for one of its operations, which fails on real ranks too",
+        "give an optimizer that takes sharded parameters, such as torch.optim.AdamW",
+    ),
+    (
         "FlexAttention does not support backward on CPU",
         "flex attention has no gradients on a CPU",
         "name the GPUs: mw.weigh(module, ..., on='1xH100')",

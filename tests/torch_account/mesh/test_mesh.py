@@ -314,6 +314,11 @@ def fails(module, mesh):
             "the optimizer failed inside PyTorch: it updates DTensors and plain tensors together",
             "let parallelize spread every parameter",
         ),
+        (
+            {"optimizer": torch.optim.Adafactor},
+            "the optimizer failed inside PyTorch: DTensor has no rule for one of its operations",
+            "give an optimizer that takes sharded parameters",
+        ),
         ({"on": "v5p-8"}, "a PyTorch module is weighed as PyTorch runs it on GPUs, and v5p is a", "name a"),
         ({"tokens": "1B"}, "Stack is not a configuration, and the number of tokens", "tell it: "),
         ({"overrides": ["a=1"]}, "a PyTorch module takes no overrides", "leave overrides out"),
