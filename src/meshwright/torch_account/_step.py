@@ -255,6 +255,7 @@ class EagerStep:
                 )
             made.step()
             self._place("optimizer state", _tensors(dict(made.state)))
+            self._keep_beside_parameters(made.state)
             self.optimizer_state_bytes = self.storages.held_bytes("optimizer state")
             # In any later step, the state already exists during the forward and backward passes.
             self.storages.add_to_peak("optimizer state")
@@ -265,6 +266,14 @@ class EagerStep:
             self.notes.append(
                 "The optimizer reads numbers from tensors; 1 replaced those that only a real run computes."
             )
+
+    def _keep_beside_parameters(self, state: Mapping[Any, Any]) -> None:
+        """Put what an optimizer keeps of parameters in the host's memory there: it names their device."""
+        for parameter, kept in state.items():
+            is_tensor = isinstance(parameter, torch.Tensor)
+            if is_tensor and any(map(self.storages.is_on_host, inner_tensors(parameter))):
+                for tensor in (inner for each in _tensors(kept) for inner in inner_tensors(each)):
+                    self.storages.move_to_host(tensor)
 
     def _inputs_text(self) -> str:
         return f"the inputs were {', '.join(map(tensor_text, self._input_tensors())) or 'no tensors'}"

@@ -161,6 +161,15 @@ class Storages:
         self.put(tensor, category)
         self.makes_on_host = False
 
+    def move_to_host(self, tensor: torch.Tensor) -> None:
+        """Count a tensor in the host's memory that was taken to be on the device."""
+        known = self.see(tensor)
+        if not known.on_host:
+            self._add(known, -known.num_bytes)
+            self.changes.append(StorageChange(self.instant, self.phase, known, num_bytes=-known.num_bytes))
+            known.on_host = True
+            self._add(known, known.num_bytes)
+
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Return True if the tensor is known to be in the host's memory."""
         known = self._storages.get(tensor.untyped_storage()._cdata)
