@@ -1,5 +1,6 @@
 """A user's script is weighed unchanged: it runs without a device until its training step repeats."""
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -130,6 +131,14 @@ def test_the_modules_of_a_script_have_the_roles_of_their_classes(name, forked_wo
     assert num_bytes == {"parameters": 4 * parameters, "optimizer_state": 2 * 4 * parameters}
     assert {each.path for each in made.compiled.arguments} & {"rows"}
     assert "arguments" not in made.ledger.memory.by_category
+
+
+@pytest.mark.wide
+def test_libraries_that_are_reached_through_a_link_are_no_code_of_the_users(monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to(Path(jax.__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "link"), prepend=os.pathsep)
+    (made,) = mw.weigh_script(["python", str(SCRIPTS / "nnx_modules.py")], on="1xH100")
+    assert "parameters" in {each.role for each in made.compiled.arguments}
 
 
 def test_a_step_of_pmap_is_weighed_with_its_own_array_on_each_device(tmp_path, forked_workers):

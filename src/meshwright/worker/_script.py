@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import faulthandler
+import functools
 import linecache
 import os
 import runpy
@@ -155,7 +156,9 @@ def _run_as_main(request: ScriptRequest) -> str:
         return "" if not left.code else f"it ended with exit status {left.code}"
     except BaseException as failed:
         traceback.print_exc()
-        places = [_place(frame) for frame in traceback.extract_tb(failed.__traceback__) if _is_users(frame)]
+        places = [
+            _place(frame) for frame in traceback.extract_tb(failed.__traceback__) if _is_users(frame.filename)
+        ]
         where = f" at {places[-1]}" if places else ""
         return f"{type(failed).__name__}{where}: {str(failed)[:400]}"
     return ""
@@ -384,13 +387,15 @@ LIBRARIES = tuple(
 )
 
 
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(("<", *LIBRARIES))
+@functools.cache
+def _is_users(file: str) -> bool:
+    """Return whether a file is of no library; an environment may be reached through a link."""
+    return not file.startswith("<") and not os.path.realpath(file).startswith(LIBRARIES)
 
 
 def _user_frames() -> list[traceback.FrameSummary]:
     """Return the user's own frames of this thread, the innermost first."""
-    return [frame for frame in reversed(traceback.extract_stack()) if _is_users(frame)]
+    return [frame for frame in reversed(traceback.extract_stack()) if _is_users(frame.filename)]
 
 
 def _described() -> dict[int, tuple[str, str]]:
@@ -404,7 +409,7 @@ def _described() -> dict[int, tuple[str, str]]:
 
     found: dict[int, tuple[str, str]] = {}
     frame = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(("<", *LIBRARIES)):
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         known, file = dict(frame.f_locals), frame.f_code.co_filename
         is_wrapper = "self" in known and not file.startswith(str(Path(jax.__file__).parent))
         if {"args", "kwargs"} <= known.keys() and (is_wrapper or file.endswith("pmap.py")):
