@@ -30,6 +30,13 @@ def placed(config, built, step):
     return jax.tree.map(lambda x, a: jax.device_put(x.reshape(a.shape), a.sharding), batch, built.batch)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_at_the_end():
+    """Tests of `mw.live` look at the largest arrays that are alive in this process."""
+    yield
+    trained.cache_clear()
+
+
 @functools.cache
 def trained(mesh, *overrides, steps=3):
     """The first state, the last one, and the metrics of each step; equal meshes are one."""

@@ -25,6 +25,9 @@ from ._reconcile import add_to_history
 from ._weigh import config_to_run, fleet_of, resolved, weigh_resolved
 
 if TYPE_CHECKING:
+    from ..config import Layout
+    from ..hardware import Fleet
+    from ..launch import Alone
     from ..training import Event, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
@@ -80,7 +83,6 @@ def train(
     (2, [1, 2])
     """
     from ..launch import processes_of_this_run
-    from ..report import loading_plots
     from ..training import RunFolder, RunRequest
 
     _check_steps(steps, profile)
@@ -104,11 +106,7 @@ def train(
         held.make()
         num_steps = steps or run.steps
         assert num_steps is not None, "a trainable run has steps"
-        # Imported while a worker compiles, and not beside the steps: their memory is measured.
-        with loading_plots() if peers.is_first else nullcontext():
-            weighing: Weighing = peers.in_turns(
-                lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
-            )
+        weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event)
         request = RunRequest(
             config=run,
             fleet=fleet,
@@ -177,6 +175,26 @@ def _config_to_train(
 
         config = config_of(folder)
     return config_to_run("train", config, overrides, layout)
+
+
+def _weighing_of(
+    peers: Alone,
+    run: RunConfig,
+    fleet: Fleet,
+    mesh: Layout,
+    num_steps: int,
+    on_event: Callable[[Phase], None],
+) -> Weighing:
+    """Weigh a run's step in each of its processes, one after the other.
+
+    What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
+    """
+    from ..report import loading_plots
+
+    with loading_plots() if peers.is_first else nullcontext():
+        return peers.in_turns(
+            lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
+        )
 
 
 def _measured(request: RunRequest) -> Measurement:
