@@ -192,7 +192,8 @@ def test_a_mask_of_flex_attention_that_depends_on_data_counts_whole_and_says_so(
     assert any("flex attention that depends on data" in words for words in whole.ledger.assumptions)
 
 
-def test_a_learned_bias_in_flex_attention_is_refused():
+@pytest.mark.parametrize("by_module", [False, True])
+def test_a_learned_bias_in_flex_attention_is_refused(by_module):
     from torch.nn.attention.flex_attention import flex_attention
 
     class Biased(nn.Module):
@@ -202,7 +203,11 @@ def test_a_learned_bias_in_flex_attention_is_refused():
 
         def forward(self, x):
             bias = self.bias
-            return flex_attention(x, x, x, score_mod=lambda score, b, h, q, k: score + bias[h])
+            score_mod = {
+                False: lambda score, b, h, q, k: score + bias[h],
+                True: lambda score, b, h, q, k: score + self.bias[h],
+            }[by_module]
+            return flex_attention(x, x, x, score_mod=score_mod)
 
     with pytest.raises(InputError, match="score_mod uses a tensor that requires a gradient") as raised:
         mw.weigh(Biased(), args=(torch.zeros(1, 4, 32, 16),), on="1xH100")

@@ -9,9 +9,11 @@ This module imports torch, so it is imported only while accounting.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.attention import flex_attention as flex
@@ -107,22 +109,26 @@ def fused_flex_attention(note: Callable[[str], None]) -> Iterator[None]:
         "_validate_device": lambda *_: None,  # which refuses gradients on a CPU
         "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,  # it would compile itself
     }
-    originals = {name: getattr(module, name) for name in replaced}
-    for name, value in replaced.items():
-        setattr(module, name, value)
-    try:
+    with mock.patch.multiple(module, **replaced):
         yield
-    finally:
-        for name, value in originals.items():
-            setattr(module, name, value)
 
 
 def _captured(function: Any) -> list[torch.Tensor]:
-    """Return the tensors that a function and those that it closes over hold."""
-    cells = getattr(function, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells]
-    inner = [tensor for each in held if callable(each) for tensor in _captured(each)]
-    return [each for each in held if isinstance(each, torch.Tensor)] + inner
+    """Return the tensors that a function closes over, and those that it reads from a module that it holds."""
+    found: list[torch.Tensor] = []
+    waiting, seen = [function], {id(function)}
+    while waiting:
+        each = waiting.pop()
+        read = each.__code__.co_names if inspect.isfunction(each) else ()
+        for held in inspect.getclosurevars(each).nonlocals.values() if inspect.isfunction(each) else ():
+            if isinstance(held, torch.Tensor):
+                found.append(held)
+            elif isinstance(held, torch.nn.Module):
+                found += [tensor for name, tensor in held.named_parameters(recurse=False) if name in read]
+            elif id(held) not in seen:  # functions may refer to themselves
+                seen.add(id(held))
+                waiting.append(held)
+    return found
 
 
 def allowed_pairs(mask: Any, batch: int, heads: int, queries: int, keys: int) -> int | None:

@@ -18,6 +18,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -48,20 +49,13 @@ def kernels_of(chip: Chip, note: Callable[[str], None]) -> Iterator[None]:
     functional = torch.nn.functional
     # Functions are replaced where modules look them up. A `TorchFunctionMode` would not hold while
     # checkpointed blocks run again in the backward pass.
-    replaced = {
+    replaced: dict[str, Any] = {
         "scaled_dot_product_attention": functools.partial(_attention, has_flash),
         "dropout": functools.partial(_dropout, functional.dropout),
         "rms_norm": functools.partial(_rms_norm, functional.rms_norm),
     }
-    originals = {name: getattr(functional, name) for name in replaced}
-    with _whole_updates(), fused_flex_attention(note):
-        for name, function in replaced.items():
-            setattr(functional, name, function)
-        try:
-            yield
-        finally:
-            for name, function in originals.items():
-                setattr(functional, name, function)
+    with _whole_updates(), fused_flex_attention(note), mock.patch.multiple(functional, **replaced):
+        yield
 
 
 def _attention(
@@ -225,7 +219,6 @@ def as_it_was_written(note: Callable[[str], None]) -> Iterator[None]:
     `note` is told `AS_WRITTEN` if something is compiled in the block, as optimizers of torchao compile their
     step. Flex attention does not count: it runs as the kernel that it is compiled to.
     """
-    compiles, holder = torch.compile, sys.modules["torch"]
 
     def leave(model: Any = None, **_: Any) -> Any:
         if model is not flex_attention:
@@ -233,12 +226,9 @@ def as_it_was_written(note: Callable[[str], None]) -> Iterator[None]:
         return model if model is not None else lambda function: function
 
     is_loaded = "torch._dynamo" in sys.modules  # else nothing is compiled yet
-    setattr(holder, "compile", leave)  # noqa: B010  no attribute that a module is known to have
-    try:
-        with torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext():
-            yield
-    finally:
-        setattr(holder, "compile", compiles)  # noqa: B010
+    stance = torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
+    with mock.patch.object(torch, "compile", leave), stance:
+        yield
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

@@ -22,7 +22,7 @@ from ._step import name_and_options
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """A function, and its arguments as text."""
+    """Holds the name of a function, and its arguments as text."""
 
     function: str
     knobs: dict[str, str]
@@ -31,7 +31,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedFunction:
-    """The program of a function's module, its optimizer by name, and whether it has a plan of PyTorch's."""
+    """Holds a function's module as a program, its optimizer's name and options, and whether it has a plan."""
 
     program: ModuleProgram
     optimizer: tuple[str, Mapping[str, Any]]
