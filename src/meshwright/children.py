@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ABANDONED_SECONDS = 86_400.0  # a folder older than a day was left by a killed process
 OWNER = ".owner"  # the file in a working folder that its process keeps locked
+PHASES = "phases"  # the file in a working folder with a line for each phase of its process
 GRACE_SECONDS = 10.0  # time for a guard to end its processes
 SAFE_PATH = "PYTHONSAFEPATH"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -79,6 +80,22 @@ def working_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def begin_phase(folder: Path, phase: str) -> None:
+    """Append a phase of this process's work to the file in its working folder that the parent reads."""
+    with (folder / PHASES).open("a") as file:
+        file.write(f"{phase}\n")
+
+
+def report_phases(folder: Path, on_phase: Callable[[str], None], reported: int = 0) -> list[str]:
+    """Call `on_phase` with each phase of a folder after the first `reported`. Return all its phases."""
+    file = folder / PHASES
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    phases = [line.rstrip("\n") for line in lines if line.endswith("\n")]  # the last may be half written
+    for phase in phases[reported:]:
+        on_phase(phase)
+    return phases
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:

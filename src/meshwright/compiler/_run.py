@@ -26,7 +26,7 @@ from typing import IO, Protocol
 
 import psutil
 
-from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, working_folder
+from ..children import GRACE_SECONDS, IS_LINUX, end_session, own_python, report_phases, working_folder
 from ..errors import CompileError, InputError, MeshwrightError
 from . import _cache
 from ._functions import TakesNoMesh
@@ -38,7 +38,8 @@ POLL_SECONDS = 0.05
 STDERR_LINES = 12
 QUESTION, ANSWER = "question-", "-answer"  # files by which a worker asks its caller while it compiles
 CRASHED = "Fatal Python error"  # the first words of Python's faulthandler
-BUILDING = ("starting", "tracing", "counting")  # phases in which the user's code runs
+STARTING = "starting"  # until the worker says otherwise
+BUILDING = (STARTING, "tracing", "counting")  # phases in which the user's code runs
 KINDS: dict[str, type[MeshwrightError]] = {
     each.__name__: each for each in (InputError, TakesNoMesh, CompileError)
 }
@@ -131,15 +132,14 @@ def _watch(
     answers: Callable[[str], str] | None = None,
 ) -> tuple[str, str] | None:
     """Wait for the worker. Return the limit that it passed with a hint, or None."""
-    started, last = time.monotonic(), ""
+    started, phases = time.monotonic(), list[str]()
+    on_phase(STARTING)
     while worker.poll() is None:
-        phase = _told(work / "phase") or last or "starting"
-        if phase != last:
-            on_phase(phase)
-            last = phase
+        phases = report_phases(work, on_phase, len(phases))
         if answers is not None:
             _answer_questions(work, answers)
         if time.monotonic() - started > seconds:
+            last = phases[-1] if phases else STARTING
             return f"not done after {seconds:.0f} s ({last})", "raise the limit, or weigh a smaller program"
         resident = _resident_bytes(_told(work / "pid"))
         if resident > num_bytes:
@@ -149,6 +149,7 @@ def _watch(
                 "close other programs, or weigh on a machine with more memory",
             )
         time.sleep(POLL_SECONDS)
+    report_phases(work, on_phase, len(phases))  # what a fast worker began after the last look
     return None
 
 
@@ -194,7 +195,7 @@ def _died(request: Request, status: int, work: Path) -> CompileError:
     # The innermost Python line comes first after a crash, but last in an exception's traceback.
     words = lines[-STDERR_LINES:] if crash is None else lines[crash : crash + STDERR_LINES]
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    phase = (work / "phase").read_text() if (work / "phase").exists() else "starting"
+    phase = [STARTING, *report_phases(work, lambda phase: None)][-1]
     hint = "`meshwright doctor` shows which compile targets this machine has"
     if status == -signal.SIGKILL:
         hint = "the system kills a process that takes too much memory: weigh a smaller program, or elsewhere"

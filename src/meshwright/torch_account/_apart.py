@@ -1,7 +1,7 @@
 """Call a user's function that makes a module in a process of its own, which the function may end or crash.
 
 `python -m meshwright.torch_account._apart PARENT_PID FOLDER` is that process for an account on a mesh;
-`torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phase, and
+`torch_program` has another one. It reads FOLDER/request.json, writes its phases to FOLDER/phases, and
 FOLDER/answer.json last. torch is imported there alone.
 """
 
@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from meshwright.children import end_session, guard, own_python, working_folder
+from meshwright.children import begin_phase, end_session, guard, own_python, report_phases, working_folder
 from meshwright.config import Layout
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hardware import Fleet
@@ -94,19 +95,18 @@ def answer_apart(server: str, request: bytes, function: str, on_phase: Callable[
                 start_new_session=True,
             )
         try:
-            _follow(process, folder / "phase", on_phase)
+            _follow(process, folder, on_phase)
         finally:
             end_session(process)
         return _answer(function, process.returncode, folder)
 
 
-def _follow(process: subprocess.Popen[bytes], file: Path, on_phase: Callable[[str], None]) -> None:
-    last = ""
+def _follow(process: subprocess.Popen[bytes], folder: Path, on_phase: Callable[[str], None]) -> None:
+    phases: list[str] = []
     while process.poll() is None:
-        if file.exists() and (phase := file.read_text()) not in ("", last):
-            on_phase(phase)
-            last = phase
+        phases = report_phases(folder, on_phase, len(phases))
         time.sleep(POLL_SECONDS)
+    report_phases(folder, on_phase, len(phases))
 
 
 def _answer(function: str, status: int, folder: Path) -> Any:
@@ -137,11 +137,8 @@ def serve(
     faulthandler.enable()
     request = read_record(kind, (folder / "request.json").read_text(), name="a request", hint="report it")
 
-    def on_phase(name: str) -> None:
-        (folder / "phase").write_text(name)
-
     try:
-        answer = dict(answer_to(request, on_phase))
+        answer = dict(answer_to(request, partial(begin_phase, folder)))
     except MeshwrightError as error:
         answer = {"message": error.message, "hint": error.hint}
     part = folder / "answer.part"

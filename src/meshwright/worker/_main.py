@@ -1,9 +1,9 @@
 """Run a compile worker: `python -m meshwright.worker._main PARENT_PID [WORK_FOLDER MADE_FOLDER]`.
 
 It reads WORK_FOLDER/request.json, imports the step's builder by name, traces, compiles for the target, and
-fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phase holds its current phase, and WORK_FOLDER/pid its
-process number. It writes answer.json last. When its parent ends, it ends too, with all processes that the
-user's function started.
+fills MADE_FOLDER with a `Compiled`. WORK_FOLDER/phases has a line for each phase of its work, and
+WORK_FOLDER/pid its process number. It writes answer.json last. When its parent ends, it ends too, with all
+processes that the user's function started.
 
 Without folders, the process becomes a template: it imports what every worker needs, then forks a worker for
 each request: a line of JSON on its standard input, written by `compiler.warm_workers`, with both folders, the
@@ -28,7 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..children import guard
+from ..children import begin_phase, guard
 from ..compiler import (
     PID_FILE,
     SCHEMA,
@@ -82,7 +82,6 @@ def main(work: Path, made: Path, parent: int) -> None:
 def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     """Compile a program that the caller has traced and lowered."""
     started = time.monotonic()
-    (work / "phase").write_text("starting")
     set_environment()
     from ._live import LoweredText, compiled_text
     from ._partitioning import ask_in
@@ -90,12 +89,12 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     lowered = LoweredText.load(work)
     ask_in(work)
     devices = _devices(request)
-    (work / "phase").write_text("compiling")
+    begin_phase(work, "compiling")
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
     accepted = accepted_options(request.options, _identity())
     executable = compiled_text(lowered, chosen, {**accepted.options, **outputs}, request.name)
     seconds = time.monotonic() - started
-    (work / "phase").write_text("saving")
+    begin_phase(work, "saving")
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -132,11 +131,7 @@ def _describe(request: Request, work: Path, made: Path) -> dict[str, str]:
 
 
 def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
-    def say(phase: str) -> None:
-        (work / "phase").write_text(phase)
-
     started = time.monotonic()
-    say("starting")
     if request.rules is not None:
         request.rules.register()
     devices = _devices(request)
@@ -144,7 +139,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     from ._traced import count_traced
 
     mesh = mesh_of(request.mesh_axes, devices)
-    say("tracing")
+    begin_phase(work, "tracing")
     step, arguments, keywords, facts = _program(request, mesh)
     traced, lowered = _lowered(request, step, arguments, keywords, devices[0].device_kind)
     key = {}
@@ -152,10 +147,10 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         key = {"key": request.key(lowered.as_text())}
         if _cache.lookup(key["key"]) is not None:
             return {"cached": key["key"]}
-    say("counting")
+    begin_phase(work, "counting")
     program, foreign = traced.jaxpr, request.function is not None
     flops = count_traced(program.jaxpr, request.platform, program.consts, by_source=foreign)
-    say("compiling")
+    begin_phase(work, "compiling")
     outputs = _outputs(request, work)
     keeps = _keep_executable(request.platform)
     accepted = accepted_options(request.options, _identity())
@@ -165,7 +160,7 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         _keep_no_executable()
         executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
     seconds = time.monotonic() - started
-    say("saving")
+    begin_phase(work, "saving")
     texts = _texts(work / "dump")
     record = Compiled(
         schema=SCHEMA,
