@@ -169,3 +169,9 @@ def test_precision_is_varied_only_if_asked_and_only_where_the_chip_has_it():
     for fleet, formats in (("8xH100", {"bf16", "fp8"}), ("8xA100-80GB", {"bf16"})):
         varied = space_of(run, Fleet.parse(fleet), parsed_knobs(["precision=bf16,fp8"])).candidates
         assert {varied.overrides(row)["precision"] for row in range(len(varied))} == formats
+
+
+def test_a_run_with_sums_in_bf16_is_planned_only_in_formats_that_have_them():
+    run = load_config("gpt2-124m", ["gradient_sum=bf16"])
+    space = space_of(run, Fleet.parse("8xH100"), parsed_knobs(["precision=fp32,bf16,fp16"])).candidates
+    assert {space.overrides(row)["precision"] for row in range(len(space))} == {"bf16"}

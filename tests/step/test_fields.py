@@ -209,6 +209,7 @@ PROGRAM = {
     "schedule.stable-then-decay.scale": ((*CRUNCHER_SCALED, *STABLE[1:]), "schedule.scale=sqrt"),
     "schedule.inverse-square-root.scale": ((*CRUNCHER_SCALED, *ROOT[1:]), "schedule.scale=sqrt"),
     "precision": (NANO, "precision=bf16"),
+    "gradient_sum": ((*NANO, "precision=bf16", "batch.microbatch_sequences=4"), "gradient_sum=bf16"),
     "remat": (NANO, "remat=full"),
     "layer_loop": (NANO, "layer_loop=unroll"),
     "zero1": (NANO, "zero1=true"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+import meshwright as mw
 from meshwright.config import load_config
 from meshwright.data import open_data
 from meshwright.models import Outcome
@@ -70,6 +71,58 @@ def test_replicas_that_sum_up_their_own_rows_give_the_whole_batchs_mean(mesh, nu
     np.testing.assert_allclose(gradient["w"], np.mean(x) / 8, rtol=1e-6)
     if num_microbatches > 1:
         assert gradient["w"].sharding.is_equivalent_to(shardings["w"], 1)
+
+
+@pytest.mark.parametrize(("format", "total"), [(None, 256 + 255 * 0.5), (jnp.bfloat16, 256.0)])
+def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, total):
+    x = np.array([256.0] + [0.5] * 255, np.float32)[:, None]  # beside 256, bf16 numbers are 2 apart
+    whole = {"w": NamedSharding(mesh(), P())}
+    linear = lambda p, state, batch, key: (p["w"] * batch["x"][0], Outcome({}, {}))  # noqa: E731
+    formats = None if format is None else {"w": format}
+    found = jax.jit(
+        lambda batch: gradients_of(
+            linear, whole, {"w": jnp.float32(1)}, {}, batch, jax.random.key(0), formats=formats
+        )[2]["w"]
+    )({"x": x})
+    assert found.dtype == jnp.float32
+    assert float(found) == total / 256
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"data": 4}, {"data": 2, "fsdp": 2}, {"stage": 2, "data": 2}, {"context": 2, "tensor": 2}],
+    ids=str,
+)
+@pytest.mark.parametrize("more", [(), ("zero1=true",)], ids=["whole", "zero1"])
+def test_sums_in_bf16_give_every_layout_the_gradient_of_fp32_to_their_precision(mesh, layout, more):
+    def figures(gradient_sum):
+        chosen = ["precision=bf16", "batch.sequences=16", "batch.microbatch_sequences=2", *more]
+        config = load_config("bytes-nano", [*chosen, f"gradient_sum={gradient_sum}"])
+        built = build_step(config, mesh(**layout))
+        state = jax.jit(built.init)(jnp.uint32(0))
+        tokens = np.random.default_rng(0).integers(0, 256, built.batch["tokens"].shape, np.int32)
+        after, metrics = built.step(state, {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)})
+        moments = jax.tree.leaves(after["optimizer"])  # after one step, a tenth of the clipped gradient
+        return float(metrics["gradient_norm"]), [np.asarray(x) for x in moments if x.ndim]
+
+    (exact, moments), (rough, others) = (figures(format) for format in ("fp32", "bf16"))
+    assert rough == pytest.approx(exact, rel=2**-7)
+    assert rough != exact
+    for one, other in zip(moments, others, strict=True):
+        assert np.linalg.norm(other - one) < 2**-5 * np.linalg.norm(one)
+
+
+def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
+    def figures(gradient_sum):
+        chosen = {"gradient_sum": gradient_sum, "batch.microbatch_sequences": 1, "batch.sequences": 16}
+        ledger = mw.weigh("gpt2-124m", on="8xH100", layout="data=8", overrides=chosen).ledger
+        sums = [row for row in ledger.traffic if row.kind == "all-reduce"]
+        return sum(row.payload_bytes for row in sums), ledger.memory.reserved_bytes
+
+    (messages, held), (fewer, less) = figures("fp32"), figures("bf16")
+    num_parameters = 124_439_808
+    assert messages - fewer == pytest.approx(2 * num_parameters, rel=0.01)
+    assert held - less > 1.5 * num_parameters
 
 
 PACKED = ("data.source=tokens", "data.path=absent.bin", "data.dtype=uint16")

@@ -17,7 +17,7 @@ from meshwright.models.loss import LEFT_OUT
 from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._build import declarations
-from meshwright.step._gradients import gradients_of
+from meshwright.step._gradients import gradients_of, sum_formats
 from meshwright.step._pipeline import Pipeline
 from meshwright.step._stage import AXIS, gather_positions, own_positions, scatter_positions
 
@@ -98,6 +98,7 @@ class Run:
             num_layers=self.config.model.num_layers,
             context_of=functools.partial(self.context_of, mesh),
             shardings=self.laid(mesh),
+            formats=sum_formats(self.staged(mesh), self.config.gradient_sum),
         )
 
     def compiled(self, mesh):

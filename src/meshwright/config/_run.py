@@ -353,6 +353,13 @@ class RunConfig(Section):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     """Format of the arithmetic; parameters and moments are always fp32.
     Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md)."""
+    gradient_sum: Literal["fp32", "bf16"] = "fp32"
+    """Format in which gradients of matrices and tables are summed: over the microbatches of a step, and after
+    them over `data` and `context`.
+    `bf16` is for the precisions `bf16` and `fp8`. Gradients of one microbatch, and those over `fsdp`, are
+    reduced inside the backward pass in the format of the products, whatever stands here.
+    Effect: `bf16` halves the memory of the sum and the bytes of its reduction, and loses small gradients
+    beside large sums: [precision](precision.md#sums-of-gradients)."""
     layout: str = "data=-1"
     """Mesh axes and their sizes, outermost first, as in `fsdp=64,tensor=8`; one size may be -1, the rest.
     Effect: what each device holds and sends: [layouts](layouts.md)."""
@@ -481,6 +488,9 @@ class RunConfig(Section):
         if self.layer_loop == "keep" and isinstance(model, TransformerModel) and model.unroll:
             what = "= 'keep', but the layers are separate parameters (model.unroll), which no loop can take"
             yield "layer_loop", what, 'use layer_loop = "auto"'
+        if self.gradient_sum == "bf16" and self.precision not in ("bf16", "fp8"):
+            what = f'= "bf16", but precision = {self.precision!r} has no products in bf16'
+            yield "gradient_sum", what, 'use gradient_sum = "fp32"'
         if self.precision == "fp8" and not model.has_fp8_products:
             what = f'= "fp8", but a {model.kind} model has no products in eight bits'
             yield "precision", what, 'use precision = "bf16"'

@@ -91,7 +91,7 @@ EXPOSED = 0.75  # of the messages over `tensor` and `expert`, what nothing hides
 # work of its own accord: the head's forward product twice (five products for three), and in a pipeline that
 # keeps products, the gate's once. Read off 72 compiled candidates of the same models (seed 15).
 HEAD_OVER_MEMORY = 5 / 3
-SUM_BYTES = 16.0  # for each number of the gradients that a microbatch adds to the sum
+SUM_BYTES = 16.0  # for each number of the gradients that a microbatch adds to a float32 sum
 OVERLAP = 0.3  # of attention, what hides the ring
 HEAD_BYTES = 10.0  # read and written for each logit: cast, maximum, exponential, gradient
 STATE_PASSES = 7  # arrays of 4 bytes that the update reads or writes for each parameter: Adam's
@@ -175,6 +175,7 @@ class _Form:
             self.loss_chunk = float(model.loss_chunk)
         narrow = config.precision != "fp32"
         self.activation_bytes = NARROW if narrow else FP32
+        self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -231,7 +232,8 @@ class _Form:
         # With several microbatches a loop's gradients are added where they are made, unless one of these axes
         # reduces them first (`Transformer.summed`).
         beside = np.where(self.fsdp * self.expert > 1, NARROW, 0) if not self.frozen else NARROW
-        gradients = held * np.where(self.stage > 1, FP32, np.where(self.passes > 1, FP32 + beside, NARROW))
+        one_pass = np.where(self.passes > 1, self.sum_bytes + beside, NARROW)
+        gradients = held * np.where(self.stage > 1, self.sum_bytes, one_pass)
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
         tables = self.weights.tables / self.tensor
         copies = (3 * per_layer + 2 * tables) * np.where(self.fsdp > 1, NARROW, 0.0) + tables * NARROW
@@ -357,7 +359,7 @@ class _Form:
         gate = np.where(over & in_pipeline, self._gate, 0.0)
         parts["matmul"] = parts["matmul"] + self.passes * head + blocks * gate
         held = self._held_trained(over_data=False)
-        sums = np.where(self.passes > 1, self._passes(SUM_BYTES * held), 0.0)
+        sums = np.where(self.passes > 1, self._passes((SUM_BYTES - 2 * (FP32 - self.sum_bytes)) * held), 0.0)
         parts["memory-bound"] = parts["memory-bound"] + self.passes * (head_memory + sums)
         parts["fsdp"] = parts["fsdp"] + self.passes * head_gathers
         parts["data"] = self._reduction(blocks * busy)
@@ -589,11 +591,11 @@ class _Form:
     def _reduction(self, in_blocks: Numbers) -> Numbers:
         """Return the exposed seconds of the gradients' sum over `data`, and of ZeRO-1's gather.
 
-        With several microbatches float32 sums are reduced once, after the last. With one, gradients in 16
+        With several microbatches their sums are reduced once, after the last. With one, gradients in 16
         bits are reduced during the backward pass, which hides them for half of the time of all passes.
         """
         held = self._held_trained(over_data=False)
-        after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * FP32, DATA)
+        after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * self.sum_bytes, DATA)
         during = np.maximum(0.0, 2 * self._gather(held * NARROW, DATA) - 0.5 * in_blocks)
         gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
         return np.where(self.passes > 1, after, during) + gathered
@@ -604,7 +606,7 @@ class _Form:
         It is an all-reduce of what ZeRO-1 leaves of them; otherwise it is one with that over `data`, and the
         dearer of both counts.
         """
-        held = np.broadcast_to(self._held_trained(over_data=False) * FP32, self.tokens.shape)
+        held = np.broadcast_to(self._held_trained(over_data=False) * self.sum_bytes, self.tokens.shape)
         left = held / np.where(self.zero1, self.candidates.sizes[:, DATA], 1.0)
         alone = self._collective("all-reduce", left, CONTEXT, times=2.0)
         with_data = np.where(self.zero1, 0.0, 2.0 * self._gather(held, DATA))

@@ -555,6 +555,9 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         | (_all_divisible(split, replicas) & (~by_columns | _all_divisible(widths, replicas * tensor))),
         "adapters have one stage and no zero1": (config.lora.rank is None)
         | ((candidates.size(STAGE) == 1) & ~zero1),
+        "sums of gradients in bf16 need products in bf16 or fp8": (config.gradient_sum != "bf16")
+        | (candidates.settings["precision"] == SETTINGS["precision"].index("bf16"))
+        | fp8,
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }

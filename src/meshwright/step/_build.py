@@ -2,7 +2,7 @@
 
 The state is a dict: `parameters` (float32), `model_state` (what the model keeps in addition to parameters),
 `optimizer` (moments in float32), `key` (the run's random key), `step`, and under fp16 `loss_scale`. The batch
-has a leading dim of microbatches; gradients are summed over it in float32.
+has a leading dim of microbatches; gradients are summed over it in the format `gradient_sum`.
 
 Adapters (`lora`): `parameters` are those of the adapters alone, and `frozen` are the model's, in the compute
 format. Gradients and moments exist for `parameters`. `whole_parameters` puts both together.
@@ -104,7 +104,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
     used = tables.declared(declared)
     shardings = _by_dims(used, mesh, config.zero1)  # of gradients, while a step computes
-    pipeline = _pipeline_of(config, model, context_of, shardings) if mesh.shape.get("stage", 1) > 1 else None
+    formats = grads.sum_formats(used, config.gradient_sum)
+    pipeline = _pipeline_of(config, model, context_of, shardings, formats)
+    sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
 
     def loss(
         parameters: Tree,
@@ -125,9 +127,6 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
-        # A model with state computes statistics over the whole batch, so it must see all replicas at once.
-        sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
-        sums = partial(sums, summed=model.summed(context_of(None)) if frozen is None else ())
         parameters = tables.widened(state["parameters"])
         now = {**state, "parameters": _as_computed(config, used, mesh, parameters, batch)}
         if frozen is not None:
@@ -173,11 +172,26 @@ def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree
     return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
 
 
-def _pipeline_of(config: RunConfig, model: Model, context_of: ContextOf, shardings: Tree) -> Pipeline:
+def _sums_of(model: Model, summed: tuple[str, ...], formats: Tree) -> grads.Gradients:
+    """Return the function that sums gradients over the microbatches, without stages.
+
+    A model with state computes statistics over the whole batch, so it must see all replicas at once.
+    """
+    sums = grads.gradients_of if jax.tree.leaves(model.state()) else grads.gradients_by_replica
+    return partial(sums, summed=summed, formats=formats)
+
+
+def _pipeline_of(
+    config: RunConfig, model: Model, context_of: ContextOf, shardings: Tree, formats: Tree
+) -> Pipeline | None:
+    """Return the pipeline of a run over several stages; None with one."""
+    if jax.tree.leaves(shardings)[0].mesh.shape.get("stage", 1) == 1:
+        return None
     num_layers = num_stacked_layers(config)
     assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
     assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
-    return Pipeline(model, config.pipeline, config.pipeline_chunks, num_layers, context_of, shardings)
+    chunks = config.pipeline_chunks
+    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, formats)
 
 
 def whole_parameters(state: Tree) -> Tree:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Key
 
-from ..models import Outcome
+from ..models import Outcome, Parameter, is_parameter
 from ..sharding import AnyMesh, axes_of, axis_size
+from ._optimizer import is_matrix
 
 Tree = Any
 Loss = Callable[..., tuple[Array, Outcome]]
@@ -41,12 +42,13 @@ def gradients_of(
     key: Key[Array, ""],
     frozen: Tree = None,
     summed: Collection[str] = (),
+    formats: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient of a batch (see `Gradients`).
 
     With several microbatches the partitioner places one reduction in each. Gradients are summed over the
-    microbatches in float32, sharded as in `shardings`. Those of the groups `summed` are added by the loss
-    itself, which takes their sums as the keyword `sums` (see `Model.summed`).
+    microbatches in `formats` (`sum_formats`; None: float32), sharded as in `shardings`. Those of the groups
+    `summed` are added by the loss itself, which takes their sums as the keyword `sums` (see `Model.summed`).
     """
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     grad = jax.value_and_grad(loss if frozen is None else partial(loss, frozen=frozen), has_aux=True)
@@ -71,18 +73,20 @@ def gradients_of(
         else:
             (more, outcome), gradient = grad(others, *arguments)
         before = {n: total[n] for n in others} if stacked else total
-        total = jax.tree.map(lambda t, g: t + g.astype(jnp.float32), before, gradient)
+        total = jax.tree.map(lambda t, g: t + g.astype(t.dtype), before, gradient)
         total = {**total, **sums} if stacked else total
         total = jax.lax.with_sharding_constraint(total, shardings)
         return (outcome.state, total, value + more), outcome.metrics
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), parameters)
+    formats = jax.tree.map(lambda _: jnp.float32, parameters) if formats is None else formats
+    zeros = jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), parameters, formats)
     with jax.named_scope("microbatches"):
         (state, total, value), metrics = jax.lax.scan(
             add, (state, zeros, jnp.float32(0)), (batch, jnp.arange(num_microbatches))
         )
     outcome = Outcome(state, jax.tree.map(jnp.mean, metrics))
-    return value / num_microbatches, outcome, jax.tree.map(lambda g: g / num_microbatches, total)
+    mean = jax.tree.map(lambda g: g.astype(jnp.float32) / num_microbatches, total)
+    return value / num_microbatches, outcome, mean
 
 
 def gradients_by_replica(
@@ -94,6 +98,7 @@ def gradients_by_replica(
     key: Key[Array, ""],
     frozen: Tree = None,
     summed: Collection[str] = (),
+    formats: Tree = None,
 ) -> tuple[Array, Outcome, Tree]:
     """Return loss, outcome and mean gradient as `gradients_of`, with one reduction per step over `own_axes`.
 
@@ -101,21 +106,25 @@ def gradients_by_replica(
     on a mesh whose `own_axes` are manual. It must return a value for the device's tokens such that the mean
     over these axes is the whole batch's loss. The model state must not depend on the tokens. A single
     microbatch is left to the partitioner, which places the reductions inside the backward pass, where
-    computation can hide them.
+    computation can hide them. The reduction is in `formats`, as are the sums over microbatches.
     """
     mesh: AnyMesh = jax.tree.leaves(shardings)[0].mesh
     axes = own_axes(mesh)
     if jax.tree.leaves(batch)[0].shape[0] == 1 or not axes:
-        return gradients_of(loss, shardings, parameters, state, batch, key, frozen, summed)
+        return gradients_of(loss, shardings, parameters, state, batch, key, frozen, summed, formats)
 
     def local(
         parameters: Tree, state: Tree, batch: Tree, key: Array, frozen: Tree
     ) -> tuple[Array, Outcome, Tree]:
         left = jax.sharding.get_abstract_mesh()
         here = jax.tree.map(lambda s: NamedSharding(left, without_axes(s.spec, axes)), shardings)
-        value, outcome, total = gradients_of(loss, here, parameters, state, batch, key, frozen, summed)
+        value, outcome, mean = gradients_of(
+            loss, here, parameters, state, batch, key, frozen, summed, formats
+        )
         value, metrics = jax.lax.pmean((value, outcome.metrics), axes)
-        return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], total)
+        if formats is not None:
+            mean = jax.tree.map(lambda g, f: g.astype(f), mean, formats)
+        return value, Outcome(outcome.state, metrics), jax.tree.map(lambda g: g[None], mean)
 
     whole = PartitionSpec()
     each = jax.shard_map(
@@ -149,7 +158,8 @@ def rows_spec(axes: tuple[str, ...]) -> PartitionSpec:
 def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
     """Average arrays [parts, ...] over their first dim, of which each place of `own_axes` holds its own part.
 
-    Each array takes one all-reduce over these axes. If `shardings` shard its result over `data` too, it takes
+    They cross the network in their own format, and the results are in float32. Each array takes one
+    all-reduce over these axes. If `shardings` shard its result over `data` too, it takes
     a reduce-scatter over `data`, and an all-reduce of what is left over the other axes.
 
     Args:
@@ -165,7 +175,8 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
             if REPLICAS in axes_of(split):
                 total = jax.lax.psum_scatter(total, REPLICAS, scatter_dimension=place, tiled=True)
                 left = tuple(axis for axis in left if axis != REPLICAS)
-        return (jax.lax.psum(total, left) if left else total) / num_parts
+        total = jax.lax.psum(total, left) if left else total
+        return total.astype(jnp.float32) / num_parts
 
     def local(parts: Tree) -> Tree:
         return jax.tree.map(
@@ -184,6 +195,19 @@ def without_axes(spec: PartitionSpec, axes: Container[str]) -> PartitionSpec:
     """Return `spec` without `axes`: the remaining sharding inside code that is manual along `axes`."""
     left = (tuple(axis for axis in axes_of(part) if axis not in axes) for part in spec)
     return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
+
+
+def sum_formats(declared: Tree, gradient_sum: str) -> Tree:
+    """Return the format in which the gradients of each declared parameter are summed.
+
+    It is that of the config's key `gradient_sum` for matrices and tables. Gradients of norms and biases and
+    of parameters that compute in float32, which are few, are always summed in float32.
+    """
+
+    def one(parameter: Parameter) -> Any:
+        return FORMATS[gradient_sum] if is_matrix(parameter) and not parameter.wide else jnp.float32
+
+    return jax.tree.map(one, declared, is_leaf=is_parameter)
 
 
 FORMATS = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16, "fp8": jnp.bfloat16}

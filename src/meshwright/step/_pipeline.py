@@ -35,7 +35,8 @@ class Pipeline:
     `num_chunks`: of layers on each stage. With several, the layers' parameters are [chunks, layers / chunks,
     ...] and their second dim is sharded over the stages.
     `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
-    `shardings`: the gradients' shardings, a tree of the same structure.
+    `shardings`: the gradients' shardings, a tree of the parameters' structure.
+    `formats`: those in which gradients are summed, a tree of the same structure.
     """
 
     model: Staged
@@ -44,6 +45,7 @@ class Pipeline:
     num_layers: int
     context_of: ContextOf
     shardings: Tree
+    formats: Tree
 
     def scaled_gradients(self, state: Tree, batch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome, Tree]:
         """Return mean loss, outcome and mean gradient of a batch [microbatches, rows, ...], in float32.
@@ -91,7 +93,8 @@ class Pipeline:
             * self.num_chunks
             * layers.shape[int(self.num_chunks > 1)],
         )
-        return Stage(self.model, ticks, self.context_of, self.shardings, parameters, batch, key)
+        how = (self.context_of, self.shardings, self.formats)
+        return Stage(self.model, ticks, *how, parameters, batch, key)
 
     def _summary(self, totals: Totals) -> dict[str, Array]:
         figures = jax.tree.map(lambda x: x.reshape(x.shape[0], -1)[:, : self.num_layers], totals.figures)

@@ -189,6 +189,7 @@ class Stage:
         ticks: the schedule of all stages.
         context_of: makes the context of a microbatch.
         shardings: of the gradients, a tree of the parameters' structure.
+        formats: those in which gradients are summed, a tree of the same structure.
         parameters: those of this stage, perhaps in the compute format.
         batch: [microbatches, rows, ...].
         key: the batch's; None for evaluation.
@@ -200,12 +201,13 @@ class Stage:
         ticks: Ticks,
         context_of: ContextOf,
         shardings: Tree,
+        formats: Tree,
         parameters: Tree,
         batch: Tree,
         key: Key[Array, ""] | None,
     ) -> None:
         self.model, self.ticks, self.context_of, self.shardings = model, ticks, context_of, shardings
-        self.parameters, self.batch, self.key = parameters, batch, key
+        self.formats, self.parameters, self.batch, self.key = formats, parameters, batch, key
         self.layers, self.num_chunks = parameters["layers"], ticks.num_chunks
         self.behind = ticks.num_stages - 1
         self.is_gpipe = ticks.schedule == "gpipe"
@@ -511,7 +513,7 @@ class Stage:
             slots.append(jnp.broadcast_to(zero, (*in_slots, *leaf.shape)))
         waiting = self.ticks.num_microbatches + 1 if self.is_gpipe else 1
         outputs = jnp.zeros((waiting, *x.shape), x.dtype)
-        gradient = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), self.parameters)
+        gradient = jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), self.parameters, self.formats)
         return _Carry(x, x, outputs, x, slots, totals, self.pinned(gradient, self.shardings))
 
     def zeros(self) -> tuple[Array, Totals]:
