@@ -77,8 +77,11 @@ def test_replicas_that_sum_up_their_own_rows_give_the_whole_batchs_mean(mesh, nu
 def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, total):
     x = np.array([256.0] + [0.5] * 255, np.float32)[:, None]  # beside 256, bf16 numbers are 2 apart
     whole = {"w": NamedSharding(mesh(), P())}
-    linear = lambda p, state, batch, key: (p["w"] * batch["x"][0], Outcome({}, {}))  # noqa: E731
     formats = None if format is None else {"w": format}
+
+    def linear(parameters, state, batch, key):
+        return parameters["w"] * batch["x"][0], Outcome({}, {})
+
     found = jax.jit(
         lambda batch: gradients_of(
             linear, whole, {"w": jnp.float32(1)}, {}, batch, jax.random.key(0), formats=formats

@@ -356,8 +356,8 @@ class RunConfig(Section):
     gradient_sum: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients of matrices and tables are summed: over the microbatches of a step, and after
     them over `data` and `context`.
-    `bf16` is for the precisions `bf16` and `fp8`. Gradients of one microbatch, and those over `fsdp`, are
-    reduced inside the backward pass in the format of the products, whatever stands here.
+    `bf16` is for the precisions `bf16` and `fp8`. Sums over `fsdp`, and all sums of a single microbatch
+    without stages, are made inside the backward pass, in the format of the products, whatever stands here.
     Effect: `bf16` halves the memory of the sum and the bytes of its reduction, and loses small gradients
     beside large sums: [precision](precision.md#sums-of-gradients)."""
     layout: str = "data=-1"
