@@ -1,11 +1,17 @@
 """Compiler options: each purpose is spelled as the installed XLA spells it, or reported as missing."""
 
+import os
+import re
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.compiler import accepted_options, requested_options
-from meshwright.compiler._record import OPTIONS, CompilerOption
+import meshwright as mw
+from meshwright.compiler import accepted_options, read_text, requested_options
+from meshwright.compiler._options import OPTIONS, CompilerOption
 
 
 @pytest.fixture
@@ -60,3 +66,131 @@ def test_an_error_that_is_not_about_the_option_is_not_taken_for_a_refusal():
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
         accepted_options(requested_options("cuda", 8), Broken())
+
+
+# Compile a preset's step by a file of results, and print the error.
+COMPILE_BY = """
+import sys
+import jax
+from jax.experimental import topologies
+from meshwright import load
+from meshwright.config import Layout
+from meshwright.hardware import Fleet, topology_arguments
+from meshwright.sharding import mesh_of
+from meshwright.step import build_step
+
+config, file = load(sys.argv[1]), sys.argv[2]
+devices = topologies.get_topology_desc(**topology_arguments(Fleet.parse("1xH100"))).devices
+built = build_step(config, mesh_of(Layout.parse("data=1").axes, devices))
+lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=("cuda",))
+options = {"xla_gpu_load_autotune_results_from": file, "xla_gpu_require_complete_aot_autotune_results": True}
+try:
+    lowered.compile(compiler_options=options)
+except jax.errors.JaxRuntimeError as incomplete:
+    print(incomplete)
+"""
+LOGS_KEYS = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "autotuner_cache=10"}
+TRITON = "triton {{ block_m: 64 block_n: {} block_k: 16 split_k: 1 num_stages: 2 num_warps: 4 num_ctas: 1 }}"
+CUBLAS = "gemm { algorithm: 3 }"
+# "2\\000" is an empty `native_emitter`: what XLA does without a result.
+NO_CHOICE = """other {
+  name: "NATIVE_EMITTER"
+  config { type_url: "type.googleapis.com/xla.autotuner.BackendConfig" value: "2\\000" } }"""
+
+
+@pytest.fixture(scope="module")
+def results_with(tmp_path_factory):
+    """Write a file of results for the step of `cruncher` on one H100, with one kernel for all products."""
+    folder = tmp_path_factory.mktemp("results")
+    empty = folder / "empty.txtpb"
+    empty.write_text("version: 3\n")
+    script = [sys.executable, "-c", COMPILE_BY, "cruncher", str(empty)]
+    log = subprocess.run(script, env={**os.environ, **LOGS_KEYS}, capture_output=True, text=True, check=True)
+    keys = re.findall(
+        r"cache miss: key = <key model='([^']*)', hlo='(.*?)', version=(\d+)>", log.stderr, re.S
+    )
+    assert keys, log.stderr[-2000:]
+
+    def write(name, product):
+        entries = [
+            f"results {{ device: {quoted(device)} hlo: {quoted(hlo)} version: {version} "
+            f"result {{ {product if ' dot(' in hlo else NO_CHOICE} }} }}"
+            for device, hlo, version in keys
+        ]
+        path = folder / name
+        path.write_text("\n".join(["version: 3", *entries]))
+        return str(path)
+
+    return write
+
+
+def quoted(text):
+    """Return a text as a string of a text-format protocol buffer."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def weigh_by(results, what="cruncher", **others):
+    return mw.weigh(what, on="1xH100", overrides={"autotune_results": str(results), **others})
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ >= (0, 11), reason="XLA no longer logs the keys that a file by hand needs"
+)
+def test_a_step_is_compiled_with_the_kernels_of_a_file(results_with):
+    plain = mw.weigh("cruncher", on="1xH100")
+    wide, cublas = results_with("wide.txtpb", TRITON.format(32)), results_with("cublas.txtpb", CUBLAS)
+    tiled, called = weigh_by(wide), weigh_by(cublas)
+    texts = [read_text(made.folder, "program.hlo.txt") for made in (plain, tiled, called)]
+    assert '"output_tiles":[{"sizes":["64","32"]}]' in texts[1]
+    assert ["__cublas" in text for text in texts] == [True, False, True]
+    assert ['"selected_algorithm":"3"' in text for text in texts] == [False, False, True]
+    assert plain.ledger.flops.executed == tiled.ledger.flops.executed == called.ledger.flops.executed
+    assert tiled.prediction.step_seconds.expected > 0
+
+    again = weigh_by(results_with("renamed.pbtxt", TRITON.format(32)))
+    other = weigh_by(results_with("wide.txtpb", TRITON.format(64)))  # the same name, another content
+    assert again.compiled.fingerprint == tiled.compiled.fingerprint != other.compiled.fingerprint
+    assert (again.cached, other.cached) == (True, False)
+
+
+def test_a_file_that_lacks_a_result_is_refused_with_its_number_and_a_way_on(tmp_path):
+    lacking = tmp_path / "results.txtpb"
+    lacking.write_text("version: 3\n")
+    with pytest.raises(
+        mw.InputError, match=r"no result for 12 of 12 kernels of this step, as for %"
+    ) as refused:
+        weigh_by(lacking)
+    assert "`meshwright train` on that GPU writes it" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"version: 3\nfrom another century", "XLA cannot read the file"),
+        (b"  \n", "is an empty file"),
+        (b"\xff\xfe\x00", "it is not text"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_holds_no_results_is_refused(text, words, tmp_path):
+    file = tmp_path / "results.txtpb"
+    if text is not None:
+        file.write_bytes(text)
+    with pytest.raises(mw.InputError, match=words):
+        weigh_by(file)
+
+
+def test_results_are_of_one_step_on_nvidias_gpus(tmp_path):
+    file = tmp_path / "results.txtpb"
+    file.write_text("version: 3\n")
+    given = {"autotune_results": str(file)}
+    with pytest.raises(mw.InputError, match="a plan compares many"):
+        mw.plan("cruncher", on="1xH100", overrides=given)
+    with pytest.raises(mw.InputError, match="compiled for a CPU"):
+        mw.weigh("cruncher", on="1xCPU", overrides=given)
+    with pytest.raises(mw.InputError, match="compiled for a CPU"):
+        mw.train("cruncher", on="1xCPU", overrides=given, steps=1, folder=tmp_path / "run")
+    with pytest.raises(mw.InputError, match="chooses no kernel by timing"):
+        weigh_by(file, deterministic=True)
+    with pytest.raises(mw.InputError, match=r"ends in \.txtpb"):
+        weigh_by(tmp_path / "results.bin")

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+import textwrap
+
 import jax
 import pytest
 
@@ -46,3 +51,27 @@ def test_xla_counts_the_flops_of_a_program_without_loops_for_all_devices(num_dev
 def test_a_program_with_loops_has_no_count_and_says_why(one_device):
     assert one_device.measurement.xla_flops is None
     assert "loop" in one_device.measurement.not_measured["xla_flops"]
+
+
+def test_a_file_of_autotuning_results_is_written_if_it_does_not_exist_and_read_if_it_does(tmp_path):
+    file = tmp_path / "results.txtpb"
+    config = load_config("linear", [f"autotune_results={file}"])
+    mesh = mesh_of((("data", 1),), jax.devices()[:1])
+    assert compile_programs(config, mesh, "cpu").results == file  # a CPU takes the option, and times nothing
+    file.write_text("no results")  # of which only a GPU's compiler has an opinion
+    assert compile_programs(config, mesh, "cpu").results is None
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu_writes_its_kernels_and_the_next_weighing_is_of_its_program(tmp_path):
+    file = tmp_path / "results.txtpb"
+    script = textwrap.dedent(f"""
+        import meshwright as mw
+        kernels = {{"autotune_results": {str(file)!r}}}
+        ran = mw.train("cruncher", on="local", overrides=kernels, steps=2, folder={str(tmp_path / "run")!r})
+        weighed = mw.weigh("cruncher", on="local", overrides=kernels)
+        assert weighed.compiled.fingerprint == ran.measurement.fingerprint
+    """)
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

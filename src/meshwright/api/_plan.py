@@ -199,7 +199,7 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(asked.price))
     elif fleet.price_per_device_hour is None:
         fleet, price = _priced(fleet)
-    run = config_of_run(asked.config, asked.overrides, None)
+    run = _run_to_plan(asked)
     if run is None:
         return dataclasses.replace(_plan_of_function(asked, fleet), price=price)
     if run.batch.sequences_per_replica is not None:
@@ -225,6 +225,21 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         found = _what_would_fit(run, fleet, knobs, asked)
         made = dataclasses.replace(made, suggestions=found, seconds=time.monotonic() - asked.started)
     return made
+
+
+def _run_to_plan(asked: _Asked) -> RunConfig | None:
+    """Return the config of what is planned; None for a function.
+
+    Raises:
+        InputError: it has autotuning results, which are of one step.
+    """
+    run = config_of_run(asked.config, asked.overrides, None)
+    if run is not None and run.autotune_results is not None:
+        what = f"autotune_results = {run.autotune_results!r} is of one step, and a plan compares many"
+        raise InputError(
+            what, hint="leave it out of the plan; let `train` time the kernels of what it chooses"
+        )
+    return run
 
 
 def _legal_space(run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ...]]) -> Space:

@@ -23,6 +23,7 @@ from ..compiler import (
     TakesNoMesh,
     compile_program,
     is_compiled,
+    read_autotune_results,
     requested_options,
 )
 from ..config import (
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     import jax
     import torch
 
-BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults"}  # sections of a config without effect on the program
+BESIDE_THE_STEP = {"evaluation", "checkpoint", "faults", "autotune_results"}  # not read by the step's builder
 # By platform: the package whose presence shows that the compiler is installed, and the extra that brings it.
 LEAST_NAMED_SAVING = 0.05  # share of the step: an earlier plan's best is named if it saves more
 COMPILER_PACKAGES = {"cuda": ("jax-cuda13-pjrt", "nvidia"), "tpu": ("libtpu", "tpu")}
@@ -641,6 +642,7 @@ def request_of(
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
     ours = isinstance(config, RunConfig)
+    results = read_autotune_results(config.autotune_results, platform) if ours else ""
     name = config.name if ours else config
     if knobs:
         name += f"({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"
@@ -657,7 +659,9 @@ def request_of(
             fleet.num_devices,
             deterministic=ours and config.deterministic,
             eight_bits=ours and config.precision == "fp8",
+            autotuning="load" if results else "off",
         ),
+        autotune_results=results,
         config=config.model_dump(mode="json", exclude=BESIDE_THE_STEP) if ours else None,
         function=None if ours else config,
         search_path=() if ours else (os.getcwd(),),

@@ -65,6 +65,8 @@ Documents = Annotated[
         "Effect: `packed` adds a mask to attention, which may use another kernel."
     ),
 ]
+Text = Annotated[str, Field(min_length=1)]
+OptionalText = Annotated[Text | None, BeforeValidator(none_word, json_schema_input_type=Text | None)]
 DocumentEnd = Annotated[
     OptionalNotNegative,
     Field(
@@ -331,6 +333,8 @@ Remat = Literal[
     "full-every-4",
 ]
 LayerLoop = Literal["auto", "keep", "unroll"]
+TEXT_OF_RESULTS = (".txtpb", ".pbtxt", ".textproto", ".prototxt", ".txt")
+"""Endings by which XLA takes a file of autotuning results for text; all others are binary to it."""
 
 
 MOST_ELEMENTS = 2**56
@@ -405,6 +409,12 @@ class RunConfig(Section):
     Effect: another run of the same kind; nothing that is weighed. Unit: none"""
     deterministic: bool = False
     """Make repeats on one GPU bitwise equal; CPUs and TPUs repeat anyway. Effect: may cost speed on GPUs."""
+    autotune_results: OptionalText = None
+    """File of XLA's autotuning results: the kernels of one step that were the fastest on a GPU.
+    Without it all products are calls of cuBLAS. If it does not exist, `train` on a GPU times kernels and
+    writes it. Its name ends in .txtpb or .pbtxt. NVIDIA only.
+    Effect: weighing and running take these kernels, also Triton's, and refuse a step of which the file does
+    not know all: [a card's kernels](how-weighing-works.md#the-kernels-of-a-card)."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """The loss on data that is not trained on."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -491,6 +501,13 @@ class RunConfig(Section):
         if self.gradient_sum == "bf16" and self.precision not in ("bf16", "fp8"):
             what = f'= "bf16", but precision = {self.precision!r} has no products in bf16'
             yield "gradient_sum", what, 'use gradient_sum = "fp32"'
+        results = self.autotune_results
+        if results is not None and not results.endswith(TEXT_OF_RESULTS):
+            what = f"= {results!r}, but XLA writes and reads results as text only in files of certain names"
+            yield "autotune_results", what, f"use a name that ends in {', '.join(TEXT_OF_RESULTS)}"
+        if results is not None and self.deterministic:
+            what = "has no effect with deterministic = true, for which XLA chooses no kernel by timing"
+            yield "autotune_results", what, "leave one of them out"
         if self.precision == "fp8" and not model.has_fp8_products:
             what = f'= "fp8", but a {model.kind} model has no products in eight bits'
             yield "precision", what, 'use precision = "bf16"'

@@ -23,7 +23,7 @@ RunPhase = Literal["start-up", "compile", "restore", "step", "input wait", "eval
 FIRST_TRACED, LAST_TRACED = 3, 5
 """The steps of a process that a trace holds: the first two still fill caches."""
 NoticeKind = Literal[
-    "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal"
+    "resumed", "bad step", "loss scale", "spike", "checkpoint", "disk", "held-out", "signal", "autotuning"
 ]  # fmt: skip
 
 

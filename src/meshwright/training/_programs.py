@@ -11,13 +11,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ..compiler import accepted_options, fingerprint_of, requested_options
+from ..compiler import (
+    Autotuning,
+    OptionValue,
+    accepted_options,
+    check_refused_results,
+    fingerprint_of,
+    loading_results,
+    requested_options,
+    writing_results,
+)
 from ..config import RunConfig
 from ..step import TrainStep, build_step, whole_parameters
 from ._sample import lowered_sample
@@ -30,7 +40,7 @@ class Programs:
     """The compiled programs of a run: the train step, the initial state, the held-out evaluation, a sample.
 
     `sample`: None if none was asked for. `compile_seconds`: of the train step. `xla_flops`: None for the
-    reason in `no_xla_flops`.
+    reason in `no_xla_flops`. `results`: the file that holds the kernels that this compilation timed, or None.
     """
 
     built: TrainStep
@@ -42,6 +52,7 @@ class Programs:
     fingerprint: str
     xla_flops: int | None
     no_xla_flops: str
+    results: Path | None
 
 
 def compile_programs(
@@ -57,10 +68,9 @@ def compile_programs(
         RuntimeError: a program does not compile; of several, the step's error is raised.
     """
     built = build_step(config, mesh)
-    requested = requested_options(
-        platform, mesh.size, deterministic=config.deterministic, eight_bits=config.precision == "fp8"
-    )
-    options: Any = accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options or None
+    named = None if config.autotune_results is None else Path(config.autotune_results).absolute()
+    writes = None if named is None or named.exists() else named
+    options: Any = _options(config, platform, mesh.size, named, writes) or None
     seed = jax.ShapeDtypeStruct((), np.uint32)
     parameters = whole_parameters(built.state)
     evaluated = parameters, built.state["model_state"], built.batch
@@ -70,7 +80,11 @@ def compile_programs(
         lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
 
         def compiled_step() -> tuple[Any, float]:
-            return lowered.compile(compiler_options=options), time.monotonic() - started
+            try:
+                return lowered.compile(compiler_options=options), time.monotonic() - started
+            except Exception as failed:  # XLA raises RuntimeErrors of many kinds
+                check_refused_results(failed)
+                raise
 
         stepping = pool.submit(compiled_step)
         # Tracing holds Python's lock, so these are traced here while the step compiles.
@@ -90,9 +104,35 @@ def compile_programs(
             fingerprint=fingerprint_of(text),
             xla_flops=flops,
             no_xla_flops=why_not,
+            results=writes,
         )
     finally:
         pool.shutdown(cancel_futures=True)  # after a failure or Ctrl-C no other program begins
+
+
+def _options(
+    config: RunConfig, platform: str, num_devices: int, results: Path | None, writes: Path | None
+) -> dict[str, OptionValue]:
+    """Return the options of the step's compilation.
+
+    Args:
+        results: the config's file of autotuning results. It is read, unless it is the one to write.
+        writes: the same file if it is to be written, by the first process.
+    """
+    files: dict[str, OptionValue] = {}
+    autotuning: Autotuning = "off" if results is None else "load" if writes is None else "write"
+    if results is not None and autotuning == "load":
+        files = loading_results(results)
+    elif writes is not None and jax.process_index() == 0:
+        files = writing_results(writes)
+    requested = requested_options(
+        platform,
+        num_devices,
+        deterministic=config.deterministic,
+        eight_bits=config.precision == "fp8",
+        autotuning=autotuning,
+    )
+    return {**accepted_options(requested, jax.jit(lambda x: x).lower(0.0)).options, **files}
 
 
 def _xla_flops(executable: Any, text: str, num_devices: int) -> tuple[int | None, str]:

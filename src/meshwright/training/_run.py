@@ -79,6 +79,8 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         if peers.is_first:
             folder.writes.documents(request.documents)
             recorder.remember(metrics_of(folder.path))
+        if programs.results is not None:
+            _tell_of_results(recorder, programs.results)
         waits = platform == "cpu"
         loop = Loop(request, programs, dataset, recorder, saving, phases, watchdog, waits=waits)
         if checkpoint is None:
@@ -114,6 +116,15 @@ def _started(request: RunRequest, dataset: Dataset) -> Started:
         folder=request.folder.path,
         sources=dataset.epochs(request.steps) if isinstance(dataset, TokenWindows | MixedWindows) else (),
     )
+
+
+def _tell_of_results(recorder: Recorder, results: Path) -> None:
+    """Report that kernels were timed, so that another step runs than the one that was weighed."""
+    words = "this GPU's kernels were timed, and the step was weighed before, with products by cuBLAS"
+    if results.exists():
+        recorder.notice(0, "autotuning", words, f"weigh again: {results} has the kernels now")
+    else:
+        recorder.notice(0, "autotuning", f"{words}; XLA wrote no {results}", "is its folder there?")
 
 
 def _begin(loop: Loop, recorded: int) -> None:

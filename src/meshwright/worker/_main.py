@@ -42,8 +42,10 @@ from ..compiler import (
     TakesNoMesh,
     _cache,
     accepted_options,
+    check_refused_results,
     fingerprint_of,
     installed_versions,
+    loading_results,
 )
 from ..errors import CompileError, InputError, MeshwrightError
 
@@ -282,6 +284,7 @@ def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionVa
     try:
         return lowered.compile(compiler_options=options)
     except Exception as failed:  # XLA raises RuntimeErrors of many kinds
+        check_refused_results(failed)
         raise CompileError(
             f"XLA could not compile {request.name} for {request.fleet}: {failed}",
             hint="the compiler's words are above; `meshwright doctor` shows the versions in use",
@@ -289,7 +292,7 @@ def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionVa
 
 
 def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
-    """Return the options with which the compiler writes its reports into the worker's folder."""
+    """Return the options that name files of the worker's folder: the compiler's reports, and its inputs."""
     outputs: dict[str, OptionValue] = {**DUMP_OPTIONS, "xla_dump_to": str(work / "dump")}
     if request.platform == "cuda":
         assembler = work / "cuda/bin/ptxas"
@@ -297,6 +300,10 @@ def _outputs(request: Request, work: Path) -> dict[str, OptionValue]:
         assembler.write_text(NO_ASSEMBLER)
         assembler.chmod(0o700)
         outputs["xla_gpu_cuda_data_dir"] = str(work / "cuda")  # where XLA looks first
+    if request.autotune_results:
+        results = work / "autotune_results.txtpb"
+        results.write_text(request.autotune_results)
+        outputs |= loading_results(results)
     return outputs
 
 

@@ -1,0 +1,218 @@
+"""Choose the compiler's options for a program, and load what a card found by timing kernels.
+
+XLA renames and removes options between releases, and refuses a program with an unknown one. So a request
+lists *purposes* (`requested_options`), and the process that compiles asks its compiler which spelling of each
+it accepts (`accepted_options`). A purpose without an accepted spelling is left out of the options. Its
+consequence is then reported next to the figures that it changes.
+
+Autotuning: with a GPU at hand, XLA times kernels for a matrix product and takes the fastest. It can write its
+choices to a file, and compile by such a file without the GPU (`autotune_results` of a config; docs/adr/0011).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..errors import InputError
+
+OptionValue = bool | str
+
+
+class Lowered(Protocol):
+    """A program to compile with options, such as a `jax.stages.Lowered`; this module imports no jax."""
+
+    def compile(self, *, compiler_options: dict[str, Any]) -> Any:
+        """Compile the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerOption:
+    """An effect that is requested from the compiler, with every name and value that XLA has had for it.
+
+    `without`: the figure that changes where the compiler has no spelling; empty where none changes.
+    """
+
+    spellings: tuple[tuple[str, OptionValue], ...]
+    without: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedOptions:
+    """Options in the form that `compile` takes, and the consequence of each purpose without a spelling."""
+
+    options: dict[str, OptionValue]
+    without: tuple[str, ...]
+
+
+# Releases seen: jaxlib 0.10.2, 0.11.2 and 0.12.0.1. They accept every option without a remark.
+OPTIONS = {
+    # Start collectives early and overlap them with computation (docs/adr/0002).
+    "latency hiding": CompilerOption(
+        spellings=(("xla_gpu_enable_latency_hiding_scheduler", True),),
+        without="collectives are scheduled where they stand, so more of their time is exposed",
+    ),
+    # Reduce a layer's gradients over `data` while the next layer is computed. Pipelined gathers and
+    # double-buffered loops hide more, but near the memory limit XLA then repeats matmuls (docs/adr/0002).
+    "pipelined all-reduces": CompilerOption(
+        spellings=(
+            ("xla_gpu_enable_pipelined_all_reduce", True),  # 0.10
+            ("xla_gpu_pipeline_all_reduce", "COLLECTIVE_PIPELINING_MODE_ON"),  # 0.11 and 0.12
+        ),
+        without="all-reduces of gradients wait for the end of each layer, so more of their time is exposed",
+    ),
+    # XLA would compile small all-reduces to Triton kernels, and crash on a scalar over several hosts ("size
+    # mismatch when packing elements for LLVM struct"). This value selects NCCL, which 0.10 uses without it.
+    "all-reduces by NCCL": CompilerOption(
+        spellings=(("xla_gpu_experimental_use_collective_kernels", ""),),  # 0.11 and 0.12
+        without="",
+    ),
+    # Call cuBLAS for matrix products. Without a device XLA cannot time its Triton kernels and takes untuned
+    # ones, with prologues and epilogues that a card would not run (docs/adr/0011).
+    "products by cuBLAS": CompilerOption(
+        spellings=(("xla_gpu_enable_triton_gemm", False),),
+        without="matrix products are Triton kernels that the compiler did not tune",
+    ),
+    # Refuse a kernel of which the file of results says nothing, instead of taking one that nobody tuned.
+    "results of a card for all": CompilerOption(
+        spellings=(("xla_gpu_require_complete_aot_autotune_results", True),),
+        without="kernels without a result in `autotune_results` are such that the compiler did not tune",
+    ),
+    # XLA would join small products that share an operand, in 16 bits, and so undo their eight bits.
+    "products apart": CompilerOption(
+        spellings=(("xla_gpu_dot_merger_threshold_mb", "0"),),
+        without="small products that share an operand run in 16 bits",
+    ),
+    # Make repeated runs on one machine bitwise equal. The compiler replaces or refuses scatters, reductions
+    # and library kernels that add in no fixed order, and it chooses no kernel by timing.
+    "no operation of undefined order": CompilerOption(
+        spellings=(("xla_gpu_exclude_nondeterministic_ops", True),),
+        without="the compiler may choose operations whose results differ between runs",
+    ),
+    "deterministic operations": CompilerOption(
+        spellings=(("xla_gpu_deterministic_ops", True),),
+        without="the compiler may choose kernels whose results differ between runs",
+    ),
+}
+Autotuning = Literal["off", "load", "write"]
+"""Call cuBLAS for all products, take kernels by a file, or time them on the GPU and write a file."""
+PRODUCTS: dict[Autotuning, tuple[str, ...]] = {
+    "off": ("products by cuBLAS",),
+    "load": ("results of a card for all",),
+    "write": (),
+}
+EIGHT_BITS = ("products apart",)
+COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
+DETERMINISM = ("no operation of undefined order", "deterministic operations")
+HOW_TO_WRITE = (
+    "name a file that does not exist: `meshwright train` on that GPU writes it; "
+    "or leave autotune_results out, for products by cuBLAS"
+)
+REFUSALS = ("No such compile option", "While setting option")
+
+
+def requested_options(
+    platform: str,
+    num_devices: int,
+    *,
+    deterministic: bool = False,
+    eight_bits: bool = False,
+    autotuning: Autotuning = "off",
+) -> tuple[str, ...]:
+    """Return the purposes to request from the compiler, as keys of `OPTIONS`, for weighing and for running.
+
+    A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
+
+    >>> requested_options("cuda", 8)
+    ('products by cuBLAS', 'latency hiding', 'pipelined all-reduces', 'all-reduces by NCCL')
+    >>> requested_options("cpu", 8)
+    ()
+    """
+    if platform != "cuda":
+        return ()
+    products = (*PRODUCTS[autotuning], *(EIGHT_BITS if eight_bits else ()))
+    return (*products, *(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
+
+
+def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOptions:
+    """Return the spelling of each purpose that the installed compiler accepts.
+
+    Args:
+        purposes: keys of `OPTIONS`.
+        identity: a program that compiles quickly, such as `jax.jit(lambda x: x).lower(0.0)`. It is compiled
+            once for each spelling that is tried, in some 10 ms.
+
+    Raises:
+        RuntimeError: the compiler failed for a reason other than the option.
+    """
+    options: dict[str, OptionValue] = {}
+    without: list[str] = []
+    for purpose in purposes:
+        option = OPTIONS[purpose]
+        accepted = next((each for each in option.spellings if _accepts(identity, *each)), None)
+        if accepted is not None:
+            options.update([accepted])
+        elif option.without:
+            names = " or ".join(name for name, _ in option.spellings)
+            without.append(f"this release of XLA has no option {names}: {option.without}")
+    return AcceptedOptions(options=options, without=tuple(without))
+
+
+def _accepts(identity: Lowered, name: str, value: OptionValue) -> bool:
+    try:
+        identity.compile(compiler_options={name: value})
+    except RuntimeError as refused:  # jax's JaxRuntimeError is one
+        if any(words in str(refused) for words in REFUSALS):
+            return False
+        raise
+    return True
+
+
+def read_autotune_results(path: str | None, platform: str) -> str:
+    """Return the text of a config's file of autotuning results; empty if it names none.
+
+    Raises:
+        InputError: the file cannot be read, or the program is not for GPUs.
+    """
+    if path is None:
+        return ""
+    if platform != "cuda":
+        what = f"autotune_results = {path!r}, but this program is compiled for a {platform.upper()}"
+        raise InputError(what, hint="leave it out: only NVIDIA's GPUs have such results")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as broken:
+        why = broken.strerror if isinstance(broken, OSError) else "it is not text"
+        raise InputError(f"cannot read autotune_results = {path!r}: {why}", hint=HOW_TO_WRITE) from broken
+    if not text.strip():
+        raise InputError(f"autotune_results = {path!r} is an empty file", hint=HOW_TO_WRITE)
+    return text
+
+
+def loading_results(path: Path) -> dict[str, OptionValue]:
+    """Return the option with which the compiler takes kernels by a file of autotuning results."""
+    return {"xla_gpu_load_autotune_results_from": str(path)}
+
+
+def writing_results(path: Path) -> dict[str, OptionValue]:
+    """Return the option with which the compiler writes what it chose by timing. Only a card can time."""
+    return {"xla_gpu_dump_autotune_results_to": str(path)}
+
+
+def check_refused_results(failed: Exception) -> None:
+    """Raise an `InputError` if a compilation failed because of the file of autotuning results."""
+    words = str(failed)
+    if "parse autotune results" in words or "ersion mismatch in autotune results" in words:
+        what = "XLA cannot read the file of autotune_results; another release may have written it"
+        raise InputError(f"{what}: {words.splitlines()[0]}", hint=HOW_TO_WRITE) from failed
+    missing = re.search(r"No cached config found for HLO instr: (%\S+) = ", words)
+    if missing:
+        count = re.search(r"Failed to get configs for: (\d+) out of (\d+)", words)
+        how_many = f"{count[1]} of {count[2]} kernels" if count else "1 kernel"
+        what = f"the file of autotune_results has no result for {how_many} of this step, as for {missing[1]}"
+        raise InputError(
+            f"{what}: its results are of another step, GPU or release", hint=HOW_TO_WRITE
+        ) from failed
