@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import meshwright as mw
 from meshwright.compiler import read_text
-from meshwright.models.eight_bits import fp8_product, quantised
+from meshwright.models.eight_bits import NarrowMatrix, Placement, fp8_product, quantised, quantised_matrix
+from meshwright.sharding import gather, mesh_of
 
 
 @pytest.fixture
@@ -57,6 +59,47 @@ def test_the_product_and_its_gradients_are_those_of_float32_up_to_eight_bits(ope
     assert 0.005 < distance(narrow, plain) < 2**-4
     assert 0.005 < distance(d_x, np.einsum("bse,ije->bsij", target, weight)) < 2**-3
     assert 0.005 < distance(d_weight, np.einsum("bsij,bse->ije", x, target)) < 2**-3
+
+
+def test_on_a_mesh_each_device_has_its_own_scale_and_gradients_are_summed(operands):
+    """One scale for both devices would take the second one's small rows for zero."""
+    x, weight = operands
+    x = x.at[1].multiply(1e-8)
+    d_out = jnp.asarray(np.random.default_rng(1).normal(size=(2, 16, 24)), jnp.float32).at[1].multiply(1e8)
+    mesh = mesh_of((("fsdp", 2),), jax.devices()[:2])
+    rows = PartitionSpec("fsdp")
+    at, dims = Placement(mesh, rows, rows), ("heads", "head_dim", "embed")
+
+    def on_mesh(x, weight):
+        matrix = gather(weight, mesh, jnp.float32, *dims, narrowed=quantised_matrix)
+        return fp8_product(x, NarrowMatrix(*matrix), 2, True, at=at)
+
+    def alone(x, weight):
+        return fp8_product(x, weight, 2, True)
+
+    with jax.set_mesh(mesh):
+        y, back = jax.vjp(jax.jit(on_mesh), x, weight)
+        d_x, d_weight = back(d_out)
+    halves = [jax.vjp(alone, x[i : i + 1], weight) for i in range(2)]
+    gradients = [back(d_out[i : i + 1]) for i, (_, back) in enumerate(halves)]
+    np.testing.assert_allclose(y, jnp.concatenate([half for half, _ in halves]), rtol=1e-5)
+    np.testing.assert_allclose(d_x, jnp.concatenate([first for first, _ in gradients]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(d_weight, gradients[0][1] + gradients[1][1], rtol=1e-4, atol=1e-4)
+    assert distance(y[1], np.einsum("sij,ije->se", x[1], weight)) < 2**-4
+    assert not jnp.any(alone(x, weight)[1])  # with one scale nothing is left of it
+
+
+def test_matrices_are_gathered_in_eight_bits_and_no_device_waits_for_a_scale_of_activations():
+    sizes = ("model.embed_dim=256", "model.num_kv_heads=4", "model.mlp_dim=512", "remat=none")
+    batch = ("batch.sequences=16", "batch.sequence_length=128", "data.source=synthetic", "precision=fp8")
+    found = mw.weigh("bytes-nano", on="8xH100", layout="fsdp=8", overrides=(*sizes, *batch))
+    in_layers = [row for row in found.ledger.traffic if row.in_loop]
+    gathered = sum(row.payload_bytes for row in in_layers if row.kind == "all-gather")
+    # Two layers: query, key, value and output are 256 x 256, the MLP's three 256 x 512, a byte each.
+    matrices = 2 * (4 * 256 * 256 + 3 * 256 * 512)
+    assert matrices <= gathered < 1.01 * matrices  # and norms
+    # The greatest magnitudes of these seven, in bf16; those of activations are each device's own.
+    assert sum(row.payload_bytes for row in in_layers if row.kind == "all-reduce") == 2 * 7 * 2
 
 
 def test_experts_multiply_their_rows_with_their_matrices_and_share_a_scale():

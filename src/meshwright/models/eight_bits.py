@@ -13,11 +13,15 @@ by one call of cuBLAS on the eight-bit numbers, which sums in float32 and writes
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
+
+from ..sharding import AnyMesh, activation_spec, gather, on_each_device
+from ._base import Context
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 Quantised = tuple[Array, Array]
@@ -39,19 +43,85 @@ def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
     return (x * (1 / scale).astype(x.dtype)).astype(dtype), scale
 
 
-def _product(x: Quantised, y: Quantised, dims: Any, dtype: jax.typing.DTypeLike, on_cpu: bool) -> Array:
-    (x8, x_scale), (y8, y_scale) = x, y
-    if on_cpu:  # CPUs lack fp8 products: multiply the same numbers in float32
-        x8, y8 = x8.astype(jnp.float32), y8.astype(jnp.float32)
-        exact = jax.lax.dot_general(x8, y8, dims, preferred_element_type=jnp.float32)
-        return (exact * (x_scale * y_scale)).astype(dtype)
-    x16, y16 = (x8.astype(dtype) * x_scale.astype(dtype), y8.astype(dtype) * y_scale.astype(dtype))
-    return jax.lax.dot_general(x16, y16, dims, preferred_element_type=dtype)
+def quantised_matrix(weight: Array) -> Quantised:
+    """Quantise a matrix of weights, for the forward and the backward pass."""
+    return quantised(weight, FORWARD)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+class NarrowMatrix(NamedTuple):
+    """A matrix in eight bits: its values, and their scale, a float32 scalar.
+
+    `stand_in` is of zeros in the compute format, and nothing reads it. Its gradient is that of the matrix,
+    which eight bits could not hold.
+    """
+
+    values: Array
+    scale: Array
+    stand_in: Array
+
+
+@jax.custom_vjp
+def _narrow(weight: Array) -> NarrowMatrix:
+    return NarrowMatrix(*quantised_matrix(weight), jnp.zeros(weight.shape, weight.dtype))
+
+
+_narrow.defvjp(lambda weight: (_narrow(weight), None), lambda _, gradient: (gradient.stand_in,))
+
+
+class Placement(NamedTuple):
+    """How a product's operand and result lie on a mesh: their PartitionSpecs.
+
+    Each device then has a scale for its part of them. No device waits for the greatest magnitude of all, and
+    a scale is at most as large as one for all would be.
+    """
+
+    mesh: AnyMesh
+    operand: PartitionSpec
+    result: PartitionSpec
+
+
+class _Product(NamedTuple):
+    """What a product is besides its operands. Without `at` each tensor has one scale."""
+
+    num_contracted: int
+    num_batch: int
+    on_cpu: bool
+    at: Placement | None
+
+    def quantise(self, x: Array, dtype: jax.typing.DTypeLike, spec: PartitionSpec | None) -> Quantised:
+        """Quantise an array; with a placement its scale is [1, ...] on each device."""
+        if self.at is None:
+            return quantised(x, dtype)
+
+        def local(x: Array) -> Quantised:
+            values, scale = quantised(x, dtype)
+            return values, scale.reshape((1,) * x.ndim)
+
+        return on_each_device(local, self.at.mesh, spec, (spec, spec))(x)
+
+    def widened(self, x: Quantised, dtype: jax.typing.DTypeLike, spec: PartitionSpec | None) -> Array:
+        """Return rounded numbers times their scale: in `dtype`, or in float32 on a CPU, which has no fp8."""
+        wide = jnp.float32 if self.on_cpu else dtype
+
+        def local(values: Array, scale: Array) -> Array:
+            return values.astype(wide) * scale.reshape(()).astype(wide)
+
+        if self.at is None or spec is None:
+            return local(*x)
+        return on_each_device(local, self.at.mesh, (spec, spec), spec)(*x)
+
+
+def _dot(x: Array, y: Array, dims: Any, dtype: jax.typing.DTypeLike) -> Array:
+    return jax.lax.dot_general(x, y, dims, preferred_element_type=x.dtype).astype(dtype)
+
+
 def fp8_product(
-    x: Array, weight: Array, num_contracted: int, on_cpu: bool = False, num_batch: int = 0
+    x: Array,
+    weight: Array | NarrowMatrix,
+    num_contracted: int,
+    on_cpu: bool = False,
+    num_batch: int = 0,
+    at: Placement | None = None,
 ) -> Array:
     """Contract the last `num_contracted` dims of `x` with the first of `weight`, in eight bits.
 
@@ -61,38 +131,60 @@ def fp8_product(
         num_contracted: dims that are summed over.
         on_cpu: multiply the rounded numbers in float32.
         num_batch: leading dims of both, 1 where each expert has its rows and its matrix. All share a scale.
+        at: how `x` and the result lie on a mesh, for a scale on each device.
     """
-    return _forward(x, weight, num_contracted, on_cpu, num_batch)[0]
+    narrow = weight if isinstance(weight, NarrowMatrix) else _narrow(weight)
+    return _multiplied(x, narrow, _Product(num_contracted, num_batch, on_cpu, at))
 
 
-def _forward(
-    x: Array, weight: Array, num_contracted: int, on_cpu: bool, num_batch: int
-) -> tuple[Array, tuple[Quantised, Quantised]]:
-    saved, batch = (quantised(x, FORWARD), quantised(weight, FORWARD)), tuple(range(num_batch))
+def projected_in_eight_bits(x: Array, weight: Array, dims: tuple[str, ...], context: Context) -> Array:
+    """Return x . W for `x` [batch, sequence, inputs] and a matrix at rest, whose `dims` name its dimensions.
+
+    The matrix is quantised by the devices that hold its shards, so its eight bits cross the network.
+    """
+    num_inputs, mesh = x.ndim - 2, context.mesh
+    matrix = gather(weight, mesh, context.dtype, *dims, zero1=context.zero1, narrowed=quantised_matrix)
+    operand, result = (
+        activation_spec(("batch", "sequence", *names), mesh)
+        for names in (dims[:num_inputs], dims[num_inputs:])
+    )
+    at = Placement(mesh, operand, result)
+    return fp8_product(x, NarrowMatrix(*matrix), num_inputs, context.platform == "cpu", at=at)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _multiplied(x: Array, weight: NarrowMatrix, product: _Product) -> Array:
+    return _forward(x, weight, product)[0]
+
+
+def _forward(x: Array, weight: NarrowMatrix, product: _Product) -> tuple[Array, tuple[Quantised, Quantised]]:
+    spec = None if product.at is None else product.at.operand
+    narrow, matrix = product.quantise(x, FORWARD, spec), (weight.values, weight.scale)
+    num_contracted, num_batch = product.num_contracted, product.num_batch
+    batch = tuple(range(num_batch))
     summed = (
         tuple(range(x.ndim - num_contracted, x.ndim)),
         tuple(range(num_batch, num_batch + num_contracted)),
     )
-    return _product(*saved, (summed, (batch, batch)), x.dtype, on_cpu), saved
+    wide = product.widened(narrow, x.dtype, spec), product.widened(matrix, x.dtype, None)
+    return _dot(*wide, (summed, (batch, batch)), x.dtype), (narrow, matrix)
 
 
 def _backward(
-    num_contracted: int,
-    on_cpu: bool,
-    num_batch: int,
-    saved: tuple[Quantised, Quantised],
-    gradient: Array,
-) -> tuple[Array, Array]:
-    x, weight = saved
-    narrow, batch = quantised(gradient, BACKWARD), (tuple(range(num_batch)),) * 2
-    num_rows = x[0].ndim - num_contracted
-    first = num_batch + num_contracted
-    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(first, weight[0].ndim))
-    rows = (tuple(range(num_batch, num_rows)),) * 2
-    return (
-        _product(narrow, weight, (outputs, batch), gradient.dtype, on_cpu),
-        _product(x, narrow, (rows, batch), gradient.dtype, on_cpu),
-    )
+    product: _Product, saved: tuple[Quantised, Quantised], gradient: Array
+) -> tuple[Array, NarrowMatrix]:
+    (x, matrix), dtype = saved, gradient.dtype
+    specs = (None, None) if product.at is None else (product.at.operand, product.at.result)
+    narrow = product.quantise(gradient, BACKWARD, specs[1])
+    wide = product.widened(narrow, dtype, specs[1])
+    batch = (tuple(range(product.num_batch)),) * 2
+    num_rows = x[0].ndim - product.num_contracted
+    first = product.num_batch + product.num_contracted
+    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(first, matrix[0].ndim))
+    rows = (tuple(range(product.num_batch, num_rows)),) * 2
+    d_x = _dot(wide, product.widened(matrix, dtype, None), (outputs, batch), dtype)
+    d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, (rows, batch), dtype)
+    return d_x, NarrowMatrix(None, None, d_matrix)  # type: ignore[arg-type]
 
 
-fp8_product.defvjp(_forward, _backward)
+_multiplied.defvjp(_forward, _backward)

@@ -26,7 +26,7 @@ from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .backward_order import ordered
-from .eight_bits import fp8_product
+from .eight_bits import fp8_product, projected_in_eight_bits
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .layer_sums import places, summed, taken
@@ -505,6 +505,8 @@ class Transformer(Model):
         dims = self._dims[group, name]
         with self._scope_of(group, name, context):
             if name in layer[group]:
+                if context.fp8 and num_shards(context.mesh) > 1:
+                    return projected_in_eight_bits(x, layer[group][name], dims, context)
                 return _projected(x, context.gather(layer[group][name], *dims), context)
             # The matrix is computed from its four bits, and again in the backward pass.
             held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))

@@ -337,8 +337,9 @@ class _Form:
         busy = sum(compute.values(), np.zeros_like(self.tokens))
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
         ring = np.where(self._gathers_keys(), EXPOSED_GATHERS_OF_KEYS * self._gathers_of_keys(), ring)
-        times = 2 if self.frozen else 3  # twice the weights, once their gradients
-        gathers = self._gather(self._layer_bytes(), FSDP) * times
+        gathers = 2 * self._gather(self._gathered_bytes(), FSDP)
+        if not self.frozen:  # the gradients are scattered as the weights are gathered, in 16 bits
+            gathers = gathers + self._gather(self._layer_bytes(), FSDP)
         hidden = self._at_most(HIDDEN) * gathers
         fsdp = gathers - hidden + np.maximum(0.0, hidden - busy)
         share = self.config.num_trained_parameters / self.config.model.num_parameters
@@ -513,6 +514,13 @@ class _Form:
     def _layer_bytes(self) -> Numbers:
         """Return the bytes of one block's weights in 16 bits, gathered over `fsdp`."""
         per_layer = (self.weights.blocks + self.weights.experts / self.expert) / self.layers / self.tensor
+        return per_layer * NARROW
+
+    def _gathered_bytes(self) -> Numbers:
+        """Return the bytes of one block's weights as `fsdp` gathers them: under fp8 one each, but for experts."""
+        if self.config.precision != "fp8":
+            return self._layer_bytes()
+        per_layer = (self.weights.blocks / 2 + self.weights.experts / self.expert) / self.layers / self.tensor
         return per_layer * NARROW
 
     def _block_inputs_of_one(self) -> Numbers:

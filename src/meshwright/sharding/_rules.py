@@ -157,7 +157,14 @@ def pin(x: Array, mesh: AnyMesh, *dims: str) -> Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, activation_spec(dims, mesh)))
 
 
-def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zero1: bool = False) -> Array:
+def gather(
+    x: Array,
+    mesh: AnyMesh,
+    dtype: jax.typing.DTypeLike,
+    *dims: str,
+    zero1: bool = False,
+    narrowed: Callable[[Array], tuple[Array, Array]] | None = None,
+) -> Any:
     """Return a parameter ready for use: cast to `dtype`, and gathered over `fsdp`.
 
     The gradient takes the reverse path: it is reduce-scattered over `fsdp` in `dtype`, then cast to the
@@ -166,8 +173,12 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
     reduce-scattered over `data` too.
 
     Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
+
+    `narrowed` makes smaller values and their scale of the cast shards, and only the values cross the network.
+    The result is then the values, the scale, and zeros of `dtype` in the parameter's shape, whose gradient is
+    the parameter's: the small format could not hold it.
     """
-    if num_shards(mesh) == 1:
+    if num_shards(mesh) == 1 and narrowed is None:
         return x.astype(dtype)
     x = _repeated(x, mesh, dims, zero1)
     at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
@@ -176,11 +187,17 @@ def gather(x: Array, mesh: AnyMesh, dtype: jax.typing.DTypeLike, *dims: str, zer
     stored = x.dtype
 
     @jax.custom_vjp
-    def use(x: Array) -> Array:
+    def use(x: Array) -> Any:
         cast = jax.lax.with_sharding_constraint(x.astype(dtype), at_rest)
-        return jax.lax.with_sharding_constraint(cast, in_use)
+        if narrowed is None:
+            return jax.lax.with_sharding_constraint(cast, in_use)
+        values, scale = narrowed(cast)
+        values = jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(values, at_rest), in_use)
+        return values, scale, jnp.zeros(x.shape, dtype)
 
-    def backward(_: None, gradient: Array) -> tuple[Array]:
+    def backward(_: None, gradient: Any) -> tuple[Array]:
+        if narrowed is not None:
+            gradient = gradient[2]
         if "vocab" not in dims:  # reduce over `fsdp` first, inside a host; a table's is split
             gradient = jax.lax.with_sharding_constraint(gradient, at_rest)
         return (jax.lax.with_sharding_constraint(gradient, left).astype(stored),)
