@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec
 import meshwright as mw
 from meshwright.compiler import read_text
 from meshwright.models.eight_bits import NarrowMatrix, Placement, fp8_product, quantised, quantised_matrix
-from meshwright.sharding import gather, mesh_of
+from meshwright.models.experts import whole_in_eight_bits
+from meshwright.sharding import gather, mesh_of, on_each_device
 
 
 @pytest.fixture
@@ -100,6 +101,28 @@ def test_matrices_are_gathered_in_eight_bits_and_no_device_waits_for_a_scale_of_
     assert matrices <= gathered < 1.01 * matrices  # and norms
     # The greatest magnitudes of these seven, in bf16; those of activations are each device's own.
     assert sum(row.payload_bytes for row in in_layers if row.kind == "all-reduce") == 2 * 7 * 2
+
+
+def test_experts_matrices_that_fsdp_gathers_in_eight_bits_have_one_scale_and_summed_gradients():
+    generator = np.random.default_rng(3)
+    sizes = ((4, 3, 16, 8), (3, 8, 24), (4, 3, 16, 24))
+    x, weight, d_out = (jnp.asarray(generator.normal(size=size), jnp.float32) for size in sizes)
+    weight = weight.at[:, :4].multiply(100.0)  # the first device's part is larger
+    mesh = mesh_of((("fsdp", 2),), jax.devices()[:2])
+    rows, split = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
+
+    def local(x, weight):
+        matrix = whole_in_eight_bits(weight, 1)
+        return jnp.stack([fp8_product(each, matrix, 1, True, 1) for each in x])
+
+    def alone(x, weight):
+        return jnp.stack([fp8_product(each, weight, 1, True, 1) for each in x])
+
+    on_mesh = jax.jit(on_each_device(local, mesh, (rows, split), rows))
+    (y, back), (plain, plainly_back) = jax.vjp(on_mesh, x, weight), jax.vjp(alone, x, weight)
+    np.testing.assert_allclose(y, plain, rtol=1e-4, atol=1e-3)
+    for mine, theirs in zip(back(d_out), plainly_back(d_out), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-3)
 
 
 def test_experts_multiply_their_rows_with_their_matrices_and_share_a_scale():

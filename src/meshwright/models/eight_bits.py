@@ -29,12 +29,16 @@ Quantised = tuple[Array, Array]
 FRACTION, EXPONENT = 0x007F_FFFF, 0xFF80_0000  # bits of a float32; a power of two has no bit of the first
 
 
-def quantised(x: Array, dtype: jax.typing.DTypeLike) -> Quantised:
+def quantised(x: Array, dtype: jax.typing.DTypeLike, axis: str | None = None) -> Quantised:
     """Quantise `x` to eight bits; return it with its scale, which is 1 for a tensor of zeros.
+
+    `axis`: the devices along this manual axis of a mesh hold parts of one tensor, and share its scale.
 
     A non-finite number makes the scale non-finite, and with it the whole product.
     """
     most = jnp.max(jnp.abs(x)).astype(jnp.float32)
+    if axis is not None:
+        most = jax.lax.pmax(most, axis)
     smallest = float(jnp.finfo(jnp.float32).tiny)  # devices take smaller numbers for zero
     exact = jnp.where(most == 0, 1.0, jnp.maximum(most / float(jnp.finfo(dtype).max), smallest))
     bits = jax.lax.bitcast_convert_type(exact, jnp.uint32)

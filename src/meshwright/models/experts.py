@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..config import ACTIVATION_RULES, TransformerModel
 from ..sharding import activation_spec, axis_size, on_each_device, parameter_spec
 from ._base import RESIDUAL, Context, Parameter
-from .eight_bits import fp8_product
+from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
 SECOND_NAME = "second_expert_product"  # and these, unless they save every second product only
@@ -252,7 +252,12 @@ def _on_one_device(
         chosen, weights = route(logits, config, layer.get("router_bias"))
         places = places_of(chosen, capacity)
         balance = _balance(_probabilities(logits, config), chosen, places, context)
-    matrices = {name: _whole(w, dims[name], context) for name, w in layer.items() if name not in ROUTER}
+    narrow = context.fp8 and _split("fsdp", context)
+    matrices: dict[str, Any] = {
+        name: whole_in_eight_bits(w, dims[name].index("embed")) if narrow else _whole(w, dims[name], context)
+        for name, w in layer.items()
+        if name not in ROUTER
+    }
     buffers = send(tokens, places).reshape(num_experts, capacity, -1)
     num_needed, num_slots = weights.size, num_experts * capacity
     # All slots of the buffers are multiplied, filled or not.
@@ -268,7 +273,7 @@ def _on_one_device(
 def _mlp(
     x: Array,
     factors: Array,
-    matrices: dict[str, Array],
+    matrices: dict[str, Any],
     activation: Callable[[Array], Array],
     context: Context,
 ) -> Array:
@@ -304,6 +309,25 @@ def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
     if not _split("fsdp", context):
         return weight
     return jax.lax.all_gather(weight, "fsdp", axis=dims.index("embed"), tiled=True)
+
+
+def whole_in_eight_bits(weight: Array, axis: int) -> NarrowMatrix:
+    """All-gather a parameter over `fsdp` in eight bits, by its dimension `axis`.
+
+    All parts share a scale. The gradient is reduce-scattered in the format of `weight`.
+    """
+
+    @jax.custom_vjp
+    def use(weight: Array) -> NarrowMatrix:
+        values, scale = quantised(weight, FORWARD, "fsdp")
+        values = jax.lax.all_gather(values, "fsdp", axis=axis, tiled=True)
+        return NarrowMatrix(values, scale, jnp.zeros(values.shape, weight.dtype))
+
+    def backward(_: None, gradient: NarrowMatrix) -> tuple[Array]:
+        return (jax.lax.psum_scatter(gradient.stand_in, "fsdp", scatter_dimension=axis, tiled=True),)
+
+    use.defvjp(lambda weight: (use(weight), None), backward)
+    return use(weight)
 
 
 def _exchange(buffers: Array, context: Context) -> Array:

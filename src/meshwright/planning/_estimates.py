@@ -517,11 +517,10 @@ class _Form:
         return per_layer * NARROW
 
     def _gathered_bytes(self) -> Numbers:
-        """Return the bytes of one block's weights as `fsdp` gathers them: under fp8 one each, but for experts."""
+        """Return the bytes of one block's weights as `fsdp` gathers them: one for each in fp8."""
         if self.config.precision != "fp8":
             return self._layer_bytes()
-        per_layer = (self.weights.blocks / 2 + self.weights.experts / self.expert) / self.layers / self.tensor
-        return per_layer * NARROW
+        return self._layer_bytes() / NARROW
 
     def _block_inputs_of_one(self) -> Numbers:
         return self.tokens * self.width * self.activation_bytes / self.tensor
