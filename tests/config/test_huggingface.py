@@ -1,6 +1,7 @@
 """A Hugging Face `config.json` is a run, or is refused by the names of the keys that are not understood."""
 
 import json
+import math
 
 import pytest
 
@@ -131,7 +132,13 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"attention_multiplier": 0.5}, "attention_multiplier = 0.5"),
         ({"attention_bias": True}, "attention_bias = true"),
         ({"hidden_act": "xielu"}, 'hidden_act = "xielu"'),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read
+        ({"add_cross_attention": True}, "add_cross_attention = true"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}, "rope_scaling": None}, "sliding"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
@@ -161,8 +168,63 @@ def test_more_layers_than_there_can_be_are_refused_at_once(folder_of):
 
 
 def test_a_model_with_latents_that_lacks_a_size_is_refused(folder_of):
+    sizes = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": "deepseek_v2", "qk_rope_head_dim": None}
     with pytest.raises(InputError, match="a deepseek_v2 model has no qk_rope_head_dim"):
-        load_config(folder_of({"model_type": "deepseek_v2", "qk_rope_head_dim": None}))
+        load_config(folder_of(sizes))
+
+
+def test_a_model_that_lacks_sizes_is_refused_by_their_names(folder_of):
+    sizes = {**PUBLISHED["Llama-3.1-8B"][0], "intermediate_size": None}
+    del sizes["num_hidden_layers"]
+    with pytest.raises(InputError, match="a llama model has no num_hidden_layers and intermediate_size"):
+        load_config(folder_of(sizes))
+
+
+def test_what_a_file_leaves_out_is_what_transformers_takes_for_it(folder_of):
+    mistral = dict(PUBLISHED["Mistral-7B"][0])
+    del mistral["num_key_value_heads"]
+    assert load_config(folder_of(mistral, "mistral")).model.num_kv_heads == 8
+    # Of Gemma 3 4B's published file, the part about text.
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    gemma |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    assert load_config(folder_of(gemma, "gemma")).model.num_parameters == 3_880_263_168
+
+
+def test_gelu_in_a_file_of_gemma_is_its_tanh_form(folder_of):
+    gemma = {**PUBLISHED["Mistral-7B"][0], "model_type": "gemma", "hidden_act": "gelu"}
+    del gemma["sliding_window"]
+    assert load_config(folder_of(gemma, "one")).model.activation == "gelu"
+    two = {**gemma, "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
+    assert load_config(folder_of(two, "two")).model.activation == "gelu"
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        (
+            {"rope_scaling": {"type": "yarn", **YARN}},  # as Qwen2.5's page has it
+            {"rope_factor": 4.0, "rope_high_factor": 32.0, "rope_gain": 1 + 0.1 * math.log(4.0)},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            {"rope_gain": 1.0, "rope_magnitude": 0.0},  # DeepSeek alone multiplies the scores as well
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5.0}},
+            {"rope_factor": 2.0, "rope_theta": 1e6},
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", **YARN}, "original_max_position_embeddings": 4096},
+            {"rope_original_positions": 4096},
+        ),
+    ],
+)
+def test_rotary_positions_are_read_in_old_and_new_spellings(changes, read, folder_of):
+    model = load_config(folder_of({**PUBLISHED["Qwen2.5-7B"][0], "rope_theta": 1e6, **changes})).model
+    assert {key: getattr(model, key) for key in read} == read
 
 
 def test_windows_are_read_as_transformers_reads_them(folder_of):

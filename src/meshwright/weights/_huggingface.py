@@ -249,6 +249,8 @@ def _gpt2(model: TransformerModel) -> Iterator[Weight]:
         yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
     yield Weight(name="transformer.ln_f.weight", ours=(("final_norm", "scale"),))
     yield Weight(name="transformer.ln_f.bias", ours=(("final_norm", "bias"),))
+    if not model.tied_embeddings:
+        yield Weight(name="lm_head.weight", ours=(("head",),))
 
 
 def to_huggingface(
