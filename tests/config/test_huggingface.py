@@ -137,6 +137,9 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read
         ({"add_cross_attention": True}, "add_cross_attention = true"),
+        ({"layer_types": ["linear_attention"] * 32}, "linear_attention"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "predicts the next token"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}, "rope_scaling": None}, "sliding"),
     ],
@@ -148,9 +151,54 @@ def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"hidden_size": "4096"},
+            r'hidden_size = "4096" \(model.embed_dim\): input should be ',
+        ),
+        ({"num_hidden_layers": -2}, "num_hidden_layers = -2"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps = Infinity"),
+        ({"model_type": "mistral", "num_attention_heads": 4}, "without num_key_value_heads has 8"),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn needs a base above 1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, words, folder_of):
+    tree = {**PUBLISHED["Llama-3.1-8B"][0], **changes}
+    if "model_type" in changes:
+        del tree["num_key_value_heads"]
+    with pytest.raises(InputError, match=words):
+        load_config(folder_of(tree))
+
+
+@pytest.mark.parametrize(
+    ("tree", "hint"),
+    [
+        ({"model_type": "opt"}, "meshwright weigh model.py:build"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            "write text_config, a",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
+    ],
+)
+def test_a_file_of_no_known_family_is_refused_with_what_to_do(tree, hint, folder_of):
+    with pytest.raises(InputError) as refused:
+        load_config(folder_of(tree))
+    assert hint in refused.value.hint
+
+
+def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
+    tree, count = PUBLISHED["Qwen2.5-7B"]
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(tree).encode())
+    assert load_config(str(tmp_path)).model.num_parameters == count
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"max_position_embeddings": "8k"},
+        {"model_type": "gemma2", "sliding_window_pattern": 0},
         {"max_position_embeddings": [8192]},
         {"rope_theta": "high"},
         {"rope_scaling": 8},

@@ -9,21 +9,25 @@ began, in sequences of at most 8192 tokens; AdamW; parameters sharded over all d
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError, nearest_name
 
 from ._base import is_table
 from ._families import ACTIVATIONS, ALWAYS_FALSE, ARCHITECTURES, BESIDE, FAMILIES, OF_TRAINING, Family
-from ._rotary_keys import GLOBAL, LOCAL, not_understood, read_rotary, rotary_json
+from ._rotary_keys import GLOBAL, LOCAL, not_understood, read_rotary, rotary_json, shortened
 from ._transformer import TransformerModel
 
 Tree = Mapping[str, Any]
 
 SIZES = ("num_layers", "embed_dim", "num_heads", "mlp_dim", "vocab_size")  # that every model has
+NEXT_TOKEN = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that predict it
 TOKENS_PER_STEP = 2**22
 LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
 
@@ -31,6 +35,22 @@ LONGEST_SEQUENCE = 8192  # unless the file's own limit is lower
 def is_huggingface(tree: object) -> bool:
     """Return whether a JSON object is the configuration of a Hugging Face model."""
     return is_table(tree) and isinstance(tree.get("model_type"), str)
+
+
+def family_of(architectures: object) -> str | None:
+    """Return the `model_type` of a file by the names of its classes, or None.
+
+    >>> family_of(["Qwen2ForCausalLM"])
+    'qwen2'
+    """
+    named = _listed(architectures)
+    return next((family for family, architecture in ARCHITECTURES.items() if architecture in named), None)
+
+
+def _listed(architectures: Any) -> list[str]:
+    """Return the names of classes that a file lists, which may be one name, or null."""
+    several: list[Any] = architectures if isinstance(architectures, list) else [architectures or ""]
+    return [str(each) for each in several]
 
 
 def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
@@ -50,10 +70,8 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
     """
     family = FAMILIES.get(tree["model_type"])
     if family is None:
-        raise InputError(
-            f"{where}: model_type {tree['model_type']!r} is not known",
-            hint=f"{nearest_name(tree['model_type'], FAMILIES)}; or weigh the model's own training step",
-        )
+        raise _not_known(tree, where)
+    _check_heads(tree, where)
     given = _given(tree, family)
     unread = set(given) - BESIDE
     model: dict[str, Any] = {"kind": "transformer", **family.fixed}
@@ -61,13 +79,13 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         unread.discard(theirs)
         if theirs in given:
             model[ours] = given[theirs]
-    _check_sizes(model, family, tree["model_type"], where)
+    _check_sizes(tree, model, family, where)
     try:
         for read in READERS:
             read(given, model, unread, where)
         limits = (tree.get("max_position_embeddings"), tree.get("n_positions"))
         length = min((LONGEST_SEQUENCE, *(int(limit) for limit in limits if limit)))
-    except (TypeError, ValueError, AttributeError) as wrong:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as wrong:
         raise InputError(
             f"{where}: a value is not of the kind that its key has: {wrong}",
             hint="compare the file with the model's own; numbers are not in quotes, and lists in brackets",
@@ -99,12 +117,62 @@ def _given(tree: Tree, family: Family) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _check_sizes(model: Tree, family: Family, name: str, where: str) -> None:
-    """Raise an `InputError` that names the sizes that a file lacks."""
-    needed = [family.keys[ours] for ours in SIZES if ours in family.keys and ours not in model]
-    if missing := [key for key in needed if key != "n_inner"]:  # GPT-2's, which is usually null
+def _not_known(tree: Tree, where: str) -> InputError:
+    """Return the error of a `model_type` without a table; it says how to weigh such a model all the same."""
+    name, inner = tree["model_type"], tree.get("text_config")
+    own = "weigh the module that transformers makes of this file: meshwright weigh model.py:build --on 8xH100"
+    own = f"{own}, where build returns it (docs/huggingface.md, Other models)"
+    what, hint = f"{where}: model_type {name!r} is not known", nearest_name(name, FAMILIES)
+    if is_table(inner):
+        kind = inner.get("model_type")
+        what = f"{what}: beside text, it reads images or sound"
+        if kind in FAMILIES:
+            hint = f"write text_config, a {kind!r} model, as a config.json of its own to weigh the text alone"
+    return InputError(what, hint=f"{hint}; or {own}")
+
+
+def _check_heads(tree: Tree, where: str) -> None:
+    """Raise an `InputError` for a model that does not predict the next token, such as a classifier."""
+    named = _listed(tree.get("architectures"))
+    if any(named) and not any(each.endswith(NEXT_TOKEN) for each in named):
+        raise InputError(
+            f"{where}: architectures = {named}, and the step here trains one that predicts the next token",
+            hint=f"to weigh that one with the same sizes, leave it out or name a ...{NEXT_TOKEN[0]}",
+        )
+
+
+def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
+    """Raise an `InputError` that names the keys of the file whose values are missing or cannot be."""
+    name, needed = tree["model_type"], [family.keys[ours] for ours in SIZES if ours in family.keys]
+    missing = [theirs for theirs in needed if tree.get(theirs, family.defaults.get(theirs)) is None]
+    if missing := [key for key in missing if key != "n_inner"]:  # GPT-2's, which is usually null
         listed = " and ".join(missing)
         raise InputError(f"{where}: a {name} model has no {listed}", hint=f"add {listed} to config.json")
+    wrong: list[str] = []
+    for ours, theirs in family.keys.items():
+        if ours in model:
+            try:
+                _adapter(ours).validate_python(model[ours], strict=True)
+            except ValidationError as error:
+                problem = error.errors()[0]["msg"]
+                shown = f"{theirs} = {shortened(model[ours])}"
+                wrong.append(f"{shown} (model.{ours}): {problem[:1].lower()}{problem[1:]}")
+    if wrong:
+        raise InputError(f"{where}: {'; '.join(wrong)}", hint="correct the file; numbers are not in quotes")
+    heads, groups = model["num_heads"], "num_key_value_heads"
+    if groups in family.defaults and groups not in tree and heads % family.defaults[groups]:
+        raise InputError(
+            f"{where}: a {name} model without {groups} has {family.defaults[groups]}, which do not divide "
+            f"num_attention_heads = {heads}",
+            hint=f"add {groups} to config.json: {heads} if each head has its own",
+        )
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    """Return what checks the values of one key of ours by itself."""
+    field, annotated = TransformerModel.model_fields[name], cast("Any", Annotated)
+    return TypeAdapter(annotated[field.annotation, "", *field.metadata])
 
 
 def huggingface_of_model(model: TransformerModel, longest: int) -> dict[str, Any]:
@@ -206,38 +274,47 @@ WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")  # every layer alike
 ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text")  # a kind for each layer
 
 
-def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
-    """Read a sliding window, and which layers have it: all, none, or all but the last of each group.
+_OF_WINDOWS = {
+    *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
+    *("sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"),
+}
 
-    `use_sliding_window = false` (Qwen) switches it off; the first `max_window_layers` of Qwen's lack it.
-    """
-    kinds, family = given.get("layer_types"), given["model_type"]
+
+def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Read a sliding window, and which layers have it: all, none, or all but the last of each group."""
+    kinds, family, num_layers = given.get("layer_types"), given["model_type"], model["num_layers"]
+    if kinds is not None and (set(kinds) - {LOCAL, GLOBAL} or len(kinds) != num_layers):
+        raise not_understood(where, {"num_hidden_layers": num_layers, "layer_types": kinds})
     if kinds is not None and LOCAL not in kinds:
         unread.discard("layer_types")
     if family not in (*WINDOWED, *ALTERNATING):
         return
-    keys = {"sliding_window", "use_sliding_window", "max_window_layers"}
-    keys |= {"layer_types", "sliding_window_pattern", "_sliding_window_pattern", "sliding_window_size"}
-    unread -= keys
-    num_layers = given.get("num_hidden_layers", 0)
-    if not isinstance(num_layers, int) or not 0 < num_layers <= MOST_LAYERS:
-        return  # the model refuses the number
+    unread -= _OF_WINDOWS
+    if num_layers > MOST_LAYERS:
+        raise InputError(f"{where}: num_hidden_layers = {num_layers}", hint=f"use {MOST_LAYERS} at most")
     if family in WINDOWED:
         kinds = [LOCAL] * num_layers
-    if kinds is None:
-        pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
-        first = given.get("max_window_layers", 0)
-        kinds = [LOCAL if layer >= first else GLOBAL for layer in range(num_layers)]
-        if pattern is not None:
-            kinds = [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
+    kinds = kinds or _kinds_of_layers(given, num_layers)
     if not (given.get("use_sliding_window", True) and given.get("sliding_window")) or LOCAL not in kinds:
         return
     model["window"] = given["sliding_window"]
     if GLOBAL in kinds:
         size = kinds.index(GLOBAL) + 1
         if kinds != [GLOBAL if (layer + 1) % size == 0 else LOCAL for layer in range(num_layers)]:
-            raise not_understood(where, {key: given[key] for key in sorted(keys) if key in given})
+            raise not_understood(where, {key: given[key] for key in sorted(_OF_WINDOWS) if key in given})
         model["global_every"] = size
+
+
+def _kinds_of_layers(given: Tree, num_layers: int) -> list[str]:
+    """Return the kind of each layer of a file that does not list them.
+
+    The last of each `sliding_window_pattern` layers sees all (Gemma), or the first `max_window_layers` do.
+    """
+    pattern = given.get("sliding_window_pattern", given.get("_sliding_window_pattern"))
+    if pattern is not None:
+        return [GLOBAL if (layer + 1) % pattern == 0 else LOCAL for layer in range(num_layers)]
+    first = given.get("max_window_layers", 0)
+    return [LOCAL if layer >= first else GLOBAL for layer in range(num_layers)]
 
 
 def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:

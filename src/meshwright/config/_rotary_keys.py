@@ -50,14 +50,15 @@ _KEYS = {
 
 def not_understood(where: str, keys: Mapping[str, Any]) -> InputError:
     """Return the error of keys whose values no key of ours has."""
-    listed = ", ".join(f"{key} = {_shortened(value)}" for key, value in keys.items())
+    listed = ", ".join(f"{key} = {shortened(value)}" for key, value in keys.items())
     return InputError(
         f"{where}: not understood, and it may change the model: {listed}",
-        hint="remove what you know to have no effect, or weigh the model's own training step",
+        hint="remove what you know to have no effect, or weigh the module that transformers makes of the "
+        "file: meshwright weigh model.py:build (docs/huggingface.md, Other models)",
     )
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
     """Return a value as JSON, without the middle of a long one."""
     text = json.dumps(value)
     return text if len(text) <= 200 else f"{text[:120]} ... {text[-40:]}"

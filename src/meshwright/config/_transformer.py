@@ -567,6 +567,8 @@ class TransformerModel(ModelKind):
         if needs != (self.rope_original_positions is not None):
             what = f"and rope_original_positions need each other; {self.rope_stretching!r} stretching is set"
             yield name, what, "set both, or neither, or the factor alone for linear stretching"
+        if self.is_stretched and self.rope_stretching == "yarn" and (self.rope_theta or 0) <= 1:
+            yield "rope_theta", f"= {self.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
         if self.rope_gain != 1 and not self.is_stretched:
             yield "rope_gain", f"= {self.rope_gain} has no effect without {name}", "leave rope_gain out"
         num_pairs = (self.rotary_dim or 2 * int(self.head_dim * self.rotary_share / 2)) // 2
