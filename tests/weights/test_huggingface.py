@@ -67,6 +67,16 @@ EACH_STRETCHED = {
     "short_factor": [1.0, 1.5],
     "long_factor": [2.0, 3.0],
 }
+IN_THREES = {
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+}
+FAR_ALONE = {
+    "rope_parameters": {
+        "full_attention": {**YARN_ALONE, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    }
+}
 DEEPSEEK = {
     **SIZES,
     "num_hidden_layers": 3,
@@ -119,6 +129,14 @@ CASES = {
         "Qwen3MoeConfig",
         {**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
     ),
+    "olmoe": ("OlmoeConfig", {**GROUPED, **IDS, **EXPERTS, "num_experts": 4}),
+    "olmo3": ("Olmo3Config", {**GROUPED, **IDS, "num_hidden_layers": 4, "sliding_window": 9, **FAR_ALONE}),
+    "ministral": ("MinistralConfig", {**GROUPED, "head_dim": 16, "num_hidden_layers": 4, **IN_THREES}),
+    "seed-oss": ("SeedOssConfig", {**GROUPED, **IDS, "head_dim": 16}),
+    "ernie": ("Ernie4_5Config", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm": ("GlmConfig", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm4": ("Glm4Config", {**GROUPED, **IDS, "head_dim": 16}),
+    "starcoder2": ("Starcoder2Config", {**GROUPED, **IDS, "sliding_window": 9}),
     "phi3": ("Phi3Config", {**GROUPED, **IDS}),
     "phi3, long sequences": (
         "Phi3Config",
@@ -135,7 +153,17 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+WIDE = {
+    *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
+    *("ministral", "seed-oss", "glm"),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in CASES],
+    ids=list(CASES),
+)
 def theirs(request, tmp_path_factory):
     """A small model of `transformers` with random weights, saved as it saves itself."""
     kind, sizes = CASES[request.param]

@@ -23,9 +23,12 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "olmo2": "Olmo2ForCausalLM", "phi3": "Phi3ForCausalLM", "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
+    "olmoe": "OlmoeForCausalLM", "olmo3": "Olmo3ForCausalLM", "ministral": "MinistralForCausalLM",
+    "seed_oss": "SeedOssForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
     "gpt2": "GPT2LMHeadModel", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
-PARTLY_TURNED = {"phi3", "gpt_neox"}  # rotary positions may turn a part of each head
+PARTLY_TURNED = {"phi3", "gpt_neox", "glm", "glm4"}  # rotary positions may turn a part of each head
 OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
 ALWAYS_FALSE = ("is_encoder_decoder", "add_cross_attention")  # of no family here
 BESIDE = frozenset(
@@ -55,6 +58,8 @@ BESIDE = frozenset(
         "resid_pdrop",
         "embd_pdrop",
         "hidden_dropout",
+        "residual_dropout",
+        "embedding_dropout",
         "task_specific_params",
         "summary_type",
         "summary_use_proj",
@@ -174,6 +179,17 @@ _GEMMA_CAPS = {
     "logit_cap": "final_logit_softcapping",
 }
 
+_GLM_KEYS = {**_LLAMA_KEYS, "qkv_bias": "attention_bias"}
+_GLM_FIXED = {**_LLAMA_FIXED, "rope_interleaved": True}
+_GLM_DEFAULTS = {
+    **_LLAMA_DEFAULTS,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-07,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(keys=_LLAMA_KEYS, fixed=_LLAMA_FIXED, defaults=_LLAMA_DEFAULTS, only=_NO_BIAS),
     "mistral": Family(
@@ -220,6 +236,73 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**_LLAMA_FIXED, "qk_norm": "all", "norm_place": "after"},
         defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5},
         only=_NO_BIAS,
+    ),
+    "olmoe": Family(
+        keys={
+            **_LLAMA_KEYS,
+            "experts_per_token": "num_experts_per_tok",
+            "router_normalised": "norm_topk_prob",
+        },
+        fixed={**_LLAMA_FIXED, "qk_norm": "all"},
+        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
+        only={**_NO_BIAS, "clip_qkv": ()},
+    ),
+    "olmo3": Family(
+        keys=_LLAMA_KEYS,
+        # Layers with a window keep this base, whatever the file says of the others.
+        fixed={**_LLAMA_FIXED, "qk_norm": "all", "norm_place": "after", "rope_local_theta": 500_000.0},
+        defaults={
+            **_LLAMA_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        only=_NO_BIAS,
+    ),
+    "ministral": Family(
+        keys=_LLAMA_KEYS,
+        fixed=_LLAMA_FIXED,
+        defaults={**_LLAMA_DEFAULTS, "num_key_value_heads": 8, "sliding_window": 4096},
+        only=_NO_BIAS,
+    ),
+    "seed_oss": Family(
+        keys={**_LLAMA_KEYS, "qkv_bias": "attention_bias"},
+        fixed=_LLAMA_FIXED,
+        defaults={**_LLAMA_DEFAULTS, "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+        only={"attention_out_bias": (False,), "mlp_bias": (False,)},
+    ),
+    "ernie4_5": Family(
+        keys=_LLAMA_KEYS,
+        fixed={**_LLAMA_FIXED, "rope_interleaved": True},
+        defaults={
+            **_LLAMA_DEFAULTS,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
+        only={**_NO_BIAS, "use_bias": (False,)},
+    ),
+    "glm": Family(keys=_GLM_KEYS, fixed=_GLM_FIXED, defaults=_GLM_DEFAULTS, only={"mlp_bias": (False,)}),
+    "glm4": Family(
+        keys=_GLM_KEYS,
+        fixed={**_GLM_FIXED, "norm_place": "both"},
+        defaults=_GLM_DEFAULTS,
+        only={"mlp_bias": (False,)},
+    ),
+    "starcoder2": Family(
+        keys={**_LLAMA_KEYS, "norm_epsilon": "norm_epsilon"},
+        fixed={"norm": "layer", "position": "rotary", "mlp": "plain", "bias": True},
+        defaults={
+            "rope_theta": 10_000.0,
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        only={"use_bias": (True,), "norm_type": ("layer_norm",), "mlp_type": ("default",)},
     ),
     "phi3": Family(
         keys=_LLAMA_KEYS,

@@ -49,7 +49,7 @@ def family_of(architectures: object) -> str | None:
 
 def _listed(architectures: Any) -> list[str]:
     """Return the names of classes that a file lists, which may be one name, or null."""
-    several: list[Any] = architectures if isinstance(architectures, list) else [architectures or ""]
+    several = cast("list[Any]", architectures) if isinstance(architectures, list) else [architectures or ""]
     return [str(each) for each in several]
 
 
@@ -210,9 +210,9 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     theirs_of = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     key = {"gpt2": "activation_function", "gemma2": "hidden_activation", "gemma3_text": "hidden_activation"}
     tree[key.get(name, "hidden_act")] = theirs_of[model.activation]
-    if name == "phi3":
-        tree["pad_token_id"] = None  # its default, 32000, is beyond a small vocabulary
-    if name in ("qwen3_moe", "mixtral"):
+    if name in ("phi3", "glm", "glm4"):
+        tree["pad_token_id"] = None  # their own is beyond a small vocabulary
+    if name in ("qwen3_moe", "mixtral", "olmoe"):
         tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
     tree |= {key: values[0] for key, values in family.only.items() if values}
     if name.startswith("deepseek"):
@@ -270,8 +270,8 @@ def _inner(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> 
 
 
 MOST_LAYERS = 10_000  # whose kinds are listed
-WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe")  # every layer alike
-ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text")  # a kind for each layer
+WINDOWED = ("mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")  # every layer alike
+ALTERNATING = ("qwen2", "qwen3", "gemma2", "gemma3_text", "olmo3", "ministral")  # a kind for each layer
 
 
 _OF_WINDOWS = {
@@ -296,6 +296,7 @@ def _window(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
         kinds = [LOCAL] * num_layers
     kinds = kinds or _kinds_of_layers(given, num_layers)
     if not (given.get("use_sliding_window", True) and given.get("sliding_window")) or LOCAL not in kinds:
+        model.pop("rope_local_theta", None)
         return
     model["window"] = given["sliding_window"]
     if GLOBAL in kinds:

@@ -70,17 +70,8 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
     if model["position"] != "rotary":
         return
     name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
-    whole = dict(given.get(name) or {})
-    scaling = whole
-    if GLOBAL in whole or LOCAL in whole:  # transformers 5, where the kinds of layers differ
-        if "rope_local_theta" not in model:
-            raise not_understood(where, {name: whole})
-        local = dict(whole.get(LOCAL) or {})
-        model["rope_local_theta"] = float(local.pop("rope_theta", model["rope_local_theta"]))
-        if local not in ({}, {"rope_type": "default"}):
-            raise not_understood(where, {name: whole})
-        scaling = dict(whole.get(GLOBAL) or {})
-    scaling = {key: value for key, value in scaling.items() if value is not None}
+    whole = _of_all_positions(name, dict(given.get(name) or {}), model, where)
+    scaling = {key: value for key, value in whole.items() if value is not None}
     base = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     model["rope_theta"] = float(scaling.pop("rope_theta", base))
     _read_share(given, scaling, model, where)
@@ -100,6 +91,21 @@ def read_rotary(given: Tree, model: dict[str, Any], unread: set[str], where: str
         model["rope_magnitude"] = float(scaling.get("mscale_all_dim", 0))
     model["rope_stretching"] = kind
     model |= {ours: stretched[theirs] for theirs, ours in STRETCHING[kind].items()}
+
+
+def _of_all_positions(name: str, whole: Tree, model: dict[str, Any], where: str) -> Tree:
+    """Return the table of the layers that see all positions; read the base of those with a window."""
+    has_two_bases = "rope_local_theta" in model
+    if GLOBAL not in whole and LOCAL not in whole:
+        if has_two_bases and name == "rope_parameters" and whole:
+            raise not_understood(where, {name: whole})  # which transformers passes over
+        return whole
+    local = dict(whole.get(LOCAL) or {})
+    theta = local.pop("rope_theta", model.get("rope_local_theta"))
+    if not has_two_bases or local not in ({}, {"rope_type": "default"}):
+        raise not_understood(where, {name: whole})
+    model["rope_local_theta"] = float(theta)
+    return dict(whole.get(GLOBAL) or {})
 
 
 def _read_share(given: Tree, scaling: dict[str, Any], model: dict[str, Any], where: str) -> None:
