@@ -238,6 +238,15 @@ def test_what_a_file_leaves_out_is_what_transformers_takes_for_it(folder_of):
     assert load_config(folder_of(gemma, "gemma")).model.num_parameters == 3_880_263_168
 
 
+def test_keys_that_tools_add_without_effect_are_passed_over(folder_of):
+    tree, count = PUBLISHED["Llama-3.1-8B"]
+    added = {"rope_interleaved": False, "unsloth_fixed": True, "temperature": 0.6, "max_length": 4096}
+    added |= {"torchscript": False, "use_bfloat16": False, "is_encoder_decoder": False}
+    assert load_config(folder_of({**tree, **added}, "added")).model.num_parameters == count
+    with pytest.raises(InputError, match="rope_interleaved = true"):
+        load_config(folder_of({**tree, "rope_interleaved": True}, "refused"))
+
+
 def test_gelu_in_a_file_of_gemma_is_its_tanh_form(folder_of):
     gemma = {**PUBLISHED["Mistral-7B"][0], "model_type": "gemma", "hidden_act": "gelu"}
     del gemma["sliding_window"]

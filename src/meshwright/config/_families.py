@@ -30,9 +30,26 @@ ARCHITECTURES = {
 }  # fmt: skip
 PARTLY_TURNED = {"phi3", "gpt_neox", "glm", "glm4"}  # rotary positions may turn a part of each head
 OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
-ALWAYS_FALSE = ("is_encoder_decoder", "add_cross_attention")  # of no family here
+ALWAYS_FALSE = (  # of no family here
+    *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
+    "rope_interleaved",  # in SmolLM2's files; transformers does not read it
+)
+OF_SAMPLING = (  # once written into every file
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups"),
+    *("diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
+    *("length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("num_return_sequences", "output_scores", "forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens"),
+    *("begin_suppress_tokens", "max_new_tokens"),
+)
 BESIDE = frozenset(
     [
+        *OF_SAMPLING,
+        "use_bfloat16",
+        "tf_legacy_loss",
+        "unsloth_fixed",
+        "unsloth_version",
+        "max_sequence_length",  # of the first Llama's files; transformers does not read it
         "architectures",
         "model_type",
         "_name_or_path",
