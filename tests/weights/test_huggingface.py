@@ -93,6 +93,14 @@ DEEPSEEK = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+ROUTED = {
+    **{
+        key: value for key, value in DEEPSEEK.items() if key in ("num_hidden_layers", "moe_intermediate_size")
+    },
+    **{key: value for key, value in DEEPSEEK.items() if "expert" in key or "scaling" in key},
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
 IN_GROUPS = {"n_group": 4, "topk_group": 2}
 FAR_AND_NEAR = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
@@ -136,6 +144,7 @@ CASES = {
     "ernie": ("Ernie4_5Config", {**GROUPED, **IDS, "head_dim": 16}),
     "glm": ("GlmConfig", {**GROUPED, **IDS, "head_dim": 16}),
     "glm4": ("Glm4Config", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm4 with experts": ("Glm4MoeConfig", {**GROUPED, **IDS, "head_dim": 16, **ROUTED, **IN_GROUPS}),
     "starcoder2": ("Starcoder2Config", {**GROUPED, **IDS, "sliding_window": 9}),
     "phi3": ("Phi3Config", {**GROUPED, **IDS}),
     "phi3, long sequences": (

@@ -25,10 +25,16 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
     "olmoe": "OlmoeForCausalLM", "olmo3": "Olmo3ForCausalLM", "ministral": "MinistralForCausalLM",
     "seed_oss": "SeedOssForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "glm": "GlmForCausalLM",
-    "glm4": "Glm4ForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
+    "glm4": "Glm4ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
     "gpt2": "GPT2LMHeadModel", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
-PARTLY_TURNED = {"phi3", "gpt_neox", "glm", "glm4"}  # rotary positions may turn a part of each head
+PARTLY_TURNED = {
+    "phi3",
+    "gpt_neox",
+    "glm",
+    "glm4",
+    "glm4_moe",
+}  # rotary positions may turn a part of each head
 OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
 ALWAYS_FALSE = (  # of no family here
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
@@ -157,8 +163,7 @@ _QWEN = {
     "max_window_layers": 28,
 }
 _NO_BIAS = {"attention_bias": (False,), "mlp_bias": (False,)}
-_DEEPSEEK_KEYS = {
-    **{ours: theirs for ours, theirs in _LLAMA_KEYS.items() if ours not in ("head_dim", "num_kv_heads")},
+_ROUTED_KEYS = {
     "mlp_dim": "moe_intermediate_size",
     "dense_mlp_dim": "intermediate_size",
     "num_dense_layers": "first_k_dense_replace",
@@ -168,6 +173,10 @@ _DEEPSEEK_KEYS = {
     "router_scale": "routed_scaling_factor",
     "router_groups": "n_group",
     "router_groups_chosen": "topk_group",
+}
+_DEEPSEEK_KEYS = {
+    **{ours: theirs for ours, theirs in _LLAMA_KEYS.items() if ours not in ("head_dim", "num_kv_heads")},
+    **_ROUTED_KEYS,
     "latent_rank": "kv_lora_rank",
     "query_rank": "q_lora_rank",
     "rotary_dim": "qk_rope_head_dim",
@@ -433,6 +442,33 @@ FAMILIES: Mapping[str, Family] = {
             "moe_layer_freq": (1,),
             "topk_method": ("noaux_tc",),
         },
+    ),
+    "glm4_moe": Family(
+        keys={
+            **_LLAMA_KEYS,
+            **_ROUTED_KEYS,
+            "router_normalised": "norm_topk_prob",
+            "qkv_bias": "attention_bias",
+        },
+        fixed={**_LLAMA_FIXED, "router": "sigmoid", "router_bias": True},
+        defaults={
+            **_LLAMA_DEFAULTS,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "use_qk_norm": False,
+            "partial_rotary_factor": 0.5,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        only={"mlp_bias": (False,)},
     ),
     "gpt2": Family(
         keys={

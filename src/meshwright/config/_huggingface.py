@@ -215,14 +215,7 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
     if name in ("qwen3_moe", "mixtral", "olmoe"):
         tree["num_local_experts" if name == "mixtral" else "num_experts"] = model.num_experts
     tree |= {key: values[0] for key, values in family.only.items() if values}
-    if name.startswith("deepseek"):
-        turned = model.rotary_dim or 0
-        tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
-        tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
-        if model.router_groups is not None and name == "deepseek_v2":
-            tree["topk_method"] = "group_limited_greedy"
-        if model.router_groups is None and name == "deepseek_v3":
-            tree |= {"n_group": 1, "topk_group": 1}
+    tree |= _routing_json(model, name, family)
     if model.window is not None:
         kinds = [GLOBAL if window is None else LOCAL for window in model.windows]
         layers = [kinds[layer % len(kinds)] for layer in range(model.num_layers)]
@@ -233,6 +226,23 @@ def _config_json(model: TransformerModel, name: str, family: Family, longest: in
         tree["sliding_window"] = None
     if model.rope_theta is not None:
         tree |= {"max_position_embeddings": longest, **rotary_json(model)}
+    return tree
+
+
+def _routing_json(model: TransformerModel, name: str, family: Family) -> dict[str, Any]:
+    """Return the keys of DeepSeek's heads and of routing that are no key of ours by itself."""
+    tree: dict[str, Any] = {}
+    if name.startswith("deepseek"):
+        turned = model.rotary_dim or 0
+        tree |= {"qk_nope_head_dim": model.head_dim - turned, "num_key_value_heads": model.num_heads}
+    if "dense_mlp_dim" in family.keys:
+        tree["intermediate_size"] = model.dense_mlp_dim or model.mlp_dim
+        if model.router_groups is not None and name == "deepseek_v2":
+            tree["topk_method"] = "group_limited_greedy"
+        if model.router_groups is None and name != "deepseek_v2":
+            tree |= {"n_group": 1, "topk_group": 1}
+    if name == "glm4_moe":
+        tree["use_qk_norm"] = model.qk_norm == "head"
     return tree
 
 
@@ -331,12 +341,19 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     model["head_dim"] = given["qk_nope_head_dim"] + given["qk_rope_head_dim"]
     if given.get("num_key_value_heads", given["num_attention_heads"]) != given["num_attention_heads"]:
         raise not_understood(where, {"num_key_value_heads": given["num_key_value_heads"]})
+
+
+def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
+    """Leave out what the values of a router leave without effect; read GLM-4.5's norms of heads."""
     groups = model.get("router_groups"), model.get("router_groups_chosen")
     if given.get("topk_method") == "greedy" or groups == (1, 1):
         model.pop("router_groups", None)
         model.pop("router_groups_chosen", None)
     if not model.get("num_dense_layers"):
         model.pop("dense_mlp_dim", None)
+    if given["model_type"] == "glm4_moe":
+        unread.discard("use_qk_norm")
+        model["qk_norm"] = "head" if given["use_qk_norm"] else "none"
 
 
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
@@ -368,5 +385,5 @@ def cached_config(name: str) -> Path | None:
 
 
 READERS: tuple[Callable[..., None], ...] = (
-    _activation, _latent, _kv_heads, _inner, read_rotary, _window, _expert_mlp
+    _activation, _latent, _routing, _kv_heads, _inner, read_rotary, _window, _expert_mlp
 )  # fmt: skip

@@ -66,6 +66,7 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
         "phi3": _fused,
         "glm": partial(_fused, fused=_FUSED_MLP),
         "glm4": _glm4,
+        "glm4_moe": _glm4_moe,
         "starcoder2": _starcoder2,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
@@ -207,6 +208,17 @@ def _deepseek(model: TransformerModel) -> Iterator[Weight]:
     both = Weight(name=f"{block}kv_b_proj.weight", ours=paths, num_inputs=1, by_head=True)
     yield from _in_both(both, dense)
     yield from _deepseek_mlps(model, dense)
+
+
+def _glm4_moe(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's attention, with DeepSeek's dense layers before those with experts."""
+    for weight in _llama(model):
+        path = weight.ours[0]
+        if path[0] != "layers":
+            yield weight
+        elif path[1] not in ("mlp", "experts"):
+            yield from _in_both(weight, model.num_dense_layers)
+    yield from _deepseek_mlps(model, model.num_dense_layers)
 
 
 def _deepseek_mlps(model: TransformerModel, dense: int) -> Iterator[Weight]:
