@@ -188,6 +188,18 @@ def test_a_file_of_no_known_family_is_refused_with_what_to_do(tree, hint, folder
     assert hint in refused.value.hint
 
 
+def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-7B"}')
+    with pytest.raises(InputError, match=r"cannot read .*config.json") as refused:
+        load_config(str(tmp_path))
+    assert "name that of the model below them" in refused.value.hint
+
+
+def test_a_limit_of_positions_that_is_no_length_is_refused(folder_of):
+    with pytest.raises(InputError, match="sequence_length = 0: expected at least 1"):
+        load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], "max_position_embeddings": -0.5}))
+
+
 def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
     tree, count = PUBLISHED["Qwen2.5-7B"]
     (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(tree).encode())
@@ -200,6 +212,7 @@ def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
         {"max_position_embeddings": "8k"},
         {"model_type": "gemma2", "sliding_window_pattern": 0},
         {"max_position_embeddings": [8192]},
+        {"max_position_embeddings": float("inf")},
         {"rope_theta": "high"},
         {"rope_scaling": 8},
         {"hidden_act": ["silu"]},

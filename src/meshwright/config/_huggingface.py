@@ -102,7 +102,7 @@ def run_of_huggingface(tree: Tree, where: str) -> dict[str, Any]:
         "data": {"source": "synthetic"},
         "optimizer": {"kind": "adamw", "learning_rate": 3e-4, "clip_norm": 1.0},
         "batch": {
-            "sequences": max(1, TOKENS_PER_STEP // length),
+            "sequences": max(1, TOKENS_PER_STEP // (length or 1)),
             "sequence_length": length,
             "microbatch_sequences": 1,
         },

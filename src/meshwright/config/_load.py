@@ -33,6 +33,7 @@ _HERE = Path(__file__).parent
 _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
+_ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
 _ENDINGS = "a file's path ends in .toml"
 
 
@@ -230,10 +231,10 @@ def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         tree = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}",
-            hint=f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}",
-        ) from None
+        hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}"
+        if (path.parent / _ADAPTERS).is_file():
+            hint = f"the folder holds adapters: name that of the model below them, which {_ADAPTERS} names"
+        raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     except (ValueError, RecursionError) as error:
         hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
         raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
