@@ -241,6 +241,16 @@ def test_a_model_that_lacks_sizes_is_refused_by_their_names(folder_of):
         load_config(folder_of(sizes))
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("mixtral", "num_local_experts"), ("glm4_moe", "intermediate_size"), ("gpt2", "n_layer")],
+)
+def test_a_key_that_a_family_needs_is_named(name, key, folder_of):
+    tree = PUBLISHED["gpt2" if name == "gpt2" else "Mixtral-8x7B"][0]
+    with pytest.raises(InputError, match=f"a {name} model has no .*{key}"):
+        load_config(folder_of({**tree, "model_type": name, key: None}))
+
+
 def test_what_a_file_leaves_out_is_what_transformers_takes_for_it(folder_of):
     mistral = dict(PUBLISHED["Mistral-7B"][0])
     del mistral["num_key_value_heads"]

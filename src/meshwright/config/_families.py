@@ -227,7 +227,13 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(
         keys={**_LLAMA_KEYS, "experts_per_token": "num_experts_per_tok"},
         fixed=_LLAMA_FIXED,
-        defaults={**_LLAMA_DEFAULTS, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        defaults={
+            **_LLAMA_DEFAULTS,
+            "num_key_value_heads": 8,
+            "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
         only=_NO_BIAS,
     ),
     "qwen2": Family(
@@ -250,7 +256,7 @@ FAMILIES: Mapping[str, Family] = {
             "router_normalised": "norm_topk_prob",
         },
         fixed={**_LLAMA_FIXED, "qk_norm": "head"},
-        defaults={**_QWEN, "num_key_value_heads": 4, "norm_topk_prob": False},
+        defaults={**_QWEN, "num_key_value_heads": 4, "num_experts_per_tok": 8, "norm_topk_prob": False},
         only={
             **_NO_BIAS,
             "decoder_sparse_step": (1,),
@@ -270,7 +276,7 @@ FAMILIES: Mapping[str, Family] = {
             "router_normalised": "norm_topk_prob",
         },
         fixed={**_LLAMA_FIXED, "qk_norm": "all"},
-        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
+        defaults={**_LLAMA_DEFAULTS, "rms_norm_eps": 1e-5, "num_experts_per_tok": 8, "norm_topk_prob": False},
         only={**_NO_BIAS, "clip_qkv": ()},
     ),
     "olmo3": Family(

@@ -131,6 +131,10 @@ def _not_known(tree: Tree, where: str) -> InputError:
     return InputError(what, hint=f"{hint}; or {own}")
 
 
+def _lacks(family: str, key: str, where: str) -> InputError:
+    return InputError(f"{where}: a {family} model has no {key}", hint=f"add {key} to config.json")
+
+
 def _check_heads(tree: Tree, where: str) -> None:
     """Raise an `InputError` for a model that does not predict the next token, such as a classifier."""
     named = _listed(tree.get("architectures"))
@@ -146,8 +150,7 @@ def _check_sizes(tree: Tree, model: Tree, family: Family, where: str) -> None:
     name, needed = tree["model_type"], [family.keys[ours] for ours in SIZES if ours in family.keys]
     missing = [theirs for theirs in needed if tree.get(theirs, family.defaults.get(theirs)) is None]
     if missing := [key for key in missing if key != "n_inner"]:  # GPT-2's, which is usually null
-        listed = " and ".join(missing)
-        raise InputError(f"{where}: a {name} model has no {listed}", hint=f"add {listed} to config.json")
+        raise _lacks(name, " and ".join(missing), where)
     wrong: list[str] = []
     for ours, theirs in family.keys.items():
         if ours in model:
@@ -335,9 +338,7 @@ def _latent(given: Tree, model: dict[str, Any], unread: set[str], where: str) ->
     unread -= {"qk_nope_head_dim", "head_dim", "qk_head_dim", "num_key_value_heads"}
     for key in ("qk_nope_head_dim", "qk_rope_head_dim", "num_attention_heads"):
         if key not in given:
-            raise InputError(
-                f"{where}: a {given['model_type']} model has no {key}", hint=f"add {key} to config.json"
-            )
+            raise _lacks(given["model_type"], key, where)
     model["head_dim"] = given["qk_nope_head_dim"] + given["qk_rope_head_dim"]
     if given.get("num_key_value_heads", given["num_attention_heads"]) != given["num_attention_heads"]:
         raise not_understood(where, {"num_key_value_heads": given["num_key_value_heads"]})
@@ -351,6 +352,8 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
         model.pop("router_groups_chosen", None)
     if not model.get("num_dense_layers"):
         model.pop("dense_mlp_dim", None)
+    elif "dense_mlp_dim" not in model:
+        raise _lacks(given["model_type"], "intermediate_size", where)
     if given["model_type"] == "glm4_moe":
         unread.discard("use_qk_norm")
         model["qk_norm"] = "head" if given["use_qk_norm"] else "none"
@@ -361,6 +364,8 @@ def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str
     if "experts_per_token" in model:
         unread -= {"num_experts", "num_local_experts"}  # releases of transformers differ in the name
         model.setdefault("num_experts", given.get("num_experts", given.get("num_local_experts")))
+        if model["num_experts"] is None:
+            raise _lacks(given["model_type"], "num_experts (or num_local_experts)", where)
         if "moe_intermediate_size" in given:
             unread.discard("intermediate_size")
 
