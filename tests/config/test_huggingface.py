@@ -243,7 +243,12 @@ def test_a_model_that_lacks_sizes_is_refused_by_their_names(folder_of):
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("mixtral", "num_local_experts"), ("glm4_moe", "intermediate_size"), ("gpt2", "n_layer")],
+    [
+        ("mixtral", "num_local_experts"),
+        ("mixtral", "num_experts_per_tok"),
+        ("glm4_moe", "intermediate_size"),
+        ("gpt2", "n_layer"),
+    ],
 )
 def test_a_key_that_a_family_needs_is_named(name, key, folder_of):
     tree = PUBLISHED["gpt2" if name == "gpt2" else "Mixtral-8x7B"][0]

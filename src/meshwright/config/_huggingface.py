@@ -132,7 +132,9 @@ def _not_known(tree: Tree, where: str) -> InputError:
 
 
 def _lacks(family: str, key: str, where: str) -> InputError:
-    return InputError(f"{where}: a {family} model has no {key}", hint=f"add {key} to config.json")
+    """Return the error of a key without which there is no model."""
+    article = "an" if family[0] in "aeo" else "a"
+    return InputError(f"{where}: {article} {family} model has no {key}", hint=f"add {key} to config.json")
 
 
 def _check_heads(tree: Tree, where: str) -> None:
@@ -361,7 +363,10 @@ def _routing(given: Tree, model: dict[str, Any], unread: set[str], where: str) -
 
 def _expert_mlp(given: Tree, model: dict[str, Any], unread: set[str], where: str) -> None:
     """Read the number of experts; leave out the width of a dense MLP where every MLP has experts."""
-    if "experts_per_token" in model:
+    per_token = FAMILIES[given["model_type"]].keys.get("experts_per_token")
+    if per_token is not None and "experts_per_token" not in model:
+        raise _lacks(given["model_type"], per_token, where)
+    if per_token is not None:
         unread -= {"num_experts", "num_local_experts"}  # releases of transformers differ in the name
         model.setdefault("num_experts", given.get("num_experts", given.get("num_local_experts")))
         if model["num_experts"] is None:
