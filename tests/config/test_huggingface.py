@@ -1,6 +1,7 @@
 """A Hugging Face `config.json` is a run, or is refused by the names of the keys that are not understood."""
 
 import json
+import math
 
 import pytest
 
@@ -131,7 +132,16 @@ def test_a_preset_and_the_file_of_the_same_model_are_one_model(folder_of):
         ({"attention_multiplier": 0.5}, "attention_multiplier = 0.5"),
         ({"attention_bias": True}, "attention_bias = true"),
         ({"hidden_act": "xielu"}, 'hidden_act = "xielu"'),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),  # which its layers do not read
+        ({"add_cross_attention": True}, "add_cross_attention = true"),
+        ({"layer_types": ["linear_attention"] * 32}, "linear_attention"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "predicts the next token"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}}, "rope_scaling": None}, "sliding"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
@@ -141,10 +151,68 @@ def test_what_is_not_understood_is_refused_by_name(changes, words, folder_of):
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"hidden_size": "4096"},
+            r'hidden_size = "4096" \(model.embed_dim\): input should be ',
+        ),
+        ({"num_hidden_layers": -2}, "num_hidden_layers = -2"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps = Infinity"),
+        ({"model_type": "mistral", "num_attention_heads": 4}, "without num_key_value_heads has 8"),
+        ({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn needs a base above 1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_the_name_in_the_file(changes, words, folder_of):
+    tree = {**PUBLISHED["Llama-3.1-8B"][0], **changes}
+    if "model_type" in changes:
+        del tree["num_key_value_heads"]
+    with pytest.raises(InputError, match=words):
+        load_config(folder_of(tree))
+
+
+@pytest.mark.parametrize(
+    ("tree", "hint"),
+    [
+        ({"model_type": "opt"}, "meshwright weigh model.py:build"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}},
+            "write text_config, a",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 64}, 'add its "model_type": "qwen2"'),
+    ],
+)
+def test_a_file_of_no_known_family_is_refused_with_what_to_do(tree, hint, folder_of):
+    with pytest.raises(InputError) as refused:
+        load_config(folder_of(tree))
+    assert hint in refused.value.hint
+
+
+def test_a_folder_of_adapters_is_refused_with_where_their_base_is(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-7B"}')
+    with pytest.raises(InputError, match=r"cannot read .*config.json") as refused:
+        load_config(str(tmp_path))
+    assert "name that of the model below them" in refused.value.hint
+
+
+def test_a_limit_of_positions_that_is_no_length_is_refused(folder_of):
+    with pytest.raises(InputError, match="sequence_length = 0: expected at least 1"):
+        load_config(folder_of({**PUBLISHED["Llama-3.1-8B"][0], "max_position_embeddings": -0.5}))
+
+
+def test_a_mark_of_byte_order_in_front_of_the_file_is_passed_over(tmp_path):
+    tree, count = PUBLISHED["Qwen2.5-7B"]
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(tree).encode())
+    assert load_config(str(tmp_path)).model.num_parameters == count
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"max_position_embeddings": "8k"},
+        {"model_type": "gemma2", "sliding_window_pattern": 0},
         {"max_position_embeddings": [8192]},
+        {"max_position_embeddings": float("inf")},
         {"rope_theta": "high"},
         {"rope_scaling": 8},
         {"hidden_act": ["silu"]},
@@ -161,8 +229,87 @@ def test_more_layers_than_there_can_be_are_refused_at_once(folder_of):
 
 
 def test_a_model_with_latents_that_lacks_a_size_is_refused(folder_of):
+    sizes = {**PUBLISHED["Llama-3.1-8B"][0], "model_type": "deepseek_v2", "qk_rope_head_dim": None}
     with pytest.raises(InputError, match="a deepseek_v2 model has no qk_rope_head_dim"):
-        load_config(folder_of({"model_type": "deepseek_v2", "qk_rope_head_dim": None}))
+        load_config(folder_of(sizes))
+
+
+def test_a_model_that_lacks_sizes_is_refused_by_their_names(folder_of):
+    sizes = {**PUBLISHED["Llama-3.1-8B"][0], "intermediate_size": None}
+    del sizes["num_hidden_layers"]
+    with pytest.raises(InputError, match="a llama model has no num_hidden_layers and intermediate_size"):
+        load_config(folder_of(sizes))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("mixtral", "num_local_experts"),
+        ("mixtral", "num_experts_per_tok"),
+        ("glm4_moe", "intermediate_size"),
+        ("gpt2", "n_layer"),
+    ],
+)
+def test_a_key_that_a_family_needs_is_named(name, key, folder_of):
+    tree = PUBLISHED["gpt2" if name == "gpt2" else "Mixtral-8x7B"][0]
+    with pytest.raises(InputError, match=f"a {name} model has no .*{key}"):
+        load_config(folder_of({**tree, "model_type": name, key: None}))
+
+
+def test_what_a_file_leaves_out_is_what_transformers_takes_for_it(folder_of):
+    mistral = dict(PUBLISHED["Mistral-7B"][0])
+    del mistral["num_key_value_heads"]
+    assert load_config(folder_of(mistral, "mistral")).model.num_kv_heads == 8
+    # Of Gemma 3 4B's published file, the part about text.
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
+    gemma |= {"num_hidden_layers": 34, "sliding_window": 1024}
+    assert load_config(folder_of(gemma, "gemma")).model.num_parameters == 3_880_263_168
+
+
+def test_keys_that_tools_add_without_effect_are_passed_over(folder_of):
+    tree, count = PUBLISHED["Llama-3.1-8B"]
+    added = {"rope_interleaved": False, "unsloth_fixed": True, "temperature": 0.6, "max_length": 4096}
+    added |= {"torchscript": False, "use_bfloat16": False, "is_encoder_decoder": False}
+    assert load_config(folder_of({**tree, **added}, "added")).model.num_parameters == count
+    with pytest.raises(InputError, match="rope_interleaved = true"):
+        load_config(folder_of({**tree, "rope_interleaved": True}, "refused"))
+
+
+def test_gelu_in_a_file_of_gemma_is_its_tanh_form(folder_of):
+    gemma = {**PUBLISHED["Mistral-7B"][0], "model_type": "gemma", "hidden_act": "gelu"}
+    del gemma["sliding_window"]
+    assert load_config(folder_of(gemma, "one")).model.activation == "gelu"
+    two = {**gemma, "model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}
+    assert load_config(folder_of(two, "two")).model.activation == "gelu"
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        (
+            {"rope_scaling": {"type": "yarn", **YARN}},  # as Qwen2.5's page has it
+            {"rope_factor": 4.0, "rope_high_factor": 32.0, "rope_gain": 1 + 0.1 * math.log(4.0)},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", **YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+            {"rope_gain": 1.0, "rope_magnitude": 0.0},  # DeepSeek alone multiplies the scores as well
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5.0}},
+            {"rope_factor": 2.0, "rope_theta": 1e6},
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", **YARN}, "original_max_position_embeddings": 4096},
+            {"rope_original_positions": 4096},
+        ),
+    ],
+)
+def test_rotary_positions_are_read_in_old_and_new_spellings(changes, read, folder_of):
+    model = load_config(folder_of({**PUBLISHED["Qwen2.5-7B"][0], "rope_theta": 1e6, **changes})).model
+    assert {key: getattr(model, key) for key in read} == read
 
 
 def test_windows_are_read_as_transformers_reads_them(folder_of):

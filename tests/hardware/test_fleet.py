@@ -147,6 +147,9 @@ def test_a_fleet_has_the_links_of_its_chip():
         ("", "cannot read the fleet ''", "64xH100"),
         ("-8xH100", "cannot read the fleet", "64xH100"),
         ("x8x", "cannot read the fleet", "64xH100"),
+        ("H100x8", "cannot read the fleet 'H100x8'", "did you mean 8xH100?"),
+        ("8 H100", "cannot read the fleet", "did you mean 8xH100?"),
+        ("4*a100", "cannot read the fleet", "did you mean 4xA100-80GB?"),
     ],
 )
 def test_what_is_no_fleet_is_refused_with_the_nearest(text: str, message: str, hint: str):

@@ -20,6 +20,11 @@ NANO = ("bytes-nano", "data.source=synthetic")
 EXPERTS = ("bytes-moe", "data.source=synthetic")
 GPT = (*NANO, "model.position=learned", "model.rope_theta=none", "model.max_positions=64")
 STRETCHED = (*NANO, "model.rope_factor=4.0", "model.rope_original_positions=16")
+ONES = [1.0] * 8  # one for each pair of a head's 16 numbers
+LONGROPE = (
+    *(*NANO, "model.rope_stretching=longrope", "model.rope_original_positions=32"),
+    *(f"model.rope_short_factors={ONES}", f"model.rope_long_factors={ONES}"),
+)
 WINDOWS = (*NANO, "model.window=16", "model.global_every=2")
 LATENT = (*NANO, "model.num_kv_heads=4", "model.latent_rank=32", "model.rotary_dim=8")
 ROUTED = (*EXPERTS, "model.router=sigmoid")
@@ -86,6 +91,12 @@ PROGRAM = {
     "model.transformer.rope_low_factor": (STRETCHED, "model.rope_low_factor=2.0"),
     "model.transformer.rope_high_factor": (STRETCHED, "model.rope_high_factor=8.0"),
     "model.transformer.rope_original_positions": (STRETCHED, "model.rope_original_positions=32"),
+    "model.transformer.rope_short_factors": (
+        (*LONGROPE, "model.rope_original_positions=4096"),
+        f"model.rope_short_factors={[2.0, *ONES[1:]]}",
+    ),
+    "model.transformer.rope_long_factors": (LONGROPE, f"model.rope_long_factors={[2.0, *ONES[1:]]}"),
+    "model.transformer.rope_gain": (LONGROPE, "model.rope_gain=1.5"),
     "model.transformer.rope_interleaved": (NANO, "model.rope_interleaved=true"),
     "model.transformer.rotary_share": (NANO, "model.rotary_share=0.5"),
     "model.transformer.rope_local_theta": (WINDOWS, "model.rope_local_theta=500.0"),

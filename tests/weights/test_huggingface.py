@@ -59,6 +59,24 @@ YARN = {
     "mscale_all_dim": 0.7,
     "original_max_position_embeddings": 16,
 }
+YARN_ALONE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+EACH_STRETCHED = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [2.0, 3.0],
+}
+IN_THREES = {
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+}
+FAR_ALONE = {
+    "rope_parameters": {
+        "full_attention": {**YARN_ALONE, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    }
+}
 DEEPSEEK = {
     **SIZES,
     "num_hidden_layers": 3,
@@ -75,6 +93,14 @@ DEEPSEEK = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+ROUTED = {
+    **{
+        key: value for key, value in DEEPSEEK.items() if key in ("num_hidden_layers", "moe_intermediate_size")
+    },
+    **{key: value for key, value in DEEPSEEK.items() if "expert" in key or "scaling" in key},
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
 IN_GROUPS = {"n_group": 4, "topk_group": 2}
 FAR_AND_NEAR = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
@@ -86,10 +112,12 @@ CASES = {
     "llama": ("LlamaConfig", GROUPED),
     "llama, heads of their own size": ("LlamaConfig", {**GROUPED, "head_dim": 16}),
     "llama 3.1": ("LlamaConfig", {**GROUPED, "rope_parameters": STRETCHED, "tie_word_embeddings": True}),
+    "llama, yarn": ("LlamaConfig", {**GROUPED, "rope_parameters": {**YARN, "mscale": 1.0}}),
     "mistral": ("MistralConfig", {**GROUPED, "head_dim": 16, "sliding_window": 64}),
     "mistral, a window shorter than the sequence": ("MistralConfig", {**GROUPED, "sliding_window": 7}),
     "mixtral": ("MixtralConfig", {**GROUPED, **EXPERTS, "num_local_experts": 4}),
     "qwen2": ("Qwen2Config", GROUPED),
+    "qwen2, yarn": ("Qwen2Config", {**GROUPED, "rope_parameters": YARN_ALONE}),
     "qwen2, windows in turn": ("Qwen2Config", {**GROUPED, **IN_TURN}),
     "qwen3": ("Qwen3Config", {**GROUPED, "head_dim": 16}),
     "qwen3 with experts": (
@@ -104,18 +132,47 @@ CASES = {
     "deepseek-v2": ("DeepseekV2Config", {**DEEPSEEK, "topk_method": "group_limited_greedy", **IN_GROUPS}),
     "deepseek-v2, lite": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": YARN}),
     "deepseek-v3": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN}),
+    "deepseek-v3, yarn": ("DeepseekV3Config", {**DEEPSEEK, **IN_GROUPS, "rope_parameters": YARN_ALONE}),
     "qwen3 with experts, scores as they are": (
         "Qwen3MoeConfig",
         {**GROUPED, **EXPERTS, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": False},
     ),
+    "olmoe": ("OlmoeConfig", {**GROUPED, **IDS, **EXPERTS, "num_experts": 4}),
+    "olmo3": ("Olmo3Config", {**GROUPED, **IDS, "num_hidden_layers": 4, "sliding_window": 9, **FAR_ALONE}),
+    "ministral": ("MinistralConfig", {**GROUPED, "head_dim": 16, "num_hidden_layers": 4, **IN_THREES}),
+    "seed-oss": ("SeedOssConfig", {**GROUPED, **IDS, "head_dim": 16}),
+    "ernie": ("Ernie4_5Config", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm": ("GlmConfig", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm4": ("Glm4Config", {**GROUPED, **IDS, "head_dim": 16}),
+    "glm4 with experts": ("Glm4MoeConfig", {**GROUPED, **IDS, "head_dim": 16, **ROUTED, **IN_GROUPS}),
+    "starcoder2": ("Starcoder2Config", {**GROUPED, **IDS, "sliding_window": 9}),
     "phi3": ("Phi3Config", {**GROUPED, **IDS}),
+    "phi3, long sequences": (
+        "Phi3Config",
+        {**GROUPED, **IDS, "original_max_position_embeddings": 16, "rope_parameters": EACH_STRETCHED},
+    ),
+    "phi3, short sequences": (
+        "Phi3Config",
+        {**GROUPED, **IDS, "original_max_position_embeddings": 48, "rope_parameters": EACH_STRETCHED},
+    ),
     "gpt-neox": ("GPTNeoXConfig", SIZES),
     "gpt-neox, serial": ("GPTNeoXConfig", {**SIZES, "use_parallel_residual": False, "rotary_pct": 1.0}),
     "gpt2": ("GPT2Config", {**GPT2, **IDS}),
+    "gpt2, a head of its own": ("GPT2Config", {**GPT2, **IDS, "tie_word_embeddings": False}),
 }
 
 
-@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+WIDE = {
+    *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
+    *("ministral", "seed-oss", "glm"),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in CASES],
+    ids=list(CASES),
+)
 def theirs(request, tmp_path_factory):
     """A small model of `transformers` with random weights, saved as it saves itself."""
     kind, sizes = CASES[request.param]

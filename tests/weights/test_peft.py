@@ -45,12 +45,21 @@ CASES = {  # family, sizes, overrides
         {**SIZES, **IDS},
         ('lora.targets=["q_proj", "v_proj", "up_proj"]',),
     ),
+    "glm4, fused gate and up": (
+        "Glm4Config",
+        {**SIZES, **IDS, "num_key_value_heads": 2, "head_dim": 16},
+        (EVERY,),
+    ),
+    "starcoder2, without a gate": ("Starcoder2Config", {**SIZES, **IDS, "num_key_value_heads": 2}, (EVERY,)),
     "gpt-neox, fused by head": ("GPTNeoXConfig", SIZES, (EVERY,)),
     "gpt2, inputs first": ("GPT2Config", GPT2, (EVERY,)),
 }
 
 
-WIDE = ("qwen2, queries and values", "gpt-neox, fused by head")
+WIDE = (
+    *("qwen2, queries and values", "gpt-neox, fused by head", "glm4, fused gate and up"),
+    "starcoder2, without a gate",
+)
 
 
 @pytest.fixture(

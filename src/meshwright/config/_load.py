@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 from meshwright.errors import InputError, near_names, nearest_name
 
 from ._base import PROBLEMS, Problem, Section, input_error, is_table
-from ._huggingface import cached_config, is_huggingface, run_of_huggingface
+from ._huggingface import cached_config, family_of, is_huggingface, run_of_huggingface
 from ._published import published_about, published_config, published_id, published_ids
 from ._run import RunConfig
 from ._transformer import TransformerModel
@@ -33,6 +33,7 @@ _HERE = Path(__file__).parent
 _PRESETS = _HERE / "presets"
 _PATHS = {"path", "folder", "tokenizer"}  # keys of the section `data` that hold paths
 _RUN_FILE = "config.json"  # in the folder of a run
+_ADAPTERS = "adapter_config.json"  # in the folder of PEFT's adapters
 _ENDINGS = "a file's path ends in .toml"
 
 
@@ -207,7 +208,7 @@ def _absolute(key: str, folder: Path, path: str) -> str:
 def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the file's stem and its tree, merged over the preset that it names."""
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
+        tree = tomllib.loads(path.read_text("utf-8-sig"))  # Windows' editors put a mark in front
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.toml")]
         hint = f"in {path.parent}: {nearest_name(path.name, beside)}"
@@ -228,14 +229,15 @@ def _read_file(path: Path) -> tuple[str, dict[str, Any]]:
 def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the tree of a run, from the file that `train` writes or from Hugging Face's."""
     try:
-        tree = json.loads(path.read_text("utf-8"))
+        tree = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
-        raise InputError(
-            f"cannot read {path}: {error.strerror}",
-            hint=f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}",
-        ) from None
+        hint = f"name a preset, a file that ends in .toml, or a run's folder, which holds {_RUN_FILE}"
+        if (path.parent / _ADAPTERS).is_file():
+            hint = f"the folder holds adapters: name that of the model below them, which {_ADAPTERS} names"
+        raise InputError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}", hint=f"name the {_RUN_FILE} of a run") from None
+        hint = f"name the {_RUN_FILE} of a run or of a Hugging Face model; if this is one, copy it again"
+        raise InputError(f"{path} is not JSON: {error}", hint=hint) from None
     if is_huggingface(tree):
         return path.resolve().parent.name, run_of_huggingface(tree, str(path))
     if not is_table(tree) or not isinstance(tree.get("name"), str):
@@ -254,6 +256,9 @@ def _foreign_hint(tree: object) -> str:
     fields = TransformerModel.model_fields
     known = [f"{key} = {json.dumps(sizes[key])}" for key in sizes if key.removeprefix("model.") in fields]
     hint = "name one that `meshwright train` wrote, or begin a file of your own with `meshwright init`"
+    if "architectures" in foreign or "hidden_size" in foreign or "model_type" in foreign:
+        family = family_of(foreign.get("architectures"))
+        hint = f'if it is of a Hugging Face model, add its "model_type": "{family or "..."}"; or {hint}'
     return f"{hint}, with {', '.join(known)}" if known else hint
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from ._base import LARGEST, is_table
+from ._base import LARGEST, PositiveFloat, is_table
 from ._load import known_keys, names_elsewhere, variants
 from ._run import RunConfig
 
@@ -20,6 +20,7 @@ _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less tha
 _TYPES: dict[Any, str] = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 _TYPES[type(None)] = '`"none"`'
 _TYPES[tuple[str, ...]] = "list of texts"
+_TYPES[tuple[PositiveFloat, ...]] = "list of numbers above 0"
 _COMMENT_FROM = 28  # the column of comments behind values that are short enough
 _WIDTH = 114  # columns
 _INTRO = """\

@@ -96,11 +96,21 @@ class TransformerModel(ModelKind):
     Wavelengths above `rope_original_positions` / `rope_low_factor` are stretched, those below
     `rope_original_positions` / `rope_high_factor` are not, and those between in part.
     Effect: positions beyond the length of pretraining stay apart; nothing that is weighed. Unit: none"""
-    rope_stretching: Literal["llama3", "linear", "yarn"] = "llama3"
+    rope_stretching: Literal["llama3", "linear", "yarn", "longrope"] = "llama3"
     """The rule by which wavelengths between the two limits are stretched.
-    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), and `linear`
-    stretches all wavelengths alike.
-    Effect: that of `rope_factor`, without which it has none."""
+    `llama3` mixes by the number of turns, `yarn` by the place of the pair (Peng et al. 2023), `linear`
+    stretches all wavelengths alike, and `longrope` each by a number of its own (Ding et al. 2024).
+    Effect: that of `rope_factor`, without which it has none; `longrope` needs lists in its place."""
+    rope_short_factors: tuple[PositiveFloat, ...] = ()
+    """The numbers by which `longrope` stretches the wavelengths, one for each pair of turned numbers.
+    In sequences of at most `rope_original_positions`.
+    Effect: nothing that is weighed. Unit: none"""
+    rope_long_factors: tuple[PositiveFloat, ...] = ()
+    """The numbers by which `longrope` stretches the wavelengths in longer sequences.
+    Effect: nothing that is weighed. Unit: none"""
+    rope_gain: PositiveFloat = 1.0
+    """Multiplies the sines and cosines of stretched wavelengths, as YaRN and LongRoPE do.
+    Effect: scores of the turned numbers grow with its square; nothing that is weighed. Unit: none"""
     rope_magnitude: NotNegativeFloat = 0.0
     """Growth of attention's scores with stretched wavelengths, DeepSeek's `mscale_all_dim`.
     They are multiplied by the square of 1 + 0.1 x this x ln(`rope_factor`).
@@ -539,6 +549,34 @@ class TransformerModel(ModelKind):
                 what = f"= {value!r} is not run with latent_rank = {self.latent_rank}"
                 yield name, what, f"use {name} = {plain!r}"
 
+    @property
+    def is_stretched(self) -> bool:
+        """Whether rotary wavelengths are stretched."""
+        return self.rope_factor is not None or bool(self.rope_short_factors)
+
+    def _stretching_problems(self) -> Iterator[Problem]:
+        """Yield the problems with stretched wavelengths, whose keys need each other."""
+        name = "rope_short_factors" if self.rope_stretching == "longrope" else "rope_factor"
+        other = "rope_factor" if self.rope_stretching == "longrope" else "rope_short_factors"
+        if getattr(self, other):
+            what = f"has no effect with rope_stretching = {self.rope_stretching!r}"
+            yield other, what, f"leave {other} out"
+        if self.is_stretched and self.rope_theta is None:
+            yield name, "has no effect without rope_theta", f"leave {name} out"
+        needs = self.is_stretched and self.rope_stretching != "linear"
+        if needs != (self.rope_original_positions is not None):
+            what = f"and rope_original_positions need each other; {self.rope_stretching!r} stretching is set"
+            yield name, what, "set both, or neither, or the factor alone for linear stretching"
+        if self.is_stretched and self.rope_stretching == "yarn" and (self.rope_theta or 0) <= 1:
+            yield "rope_theta", f"= {self.rope_theta}; yarn needs a base above 1", "set rope_theta to 10000.0"
+        if self.rope_gain != 1 and not self.is_stretched:
+            yield "rope_gain", f"= {self.rope_gain} has no effect without {name}", "leave rope_gain out"
+        num_pairs = (self.rotary_dim or 2 * int(self.head_dim * self.rotary_share / 2)) // 2
+        for each in ("rope_short_factors", "rope_long_factors"):
+            if (count := len(getattr(self, each))) not in ((num_pairs,) if self.rope_short_factors else (0,)):
+                what = f"has {count} numbers, and positions turn {num_pairs} pairs of each head"
+                yield each, what, f"give one for each pair in {each}, or leave both lists out"
+
     def _position_problems(self) -> Iterator[Problem]:
         """Yield the problems with positions: each scheme needs its own key, and the other's has no effect."""
         needed, unused, example = "rope_theta", "max_positions", "10000.0"
@@ -550,12 +588,7 @@ class TransformerModel(ModelKind):
         if (value := getattr(self, unused)) is not None:
             what = f"= {value} has no effect with position = {self.position!r}"
             yield unused, what, f'leave {unused} out, or set {unused} = "none"'
-        if self.rope_factor is not None and self.rope_theta is None:
-            yield "rope_factor", "has no effect without rope_theta", "leave rope_factor out"
-        needs = self.rope_factor is not None and self.rope_stretching != "linear"
-        if needs != (self.rope_original_positions is not None):
-            what = f"and rope_original_positions need each other; {self.rope_stretching!r} stretching is set"
-            yield "rope_factor", what, "set both, or neither, or the factor alone for linear stretching"
+        yield from self._stretching_problems()
         if self.rope_low_factor >= self.rope_high_factor:
             what = f"= {self.rope_low_factor} is not below rope_high_factor = {self.rope_high_factor}"
             yield "rope_low_factor", what, "use rope_low_factor = 1.0"

@@ -98,7 +98,7 @@ class Fleet:
         sliced = re.fullmatch(r"(.+)-(\d{1,9})", text, re.ASCII)
         if sliced and (chip := chip_named(sliced[1])) and chip.slices:
             return _slice(text, chip, chip.slices, sliced[2])
-        raise InputError(f"cannot read the fleet {text!r}", hint=_EXAMPLES)
+        raise InputError(f"cannot read the fleet {text!r}", hint=_meant(text))
 
     @classmethod
     def local(cls, device_kind: str, count: int) -> Fleet:
@@ -137,6 +137,16 @@ def fleet_reading(text: str) -> str:
     others = [n for n in CATALOG if n != fleet.chip.name and family and n.lower().startswith(f"{family}-")]
     listed = f" (the others of that name: {', '.join(others)})" if others else ""
     return f"fleet {text.strip()!r} read as {fleet.name}{listed}"
+
+
+def _meant(text: str) -> str:
+    """Return a hint for a fleet that cannot be read: its count and chip, if it has them in another order."""
+    count_first = r"(?P<count>\d{1,9})\W*(?P<name>[A-Za-z].*)"
+    name_first = r"(?P<name>.+?)\s*[xX*:]\s*(?P<count>\d{1,9})"
+    for pattern in (count_first, name_first):
+        if (found := re.fullmatch(pattern, text)) and (chip := chip_named(found["name"].strip())):
+            return f"did you mean {found['count']}x{chip.name}? {_EXAMPLES}"
+    return _EXAMPLES
 
 
 def _fits_one_host(chip: Chip, count: int) -> bool:

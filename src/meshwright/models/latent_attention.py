@@ -23,7 +23,7 @@ from ..config import TransformerModel
 from ._base import Context, Parameter
 from .attention import HEADS, KV_HEADS
 from .norms import normalised
-from .rotary import frequencies, rotated
+from .rotary import rotated, turns_of
 
 NORM_EPSILON = 1e-6  # of the latents' norms: DeepSeek's code fixes it, whatever its configuration says
 Project = Callable[[Array, str], Array]  # the product of an activation with one of attention's matrices
@@ -82,7 +82,7 @@ def latent_projections(
     c = config
     turned = c.rotary_dim
     assert turned is not None, "the configuration is checked"
-    angles = frequencies(c, is_local=False)
+    turns = turns_of(c, h.shape[1])
     kept = c.head_dim - turned
 
     def normed(x: Array, name: str) -> Array:
@@ -93,8 +93,8 @@ def latent_projections(
     query = project(h if from_residual else normed(project(h, "query_down"), "query_down_norm"), "query")
     latent = normed(project(h, "key_down"), "key_down_norm")
     key, value = project(latent, "key"), project(latent, "value")
-    shared = rotated(project(h, "key_rotary")[:, :, None], angles, places, c.rope_interleaved)
+    shared = rotated(project(h, "key_rotary")[:, :, None], turns, places)
     shared = jnp.broadcast_to(shared, (*key.shape[:3], turned))
-    query_turned = rotated(query[..., kept:], angles, places, c.rope_interleaved)
+    query_turned = rotated(query[..., kept:], turns, places)
     query = context.pin(jnp.concatenate([query[..., :kept], query_turned], axis=-1), *HEADS)
     return query, context.pin(jnp.concatenate([key, shared], axis=-1), *KV_HEADS), value

@@ -1,12 +1,13 @@
 """Turn queries and keys by angles that grow with their position (Su et al. 2021, arXiv 2104.09864).
 
 Wavelengths may be stretched for sequences longer than those of pretraining: Llama 3.1's rule, YaRN (Peng et
-al. 2023, arXiv 2309.00071), or all alike.
+al. 2023, arXiv 2309.00071), LongRoPE (Ding et al. 2024, arXiv 2402.13753), or all alike.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from einops import rearrange
@@ -28,10 +29,31 @@ def rotated_dim(config: TransformerModel) -> int:
     return 2 * int(config.head_dim * config.rotary_share / 2)
 
 
-def frequencies(config: TransformerModel, is_local: bool) -> Float[Array, " half"]:
-    """Return the angles per position by which rotary embedding turns each pair of numbers.
+class Turns(NamedTuple):
+    """The angles per position by which rotary embedding turns each pair, and how.
 
-    `is_local`: of a layer with a window, which may have a base of its own and is then not stretched.
+    `gain` multiplies sines and cosines. `interleaved`: the pairs are neighbours, not in two halves.
+    """
+
+    frequency: Float[Array, " half"]
+    gain: float = 1.0
+    interleaved: bool = False
+
+
+def turns_of(config: TransformerModel, length: int, is_local: bool = False) -> Turns:
+    """Return how rotary positions turn the queries and keys of a layer.
+
+    Args:
+        length: positions of a sequence.
+        is_local: of a layer with a window, which may have a base of its own and is then not stretched.
+    """
+    is_plain = is_local and config.rope_local_theta is not None
+    frequency = _frequencies(config, length, is_plain)
+    return Turns(frequency, 1.0 if is_plain else config.rope_gain, config.rope_interleaved)
+
+
+def _frequencies(config: TransformerModel, length: int, is_plain: bool) -> Float[Array, " half"]:
+    """Return the angles per position by which rotary embedding turns each pair of numbers.
 
     With `rope_factor` F, original length L and factors l < h, a wavelength w stays below L / h and is
     stretched by F above L / l. Between, the two frequencies are mixed, with the share (L / w - l) / (h - l)
@@ -40,9 +62,12 @@ def frequencies(config: TransformerModel, is_local: bool) -> Float[Array, " half
     assert config.rope_theta is not None, "positions are rotary"
     half = rotated_dim(config) // 2
     exponents = -jnp.arange(half, dtype=jnp.float32) / half
-    if is_local and config.rope_local_theta is not None:
+    if is_plain and config.rope_local_theta is not None:
         return config.rope_local_theta**exponents
     frequency = config.rope_theta**exponents
+    if config.rope_short_factors:
+        is_long = length > (config.rope_original_positions or 0)
+        return frequency / jnp.asarray(config.rope_long_factors if is_long else config.rope_short_factors)
     if config.rope_factor is None:
         return frequency
     if config.rope_stretching == "linear":
@@ -77,25 +102,23 @@ def _yarn(
 
 
 def rotated(
-    x: Float[Array, "batch sequence heads head_dim"],
-    frequency: Float[Array, " half"],
-    positions: Array | None = None,
-    interleaved: bool = False,
+    x: Float[Array, "batch sequence heads head_dim"], turns: Turns, positions: Array | None = None
 ) -> Array:
-    """Apply rotary position embedding, rotating the two halves as Llama does.
+    """Apply rotary position embedding; the numbers of a head that are not turned come last.
+
+    The result has the pairs in the two halves, as Llama does. If they are neighbours in `x`, that is another
+    order, which is the same for the product of a query and a key.
 
     Args:
         positions: [batch, sequence], each token's position; None counts from the first token of the window.
-        interleaved: the pairs are neighbours in `x`; the result has them in the two halves, which is the same
-            for the product of a query and a key.
     """
-    num_turned = 2 * frequency.shape[0]
+    num_turned = 2 * turns.frequency.shape[0]
     if num_turned < x.shape[-1]:
         turned, rest = jnp.split(x, [num_turned], axis=-1)
-        return jnp.concatenate([rotated(turned, frequency, positions), rest], axis=-1)
+        return jnp.concatenate([rotated(turned, turns, positions), rest], axis=-1)
     places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
-    angle = places.astype(jnp.float32)[:, :, None] * frequency[None, None]
-    cos, sin = (rearrange(f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
+    angle = places.astype(jnp.float32)[:, :, None] * turns.frequency[None, None]
+    cos, sin = (rearrange(turns.gain * f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
     wide = x.astype(jnp.float32)
-    first, second = (wide[..., 0::2], wide[..., 1::2]) if interleaved else jnp.split(wide, 2, axis=-1)
+    first, second = (wide[..., 0::2], wide[..., 1::2]) if turns.interleaved else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

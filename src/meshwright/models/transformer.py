@@ -34,7 +34,7 @@ from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
 from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, SECOND_PRODUCT, rematerialised
-from .rotary import frequencies, rotated, score_factor
+from .rotary import rotated, score_factor, turns_of
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -482,8 +482,8 @@ class Transformer(Model):
         if c.qk_norm != "none":
             query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
         if c.rope_theta is not None:
-            angles = frequencies(c, is_local)
-            query, key = (rotated(t, angles, places, c.rope_interleaved) for t in (query, key))
+            turns = turns_of(c, h.shape[1], is_local)
+            query, key = (rotated(t, turns, places) for t in (query, key))
         return query, key, value
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:

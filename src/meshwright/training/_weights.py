@@ -49,7 +49,7 @@ def base_of(run: Path) -> Base | None:
     if not path.is_file():
         return None
     try:
-        return Base(**json.loads(path.read_text("utf-8")))
+        return Base(**json.loads(path.read_text("utf-8-sig")))
     except (OSError, ValueError, TypeError) as broken:
         raise InputError(
             f"{path} cannot be read: {broken}", hint='write {"folder": ..., "model_type": ...} of the base'
@@ -69,7 +69,7 @@ class FirstWeights:
     def __init__(self, folder: Path, config: RunConfig) -> None:
         path = folder / "config.json"
         try:
-            file = json.loads(path.read_text("utf-8"))
+            file = json.loads(path.read_text("utf-8-sig"))
             family = file["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as broken:
             raise InputError(

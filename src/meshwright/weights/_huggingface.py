@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -62,11 +63,29 @@ def weights_of(model: TransformerModel, family: str) -> tuple[Weight, ...]:
     makers: dict[str, Callable[[TransformerModel], Iterator[Weight]]] = {
         "gpt2": _gpt2,
         "gpt_neox": _gpt_neox,
-        "phi3": _phi3,
+        "phi3": _fused,
+        "glm": partial(_fused, fused=_FUSED_MLP),
+        "glm4": _glm4,
+        "glm4_moe": _glm4_moe,
+        "starcoder2": _starcoder2,
         "deepseek_v2": _deepseek,
         "deepseek_v3": _deepseek,
         **dict.fromkeys(
-            ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", *GEMMAS), _llama
+            (
+                *(
+                    "llama",
+                    "mistral",
+                    "ministral",
+                    "mixtral",
+                    "qwen2",
+                    "qwen3",
+                    "qwen3_moe",
+                    "olmo2",
+                    "olmo3",
+                ),
+                *("olmoe", "seed_oss", "ernie4_5", *GEMMAS),
+            ),
+            _llama,
         ),
     }
     if family not in makers:
@@ -118,24 +137,51 @@ def _llama(model: TransformerModel) -> Iterator[Weight]:
         group, prefix = "experts", f"{block}mlp.experts.{{expert}}."
         router = ("layers", "experts", "router")
         yield Weight(name=f"{block}mlp.gate.weight", ours=(router,), num_inputs=1)
-    for ours in ("gate", "up", "down"):
+    for ours in ("gate", "up", "down") if model.mlp == "gated" else ("up", "down"):
         yield Weight(name=f"{prefix}{ours}_proj.weight", ours=(("layers", group, ours),), num_inputs=1)
     yield Weight(name="model.norm.weight", ours=(("final_norm", "scale"),))
     if not model.tied_embeddings:
         yield Weight(name="lm_head.weight", ours=(("head",),))
 
 
-def _phi3(model: TransformerModel) -> Iterator[Weight]:
-    """Yield Llama's with queries, keys and values in one array, and gate and up in another."""
-    fused = {
-        "self_attn.qkv_proj": ("attention", ("query", "key", "value")),
-        "mlp.gate_up_proj": ("mlp", ("gate", "up")),
-    }
+_FUSED_MLP = {"mlp.gate_up_proj": ("mlp", ("gate", "up"))}
+_FUSED = {"self_attn.qkv_proj": ("attention", ("query", "key", "value")), **_FUSED_MLP}
+
+
+def _fused(
+    model: TransformerModel, fused: Mapping[str, tuple[str, tuple[str, ...]]] = _FUSED
+) -> Iterator[Weight]:
+    """Yield Llama's with several in one array: of Phi-3, queries, keys and values, and gate and up."""
     apart = {("layers", group, name) for group, names in fused.values() for name in names}
     yield from (weight for weight in _llama(model) if weight.ours[0] not in apart)
     for name, (group, names) in fused.items():
         paths = tuple(("layers", group, each) for each in names)
         yield Weight(name=f"model.layers.{{layer}}.{name}.weight", ours=paths, num_inputs=1)
+
+
+def _glm4(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's with gate and up in one array, and GLM-4's names of the four norms."""
+    names = {
+        "post_attention_layernorm": "post_self_attn_layernorm",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_mlp_layernorm",
+    }
+    for weight in _fused(model, _FUSED_MLP):
+        last = weight.name.removesuffix(".weight").rpartition(".")[2]
+        yield replace(weight, name=weight.name.replace(last, names.get(last, last)))
+
+
+def _starcoder2(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's with biases, LayerNorms and an MLP without a gate."""
+    names = {"up": "c_fc", "down": "c_proj"}
+    for weight in _llama(model):
+        group, ours = weight.ours[0][-2:] if len(weight.ours[0]) > 1 else ("", "")
+        if group == "mlp" and ours in names:
+            weight = replace(weight, name=weight.name.replace(f"{ours}_proj", names[ours]))
+        yield weight
+        if ours == "scale" or group in ("attention", "mlp"):
+            path = (*weight.ours[0][:-1], "bias" if ours == "scale" else f"{ours}_bias")
+            yield Weight(name=weight.name.replace(".weight", ".bias"), ours=(path,))
 
 
 def _deepseek(model: TransformerModel) -> Iterator[Weight]:
@@ -162,6 +208,17 @@ def _deepseek(model: TransformerModel) -> Iterator[Weight]:
     both = Weight(name=f"{block}kv_b_proj.weight", ours=paths, num_inputs=1, by_head=True)
     yield from _in_both(both, dense)
     yield from _deepseek_mlps(model, dense)
+
+
+def _glm4_moe(model: TransformerModel) -> Iterator[Weight]:
+    """Yield Llama's attention, with DeepSeek's dense layers before those with experts."""
+    for weight in _llama(model):
+        path = weight.ours[0]
+        if path[0] != "layers":
+            yield weight
+        elif path[1] not in ("mlp", "experts"):
+            yield from _in_both(weight, model.num_dense_layers)
+    yield from _deepseek_mlps(model, model.num_dense_layers)
 
 
 def _deepseek_mlps(model: TransformerModel, dense: int) -> Iterator[Weight]:
@@ -249,6 +306,8 @@ def _gpt2(model: TransformerModel) -> Iterator[Weight]:
         yield Weight(name=f"{theirs}.bias", ours=((*ours, "bias"),))
     yield Weight(name="transformer.ln_f.weight", ours=(("final_norm", "scale"),))
     yield Weight(name="transformer.ln_f.bias", ours=(("final_norm", "bias"),))
+    if not model.tied_embeddings:
+        yield Weight(name="lm_head.weight", ours=(("head",),))
 
 
 def to_huggingface(
