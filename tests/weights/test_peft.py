@@ -50,7 +50,7 @@ CASES = {  # family, sizes, overrides
 }
 
 
-WIDE = ("qwen2, queries and values", "gpt-neox, fused by head")
+WIDE = ("qwen2, queries and values", "gpt-neox, fused by head", "gpt2, inputs first")
 
 
 @pytest.fixture(
