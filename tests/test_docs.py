@@ -3,8 +3,8 @@
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
 run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. `make test` runs
 the README's Python blocks, `make test-long` commands below the comment `takes minutes` and those of a large
-model on other pages, `make test-wide` the others. A `text` block right below a Python block that prints is compared with what that
-block prints.
+model on other pages, `make test-wide` the others. A `text` block right below a Python block that prints is
+compared with what that block prints.
 """
 
 from __future__ import annotations
