@@ -2,9 +2,9 @@
 
 A block whose first line is a comment `file: NAME` is written under that name where the page's other blocks
 run. A block whose first line is the comment `needs torch` runs where PyTorch is installed. `make test` runs
-what is on the README, `make test-long` commands below the comment `takes minutes` and those of a large model,
-`make test-wide` the others. A `text` block right below a Python block that prints is compared with what that
-block prints.
+the README's Python blocks, `make test-long` commands below the comment `takes minutes` and those of a large
+model on other pages, `make test-wide` the others. A `text` block right below a Python block that prints is
+compared with what that block prints.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ LARGE = "llama3-8b"  # many commands, of many compilations; those of smaller mod
 
 def marks_of(page: Path, command: str = "") -> list[pytest.MarkDecorator]:
     if name_of(page) in FIRST:
-        return [pytest.mark.once]
+        return [pytest.mark.wide if command else pytest.mark.once]
     return [pytest.mark.long if LARGE in command else pytest.mark.wide]
 
 

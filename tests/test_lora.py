@@ -134,7 +134,10 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize(("axes", "overrides"), AXES.values(), ids=list(AXES))
+@pytest.mark.parametrize(
+    ("axes", "overrides"),
+    [pytest.param(*AXES[k], id=k, marks=pytest.mark.wide if k == "unrolled" else ()) for k in AXES],
+)
 def test_layouts_train_adapters_alike(axes, overrides, mesh):
     unrolled = [each for each in overrides if "unroll" in each]
     _, _, alone = trained(mesh(), *unrolled)

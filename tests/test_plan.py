@@ -307,7 +307,12 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
 
 @pytest.mark.parametrize(
     ("how", "budget", "tried"),
-    [("auto", 60, True), ("unroll", 60, True), ("keep", 60, False), ("auto", 5, False)],
+    [
+        pytest.param("auto", 60, True, marks=pytest.mark.wide),
+        ("unroll", 60, True),
+        ("keep", 60, False),
+        ("auto", 5, False),
+    ],
 )
 def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, forked_workers):
     deep = {"model.num_layers": 17, "layer_loop": how}

@@ -110,6 +110,7 @@ def test_ten_kills_of_ten_million_parameters_on_eight_devices(tmp_path, layout):
     survives(tmp_path, 10, 2, 3, "bytes-10m", "8xCPU", 36, *more, "--set", "batch.sequence_length=64")
 
 
+@pytest.mark.wide
 @pytest.mark.once
 def test_restarts_bring_back_a_run_that_was_killed(tmp_path):
     said = command(tmp_path / "run", *NANO, 100, "--set", "checkpoint.every_steps=5", "--restarts", "2")

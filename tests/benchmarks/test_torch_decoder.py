@@ -53,7 +53,10 @@ def both(case, mesh):
     return config, built, state, batch, theirs, torch.from_numpy(tokens)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.wide if case.startswith("llama") else ()) for case in CASES],
+)
 def test_losses_are_ours_before_and_after_updates(case, mesh):
     config, built, state, batch, theirs, tokens = both(case, mesh)
     assert sum(p.numel() for p in theirs.parameters()) == config.model.num_parameters

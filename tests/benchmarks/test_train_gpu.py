@@ -64,7 +64,10 @@ def test_ratio_and_mfu_by_hand():
     assert found["mfu"] == {"ours": 0.25, "torch": 0.5}
 
 
-@pytest.mark.parametrize(("model", "precision"), [("gpt2-124m", "bf16"), ("llama-1b", "fp8")])
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [pytest.param("gpt2-124m", "bf16", marks=pytest.mark.wide), ("llama-1b", "fp8")],
+)
 def test_both_sides_learn_alike_on_a_cpu(model, precision, monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     monkeypatch.setattr(torch, "compile", lambda model, mode: model)  # takes a CPU minutes

@@ -42,6 +42,7 @@ def test_json_goes_to_stdout_alone(planned):
     assert fields["best"]["fits"] is True
 
 
+@pytest.mark.wide
 def test_fleets_are_compared_on_one_screen(tmp_path):
     options = ["--fleets", "8xH100,8xA100-80GB", "--budget", "0.2", *FIX]
     done = run("bytes-nano", *options, "--html", "fleets.html", cwd=tmp_path)

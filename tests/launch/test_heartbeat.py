@@ -149,7 +149,8 @@ def test_an_error_of_the_service_is_not_taken_for_an_answer(three):
 
 WAITS = """
 import os, sys, time
-from meshwright.launch import join, place_in
+from meshwright.launch import _coordination, join, place_in
+_coordination.BEAT_SECONDS = _coordination.LOOK_SECONDS = 0.25  # eight of them are waited for
 peers = join(place_in(os.environ))
 peers.gathered("there", None)
 sys.stdout.write("ready\\n"); sys.stdout.flush()

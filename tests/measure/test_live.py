@@ -5,7 +5,9 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,22 @@ import meshwright as mw
 from meshwright.measure import Live, LiveArray, _memory
 
 SHAPE = (7, 13)  # no other test's
-held_by_the_module = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def searched() -> Iterator[ModuleType]:
+    """Leave the objects of all tests out of each search: none of them holds an array of a test here.
+
+    They are millions, and each question would look at all of them. What is to own an array must be made after
+    this; so the module that does is not this one.
+    """
+    gc.collect()
+    gc.freeze()
+    module = ModuleType("holding")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        yield module
+    gc.unfreeze()
 
 
 class Holder:
@@ -34,9 +51,9 @@ def test_a_local_variable_of_a_running_function_owns():
     del mine
 
 
-def test_a_global_of_a_module_owns(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "held_by_the_module", jnp.ones(SHAPE) + 1)
-    assert owner_of() == f"{__name__}.held_by_the_module"
+def test_a_global_of_a_module_owns(monkeypatch, searched):
+    monkeypatch.setattr(searched, "mine", jnp.ones(SHAPE) + 1, raising=False)
+    assert owner_of() == "holding.mine"
 
 
 def test_an_attribute_owns_also_through_containers(monkeypatch):
@@ -52,7 +69,6 @@ def test_an_attribute_owns_also_through_containers(monkeypatch):
 
 class Slotted:
     __slots__ = ("params",)
-    kept = None
 
 
 def closing_over(array):
@@ -77,25 +93,27 @@ def hold_in_a_slot(array):
         (hold_in_an_attribute, "Holder.params"),
         (hold_in_a_slot, "Slotted.params"),
         (closing_over, "closure of closing_over.<locals>.<lambda>"),
-        (lambda array: {"a": [({"b": deque([array])},)]}, f"{__name__}.held_by_the_module"),
+        (lambda array: {"a": [({"b": deque([array])},)]}, "holding.mine"),
     ],
 )
-def test_the_nearest_of_them_that_has_a_name_owns(monkeypatch, hold, owner):
-    monkeypatch.setattr(sys.modules[__name__], "held_by_the_module", hold(jnp.ones(SHAPE) + 1))
+def test_the_nearest_of_them_that_has_a_name_owns(monkeypatch, searched, hold, owner):
+    monkeypatch.setattr(searched, "mine", hold(jnp.ones(SHAPE) + 1), raising=False)
     assert owner_of() == owner
 
 
-def test_an_attribute_of_a_class_owns(monkeypatch):
-    monkeypatch.setattr(Slotted, "kept", jnp.ones(SHAPE) + 1)
-    assert owner_of() == "Slotted.kept"
+def test_an_attribute_of_a_class_owns(monkeypatch, searched):
+    made = type("Made", (), {"kept": jnp.ones(SHAPE) + 1})
+    monkeypatch.setattr(searched, "Made", made, raising=False)
+    del made
+    assert owner_of() == "Made.kept"
 
 
-def test_two_arrays_of_one_module_at_different_depths_are_both_found(monkeypatch):
+def test_two_arrays_of_one_module_at_different_depths_are_both_found(monkeypatch, searched):
     near, deep = jnp.ones((8, 23)) + 1, [[[jnp.ones((9, 23)) + 1]]]
-    monkeypatch.setattr(sys.modules[__name__], "held_by_the_module", {"near": near, "deep": deep})
+    monkeypatch.setattr(searched, "mine", {"near": near, "deep": deep}, raising=False)
     del near, deep
     owners = {owner_of((8, 23)), owner_of((9, 23))}
-    assert owners == {f"{__name__}.held_by_the_module"}
+    assert owners == {"holding.mine"}
 
 
 HELD_BY_ITSELF = """

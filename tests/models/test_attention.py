@@ -187,7 +187,12 @@ LATENT = {
 
 
 @pytest.mark.parametrize(
-    ("fleet", "heads"), [("1xH100", {"model.head_dim": 256}), ("1xH100", LATENT), ("1xB200", LATENT)]
+    ("fleet", "heads"),
+    [
+        pytest.param("1xH100", {"model.head_dim": 256}, marks=pytest.mark.wide),
+        ("1xH100", LATENT),
+        pytest.param("1xB200", LATENT, marks=pytest.mark.wide),
+    ],
 )
 def test_wide_heads_compile_for_an_absent_gpu_and_count_as_by_hand(fleet, heads):
     weighed, in_blocks = (

@@ -9,7 +9,11 @@ LOOP = ("model.num_layers=4", "layer_loop=keep", "batch.sequences=1")
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"), [("tensor=8", LOOP), ("stage=2,tensor=4", PIPELINE)], ids=["loop", "pipeline"]
+    ("layout", "changes"),
+    [
+        pytest.param("tensor=8", LOOP, id="loop"),
+        pytest.param("stage=2,tensor=4", PIPELINE, id="pipeline", marks=pytest.mark.wide),
+    ],
 )
 def test_a_backward_pass_waits_for_no_sum_over_tensor(layout, changes):
     """Half of the reduce-scatters are the forward pass's, where every product waits for the one before."""

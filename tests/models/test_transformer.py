@@ -309,9 +309,8 @@ def test_a_blocks_input_waits_in_host_memory_and_comes_back(context):
     assert offloaded.count("device_put") == 2
 
 
-@pytest.mark.parametrize(
-    "kind", ["model.norm_place=both", pytest.param("model.norm_place=after", marks=pytest.mark.wide)]
-)
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["model.norm_place=both", "model.norm_place=after"])
 def test_the_default_policy_computes_no_product_again_wherever_norms_stand(kind):
     plain, other = (
         mw.weigh("bytes-nano", on="1xH100", overrides=over).ledger.flops for over in ((), (kind,))

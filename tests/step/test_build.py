@@ -406,7 +406,12 @@ def kept() -> mw.Weighing:
 
 
 @pytest.mark.parametrize(
-    ("offload", "moments", "activations"), [("optimizer", 1, 0), ("activations", 0, 1), ("both", 1, 1)]
+    ("offload", "moments", "activations"),
+    [
+        pytest.param("optimizer", 1, 0, marks=pytest.mark.wide),
+        pytest.param("activations", 0, 1, marks=pytest.mark.wide),
+        ("both", 1, 1),
+    ],
 )
 def test_a_devices_memory_falls_by_what_the_hosts_memory_then_holds(kept, offload, moments, activations):
     """By hand: two moments of 4 bytes for each parameter; the input of every block."""

@@ -144,7 +144,7 @@ LEARNED += ("model.tied_embeddings=true",)
 @pytest.mark.parametrize(
     "axes",
     [
-        {"data": 2, "fsdp": 2},
+        pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.wide),
         {"data": 2, "context": 2, "tensor": 2},
         pytest.param({"fsdp": 2, "context": 4}, marks=pytest.mark.wide),
     ],
@@ -214,7 +214,7 @@ def held_out_loss(built_on):
     return train
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", pytest.param("fp8", marks=pytest.mark.wide)])
 def test_each_precision_learns_what_fp32_learns(mesh, held_out_loss, precision):
     plain = held_out_loss(mesh(), "fp32")
     assert plain < 4.0  # from 5.5 nats of equal chances

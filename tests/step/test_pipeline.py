@@ -177,7 +177,7 @@ WIDE, LONG = pytest.mark.wide, pytest.mark.long
 CASES = [
     pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
     pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
-    pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2"),
+    pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2", marks=WIDE),
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
@@ -185,7 +185,9 @@ CASES = [
     ),
     pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows", marks=WIDE),
     pytest.param(
-        {"stage": 4}, 4, ("model.num_layers=5",), TWO, id="two chunks, five layers over four stages"
+        *({"stage": 4}, 4, ("model.num_layers=5",), TWO),
+        id="two chunks, five layers over four stages",
+        marks=WIDE,
     ),
     pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=WIDE),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=LONG),
@@ -227,7 +229,7 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
     ("axes", "more", "bound"),
     [
         ({"stage": 2, "data": 2}, ("precision=bf16",), 2e-2),
-        ({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5),
+        pytest.param({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5, marks=WIDE),
         pytest.param({"stage": 2, "context": 2, "tensor": 2}, ("pipeline=gpipe",), 1e-5, marks=WIDE),
     ],
     ids=str,
@@ -266,6 +268,7 @@ def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(lay
     assert worst(*states) < 2e-2
 
 
+@pytest.mark.wide
 @pytest.mark.program
 def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keeps_does(mesh):
     held = {
