@@ -248,6 +248,16 @@ def test_eight_devices_compute_what_one_computes(mesh, built_on, precision):
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+def test_latent_attention_in_eight_bits_computes_the_same_on_eight_devices(mesh, built_on):
+    latent = ("model.latent_rank=16", "model.rotary_dim=8", "model.query_rank=24", "model.num_kv_heads=4")
+    losses = []
+    for axes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        built, data = built_on(mesh(**axes), "fp8", *latent)
+        _, metrics = built.step(built.init(np.uint32(0)), place(data.batch(0, "train"), built))
+        losses.append([float(metrics["loss"]), float(metrics["gradient_norm"])])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
 def test_only_fp16_keeps_a_loss_scale(mesh, built_on):
     for precision in ("fp32", "bf16", "fp8"):
         assert "loss_scale" not in built_on(mesh(), precision)[0].state

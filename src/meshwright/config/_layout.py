@@ -47,7 +47,7 @@ ACTIVATION_RULES: Rules = {
     "residual_sequence": ("context", "tensor"),  # between blocks: norms and residuals are split by position
     **_BY_TENSOR,
     "replica_rows": (),  # rows within one replica, where `batch` counts the replicas
-    **dict.fromkeys(("embed", "head_dim", "rank", "microbatch", "channels", "height", "width"), ()),
+    **dict.fromkeys(("embed", "head_dim", "rank", "latent", "microbatch", "channels", "height", "width"), ()),
 }
 
 _ALIASES = {
