@@ -258,6 +258,20 @@ def test_latent_attention_in_eight_bits_computes_the_same_on_eight_devices(mesh,
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+def test_the_whole_sequence_decides_which_factors_longrope_takes_where_context_splits_it(mesh, built_on):
+    """A sequence of 64 positions is long here; the 16 of each device would not be."""
+    stretched = ("batch.microbatch_sequences=2", "model.rope_stretching=longrope")
+    stretched += ("model.rope_original_positions=32",)
+    stretched += (f"model.rope_short_factors={[1.0] * 8}", f"model.rope_long_factors={[4.0] * 8}")
+    losses = []
+    for axes in ({}, {"context": 4, "data": 2}):
+        built, data = built_on(mesh(**axes), "fp32", *stretched)
+        losses.append(
+            float(built.step(built.init(np.uint32(0)), place(data.batch(0, "train"), built))[1]["loss"])
+        )
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
 def test_only_fp16_keeps_a_loss_scale(mesh, built_on):
     for precision in ("fp32", "bf16", "fp8"):
         assert "loss_scale" not in built_on(mesh(), precision)[0].state

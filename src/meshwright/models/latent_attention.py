@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..config import TransformerModel
+from ..sharding import sequence_length
 from ._base import Context, Parameter
 from .attention import HEADS, KV_HEADS
 from .norms import normalised
@@ -82,7 +83,7 @@ def latent_projections(
     c = config
     turned = c.rotary_dim
     assert turned is not None, "the configuration is checked"
-    turns = turns_of(c, h.shape[1])
+    turns = turns_of(c, sequence_length(h.shape[1], context.mesh))
     kept = c.head_dim - turned
 
     def normed(x: Array, name: str) -> Array:

@@ -21,7 +21,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
-from ..sharding import gather, look_up, num_repeats, num_shards, ring_size, rows_here, token_axes
+from ..sharding import (
+    gather,
+    look_up,
+    num_repeats,
+    num_shards,
+    ring_size,
+    rows_here,
+    sequence_length,
+    token_axes,
+)
 from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is_parameter
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
@@ -482,7 +491,7 @@ class Transformer(Model):
         if c.qk_norm != "none":
             query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
         if c.rope_theta is not None:
-            turns = turns_of(c, h.shape[1], is_local)
+            turns = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
             query, key = (rotated(t, turns, places) for t in (query, key))
         return query, key, value
 

@@ -29,5 +29,6 @@ from ._rules import parameter_spec as parameter_spec
 from ._rules import pin as pin
 from ._rules import ring_size as ring_size
 from ._rules import rows_here as rows_here
+from ._rules import sequence_length as sequence_length
 from ._rules import shape_of_layers as shape_of_layers
 from ._rules import token_axes as token_axes

@@ -37,6 +37,11 @@ def ring_size(mesh: AnyMesh) -> int:
     return mesh.shape.get("context", 1)
 
 
+def sequence_length(length: int, mesh: AnyMesh) -> int:
+    """Return the positions of a whole sequence; an array here has `length`, fewer if `context` is manual."""
+    return length * ring_size(mesh) // axis_size(mesh, "context")
+
+
 def num_shards(mesh: AnyMesh) -> int:
     """Return the product of `axis_size` over all axes."""
     return math.prod(axis_size(mesh, axis) for axis in mesh.axis_names)
