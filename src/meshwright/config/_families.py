@@ -28,13 +28,8 @@ ARCHITECTURES = {
     "glm4": "Glm4ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
     "gpt2": "GPT2LMHeadModel", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
-PARTLY_TURNED = {
-    "phi3",
-    "gpt_neox",
-    "glm",
-    "glm4",
-    "glm4_moe",
-}  # rotary positions may turn a part of each head
+# Families in which rotary positions may turn a part of each head.
+PARTLY_TURNED = {"phi3", "gpt_neox", "glm", "glm4", "glm4_moe"}
 OF_TRAINING = {"dropout", "unroll", "loss_chunk", "capacity_factor", "balancing_loss"}
 ALWAYS_FALSE = (  # of no family here
     *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "torchscript"),
@@ -406,7 +401,7 @@ FAMILIES: Mapping[str, Family] = {
         only={"attention_bias": (True,)},
     ),
     "deepseek_v2": Family(
-        keys={**_DEEPSEEK_KEYS},
+        keys=_DEEPSEEK_KEYS,
         fixed={**_LLAMA_FIXED, "rope_interleaved": True, "router_normalised": False},
         defaults={
             **_DEEPSEEK_DEFAULTS,

@@ -551,7 +551,7 @@ class TransformerModel(ModelKind):
 
     @property
     def is_stretched(self) -> bool:
-        """Whether rotary wavelengths are stretched."""
+        """Return whether rotary wavelengths are stretched."""
         return self.rope_factor is not None or bool(self.rope_short_factors)
 
     def _stretching_problems(self) -> Iterator[Problem]:

@@ -33,7 +33,6 @@ def quantised(x: Array, dtype: jax.typing.DTypeLike, axis: str | None = None) ->
     """Quantise `x` to eight bits; return it with its scale, which is 1 for a tensor of zeros.
 
     `axis`: the devices along this manual axis of a mesh hold parts of one tensor, and share its scale.
-
     A non-finite number makes the scale non-finite, and with it the whole product.
     """
     most = jnp.max(jnp.abs(x)).astype(jnp.float32)
@@ -73,7 +72,7 @@ _narrow.defvjp(lambda weight: (_narrow(weight), None), lambda _, gradient: (grad
 
 
 class Placement(NamedTuple):
-    """How a product's operand and result lie on a mesh: their PartitionSpecs.
+    """Say how a product's operand and result lie on a mesh, by their PartitionSpecs.
 
     Each device then has a scale for its part of them. No device waits for the greatest magnitude of all, and
     a scale is at most as large as one for all would be.
@@ -85,7 +84,7 @@ class Placement(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """What a product is besides its operands. Without `at` each tensor has one scale."""
+    """Hold the settings of a product. Without `at`, its placement, each tensor has one scale."""
 
     num_contracted: int
     num_batch: int
@@ -188,7 +187,8 @@ def _backward(
     rows = (tuple(range(product.num_batch, num_rows)),) * 2
     d_x = _dot(wide, product.widened(matrix, dtype, None), (outputs, batch), dtype)
     d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, (rows, batch), dtype)
-    return d_x, NarrowMatrix(None, None, d_matrix)  # type: ignore[arg-type]
+    values, scale = (jnp.zeros_like(part) for part in matrix)  # the matrix's gradient is that of `stand_in`
+    return d_x, NarrowMatrix(values, scale, d_matrix)
 
 
 _multiplied.defvjp(_forward, _backward)
