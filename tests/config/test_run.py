@@ -27,6 +27,7 @@ def test_only_a_transformer_rematerialises_by_default():
         ("cruncher", "batch.sequence_length=2", "takes rows, not sequences", "batch.sequence_length = 1"),
         ("cruncher", "layer_loop=keep", "layer_loop = 'keep' has no effect on a cruncher", '"auto"'),
         ("bytes-nano", "gradient_sum=bf16", "precision = 'fp32' has no products in bf16", '"fp32"'),
+        ("cruncher", "gradient_sum=all-fp32", "but a cruncher model sums gradients", '"fp32"'),
         ("bytes-10m", "layer_loop=keep", "the layers are separate parameters (model.unroll)", '"auto"'),
         ("cruncher", "remat=full", "remat = 'full' has no effect on a cruncher", 'remat = "none"'),
         ("linear", "data.source=python-stdlib", "gives tokens, but a linear", 'data.source = "synthetic"'),

@@ -112,7 +112,7 @@ def test_experts_matrices_that_fsdp_gathers_in_eight_bits_have_one_scale_and_sum
     rows, split = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
 
     def local(x, weight):
-        matrix = whole_in_eight_bits(weight, 1)
+        matrix = whole_in_eight_bits(weight, 1, weight.dtype)
         return jnp.stack([fp8_product(each, matrix, 1, True, 1) for each in x])
 
     def alone(x, weight):

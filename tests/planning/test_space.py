@@ -175,3 +175,11 @@ def test_a_run_with_sums_in_bf16_is_planned_only_in_formats_that_have_them():
     run = load_config("gpt2-124m", ["gradient_sum=bf16"])
     space = space_of(run, Fleet.parse("8xH100"), parsed_knobs(["precision=fp32,bf16,fp16"])).candidates
     assert {space.overrides(row)["precision"] for row in range(len(space))} == {"bf16"}
+
+
+def test_a_run_with_gradients_all_in_fp32_is_planned_with_zero1_only_over_stages():
+    run = load_config("gpt2-124m", ["gradient_sum=all-fp32"])
+    space = space_of(run, Fleet.parse("8xH100")).candidates
+    found = [space.overrides(row) for row in range(len(space)) if space.overrides(row).get("zero1")]
+    assert found
+    assert all("stage" in str(overrides["layout"]) for overrides in found)

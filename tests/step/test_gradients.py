@@ -128,6 +128,60 @@ def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
     assert held - less > 1.5 * num_parameters
 
 
+def test_gradients_all_in_fp32_cross_fsdp_and_data_in_four_bytes_and_weights_still_in_two():
+    def figures(gradient_sum, layout):
+        chosen = {"gradient_sum": gradient_sum, "batch.microbatch_sequences": 2, "batch.sequences": 16}
+        ledger = mw.weigh("gpt2-124m", on="8xH100", layout=layout, overrides=chosen).ledger
+        found = dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), 0)
+        for row in ledger.traffic:
+            if row.kind in found:
+                found[row.kind] += row.payload_bytes
+        return found
+
+    in_blocks, table = 12 * 12 * 768**2, 50_304 * 768
+    narrow, wide = (figures(format, "fsdp=8") for format in ("fp32", "all-fp32"))
+    assert wide["all-gather"] == narrow["all-gather"]
+    assert wide["reduce-scatter"] - narrow["reduce-scatter"] == 2 * (in_blocks + table) / 8
+    narrow, wide = (figures(format, "data=8") for format in ("fp32", "all-fp32"))
+    assert wide["all-reduce"] - narrow["all-reduce"] == 2 * (in_blocks + 2 * table)  # as head and embedding
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ({"fsdp": 8}, ()),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, ("batch.microbatch_sequences=2",)),
+        ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_sequences=2",)),
+        ({"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true")),
+        ({"fsdp": 2, "tensor": 2}, ("precision=fp8",)),
+        ({"fsdp": 2}, ("lora.rank=4",)),
+    ],
+    ids=str,
+)
+def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, layout, more):
+    one = [each for each in more if "microbatch" not in each and "zero1" not in each]
+    wide = _nano("all-fp32", mesh(**layout), more)
+    same = _nano("fp32", mesh(**layout), more)
+    alone = _nano("all-fp32", mesh(), one)
+    assert wide[0] == same[0], "the forward pass is the same"
+    assert wide[1] == pytest.approx(alone[1], rel=2**-7)
+    near = 0.25 if "precision=fp8" in more else 2**-5  # in eight bits each device has its own scales
+    for ours, theirs in zip(wide[2], alone[2], strict=True):
+        assert np.linalg.norm(ours - theirs) <= near * np.linalg.norm(theirs)
+
+
+def _nano(gradient_sum, mesh, more):
+    """Return the loss, the gradient's norm and the moments after a step of `bytes-nano` in bf16."""
+    chosen = ["precision=bf16", "batch.sequences=16", *more, f"gradient_sum={gradient_sum}"]
+    built = build_step(load_config("bytes-nano", chosen), mesh)
+    state = jax.jit(built.init)(jnp.uint32(0))
+    shape = built.batch["tokens"].shape
+    tokens = np.random.default_rng(0).integers(0, 256, (16, shape[-1]), np.int32).reshape(shape)
+    after, metrics = built.step(state, {"tokens": jax.device_put(tokens, built.batch["tokens"].sharding)})
+    moments = [np.asarray(x) for x in jax.tree.leaves(after["optimizer"]) if x.ndim]
+    return float(metrics["loss"]), float(metrics["gradient_norm"]), moments
+
+
 PACKED = ("data.source=tokens", "data.path=absent.bin", "data.dtype=uint16")
 PACKED += ("data.documents=packed", "data.end_of_document=0", "model.dropout=0.1", "precision=fp32")
 PACKED += (

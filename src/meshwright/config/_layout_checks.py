@@ -103,7 +103,11 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     if config.model.takes == "sequences":
         dims = {**dims, "residual_sequence": {"batch.sequence_length": config.batch.sequence_length}}
     rules = {**ACTIVATION_RULES, **PARAMETER_RULES}
-    problems = [*_stage_problems(config, layout), *_batch_problems(config, layout)]
+    problems = [
+        *_stage_problems(config, layout),
+        *_sum_problems(config, layout),
+        *_batch_problems(config, layout),
+    ]
     dims = {dim: sizes for dim, sizes in dims.items() if dim != "kv_heads" or not _repeated(sizes, layout)}
     problems += _table_problems(config, layout, dims.pop("vocab", {}), dims.get("embed", {}))
     for axis in ("expert", "tensor", "fsdp"):  # `_stage_problems` has the rule of `stage`
@@ -157,6 +161,13 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
         yield "offload", what, 'use offload = "optimizer"'
     else:
         yield from _chunk_problems(config, layout)
+
+
+def _sum_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
+    """Yield the reason why gradients cannot be in fp32 from the start: ZeRO-1's copy is in 16 bits."""
+    if config.gradient_sum == "all-fp32" and config.zero1 and layout.size("stage") == 1:
+        what = '= "all-fp32", but under zero1 without stages gradients have the format of the gathered copy'
+        yield "gradient_sum", what, 'use gradient_sum = "fp32", or fsdp in place of zero1'
 
 
 def _chunk_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

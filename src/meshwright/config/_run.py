@@ -357,13 +357,15 @@ class RunConfig(Section):
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "bf16"
     """Format of the arithmetic; parameters and moments are always fp32.
     Effect: the rate of products, and bytes of activations and gradients: [precision](precision.md)."""
-    gradient_sum: Literal["fp32", "bf16"] = "fp32"
+    gradient_sum: Literal["fp32", "bf16", "all-fp32"] = "fp32"
     """Format in which gradients of matrices and tables are summed: over the microbatches of a step, and after
     them over `data` and `context`.
     `bf16` is for the precisions `bf16` and `fp8`. Sums over `fsdp`, and all sums of a single microbatch
-    without stages, are made inside the backward pass, in the format of the products, whatever stands here.
+    without stages, are made inside the backward pass, in the format of the products. With `all-fp32` they
+    are in fp32 too, from the product that makes them; that is for transformers, and `zero1` needs stages.
     Effect: `bf16` halves the memory of the sum and the bytes of its reduction, and loses small gradients
-    beside large sums: [precision](precision.md#sums-of-gradients)."""
+    beside large sums; `all-fp32` doubles the bytes that `fsdp` scatters:
+    [precision](precision.md#sums-of-gradients)."""
     layout: str = "data=-1"
     """Mesh axes and their sizes, outermost first, as in `fsdp=64,tensor=8`; one size may be -1, the rest.
     Effect: what each device holds and sends: [layouts](layouts.md)."""
@@ -500,6 +502,9 @@ class RunConfig(Section):
             yield "layer_loop", what, 'use layer_loop = "auto"'
         if self.gradient_sum == "bf16" and self.precision not in ("bf16", "fp8"):
             what = f'= "bf16", but precision = {self.precision!r} has no products in bf16'
+            yield "gradient_sum", what, 'use gradient_sum = "fp32"'
+        if self.gradient_sum == "all-fp32" and not isinstance(model, TransformerModel):
+            what = f'= "all-fp32", but a {model.kind} model sums gradients in the format of its products'
             yield "gradient_sum", what, 'use gradient_sum = "fp32"'
         results = self.autotune_results
         if results is not None and not results.endswith(TEXT_OF_RESULTS):

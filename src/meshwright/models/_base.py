@@ -55,6 +55,7 @@ class Context:
     zero1: bool = False  # gradients stay sharded over `data`
     offloads: bool = False  # activations saved for the backward pass are kept in host memory
     fp8: bool = False  # the layers' matrix products run in eight bits
+    wide_gradients: bool = False  # gradients of weights are float32 from the product that makes them
     adapter_scale: float | None = None  # of what adapters add; None: no adapters, and nothing is frozen
     dropout_key: Key[Array, ""] | None = None  # None: no dropout
     training: bool = True  # False for evaluation on held-out data
@@ -72,8 +73,12 @@ class Context:
         return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
 
     def gather(self, x: Array, *dims: str, wide: bool = False) -> Array:
-        """Cast a parameter to the compute format (float32 if `wide`) and all-gather it over `fsdp`."""
-        return gather(x, self.mesh, jnp.float32 if wide else self.dtype, *dims, zero1=self.zero1)
+        """Cast a parameter to the compute format (float32 if `wide`) and all-gather it over `fsdp`.
+
+        With `wide_gradients` the result is float32, for `product` and others that round it themselves.
+        """
+        dtype = jnp.float32 if wide else self.dtype
+        return gather(x, self.mesh, dtype, *dims, zero1=self.zero1, wide_gradient=self.wide_gradients)
 
 
 class Outcome(NamedTuple):

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from ..config import LoraConfig, TransformerModel
 from ._base import RESIDUAL, Context, Parameter
+from .products import product
 
 SUFFIX = "_adapter"
 """Ends the name of an adapter, which lies beside its product's matrix."""
@@ -66,8 +67,6 @@ def adapted(
     with jax.named_scope("adapter"):
         first = context.gather(adapter["a"], *inputs, "rank")
         second = context.gather(adapter["b"], "rank", *outputs)
-        contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
-        low = jax.lax.dot_general(x, first, (contracted, ((), ())))
-        low = context.pin(low, *rows, "rank")
-        y = jax.lax.dot_general(low, second, (((2,), (0,)), ((), ())))
+        low = context.pin(product(x, first, num_inputs), *rows, "rank")
+        y = product(low, second, 1)
         return context.pin(y * jnp.asarray(context.adapter_scale, y.dtype), *rows, *outputs)

@@ -54,8 +54,8 @@ def quantised_matrix(weight: Array) -> Quantised:
 class NarrowMatrix(NamedTuple):
     """A matrix in eight bits: its values, and their scale, a float32 scalar.
 
-    `stand_in` is of zeros in the compute format, and nothing reads it. Its gradient is that of the matrix,
-    which eight bits could not hold.
+    `stand_in` is of zeros, and nothing reads it. Its gradient is that of the matrix, which eight bits could
+    not hold, in the format of `stand_in`.
     """
 
     values: Array
@@ -63,12 +63,15 @@ class NarrowMatrix(NamedTuple):
     stand_in: Array
 
 
-@jax.custom_vjp
-def _narrow(weight: Array) -> NarrowMatrix:
-    return NarrowMatrix(*quantised_matrix(weight), jnp.zeros(weight.shape, weight.dtype))
+def _narrow(weight: Array, dtype: jax.typing.DTypeLike) -> NarrowMatrix:
+    """Quantise a matrix that is first rounded to `dtype`; its gradient has its own format."""
 
+    @jax.custom_vjp
+    def use(weight: Array) -> NarrowMatrix:
+        return NarrowMatrix(*quantised_matrix(weight.astype(dtype)), jnp.zeros(weight.shape, weight.dtype))
 
-_narrow.defvjp(lambda weight: (_narrow(weight), None), lambda _, gradient: (gradient.stand_in,))
+    use.defvjp(lambda weight: (use(weight), None), lambda _, gradient: (gradient.stand_in,))
+    return use(weight)
 
 
 class Placement(NamedTuple):
@@ -84,12 +87,16 @@ class Placement(NamedTuple):
 
 
 class _Product(NamedTuple):
-    """Hold the settings of a product. Without `at`, its placement, each tensor has one scale."""
+    """Hold the settings of a product.
+
+    Without `at`, its placement, each tensor has one scale. The matrix's gradient is in `of_gradient`.
+    """
 
     num_contracted: int
     num_batch: int
     on_cpu: bool
     at: Placement | None
+    of_gradient: Any
 
     def quantise(self, x: Array, dtype: jax.typing.DTypeLike, spec: PartitionSpec | None) -> Quantised:
         """Quantise an array; with a placement its scale is [1, ...] on each device."""
@@ -115,7 +122,8 @@ class _Product(NamedTuple):
 
 
 def _dot(x: Array, y: Array, dims: Any, dtype: jax.typing.DTypeLike) -> Array:
-    return jax.lax.dot_general(x, y, dims, preferred_element_type=x.dtype).astype(dtype)
+    wide = jnp.promote_types(x.dtype, dtype)
+    return jax.lax.dot_general(x, y, dims, preferred_element_type=wide).astype(dtype)
 
 
 def fp8_product(
@@ -129,15 +137,17 @@ def fp8_product(
     """Contract the last `num_contracted` dims of `x` with the first of `weight`, in eight bits.
 
     Args:
-        x: its format is also that of the result and of the gradients.
-        weight: of one matrix, or of as many as `x` has parts.
+        x: its format is also that of the result and of its gradient.
+        weight: of one matrix, or of as many as `x` has parts. It is rounded to the format of `x` first; its
+            gradient has its own.
         num_contracted: dims that are summed over.
         on_cpu: multiply the rounded numbers in float32.
         num_batch: leading dims of both, 1 where each expert has its rows and its matrix. All share a scale.
         at: how `x` and the result lie on a mesh, for a scale on each device.
     """
-    narrow = weight if isinstance(weight, NarrowMatrix) else _narrow(weight)
-    return _multiplied(x, narrow, _Product(num_contracted, num_batch, on_cpu, at))
+    narrow = weight if isinstance(weight, NarrowMatrix) else _narrow(weight, x.dtype)
+    how = _Product(num_contracted, num_batch, on_cpu, at, narrow.stand_in.dtype)
+    return _multiplied(x, narrow, how)
 
 
 def projected_in_eight_bits(x: Array, weight: Array, dims: tuple[str, ...], context: Context) -> Array:
@@ -146,7 +156,15 @@ def projected_in_eight_bits(x: Array, weight: Array, dims: tuple[str, ...], cont
     The matrix is quantised by the devices that hold its shards, so its eight bits cross the network.
     """
     num_inputs, mesh = x.ndim - 2, context.mesh
-    matrix = gather(weight, mesh, context.dtype, *dims, zero1=context.zero1, narrowed=quantised_matrix)
+    matrix = gather(
+        weight,
+        mesh,
+        context.dtype,
+        *dims,
+        zero1=context.zero1,
+        wide_gradient=context.wide_gradients,
+        narrowed=quantised_matrix,
+    )
     operand, result = (
         activation_spec(("batch", "sequence", *names), mesh)
         for names in (dims[:num_inputs], dims[num_inputs:])
@@ -186,7 +204,7 @@ def _backward(
     outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(first, matrix[0].ndim))
     rows = (tuple(range(product.num_batch, num_rows)),) * 2
     d_x = _dot(wide, product.widened(matrix, dtype, None), (outputs, batch), dtype)
-    d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, (rows, batch), dtype)
+    d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, (rows, batch), product.of_gradient)
     values, scale = (jnp.zeros_like(part) for part in matrix)  # the matrix's gradient is that of `stand_in`
     return d_x, NarrowMatrix(values, scale, d_matrix)
 

@@ -29,6 +29,7 @@ from ..config import ACTIVATION_RULES, TransformerModel
 from ..sharding import activation_spec, axis_size, on_each_device, parameter_spec
 from ._base import RESIDUAL, Context, Parameter
 from .eight_bits import FORWARD, NarrowMatrix, fp8_product, quantised
+from .products import product as matrix_product
 
 NAME = "expert_product"  # rematerialisation policies that save products save these
 SECOND_NAME = "second_expert_product"  # and these, unless they save every second product only
@@ -106,8 +107,9 @@ def expert_mlp(
 ) -> tuple[Float[Array, "batch sequence embed"], Balance]:
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
-    # Cast outside the shard_map: gradients then cross the network in the compute format.
-    layer = {n: w.astype(jnp.float32 if n in ROUTER else context.dtype) for n, w in layer.items()}
+    # Cast outside the shard_map: gradients then cross the network in that format.
+    of_gradients = jnp.float32 if context.wide_gradients else context.dtype
+    layer = {n: w.astype(jnp.float32 if n in ROUTER else of_gradients) for n, w in layer.items()}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):
         rows = activation_spec(RESIDUAL, context.mesh)
@@ -246,7 +248,7 @@ def _on_one_device(
     tokens = x.reshape(-1, x.shape[-1])
     capacity = capacity_of(config, tokens.shape[0])
     with jax.named_scope("router"):
-        router = _whole(layer["router"], dims["router"], context)
+        router = _whole(layer["router"], dims["router"], jnp.float32, context)
         wide = tokens.astype(jnp.float32)
         logits = checkpoint_name(jnp.matmul(wide, router, precision=jax.lax.Precision.HIGHEST), NAME)
         chosen, weights = route(logits, config, layer.get("router_bias"))
@@ -254,7 +256,9 @@ def _on_one_device(
         balance = _balance(_probabilities(logits, config), chosen, places, context)
     narrow = context.fp8 and _split("fsdp", context)
     matrices: dict[str, Any] = {
-        name: whole_in_eight_bits(w, dims[name].index("embed")) if narrow else _whole(w, dims[name], context)
+        name: whole_in_eight_bits(w, dims[name].index("embed"), context.dtype)
+        if narrow
+        else _whole(w, dims[name], context.dtype, context)
         for name, w in layer.items()
         if name not in ROUTER
     }
@@ -289,7 +293,7 @@ def _mlp(
         with jax.named_scope(name):
             if context.fp8:
                 return fp8_product(x, matrices[name], 1, context.platform == "cpu", 1)
-            return jnp.einsum("esi,eio->eso", x, matrices[name])
+            return matrix_product(x, matrices[name], 1, 1)
 
     up = checkpoint_name(product(x, "up"), NAME)
     if "gate" in matrices:
@@ -304,22 +308,35 @@ def _split(axis: str, context: Context) -> bool:
     return axis_size(context.mesh, axis) > 1
 
 
-def _whole(weight: Array, dims: tuple[str, ...], context: Context) -> Array:
-    """All-gather a parameter over `fsdp`; its gradient is reduce-scattered in the same format."""
+def _whole(weight: Array, dims: tuple[str, ...], dtype: jax.typing.DTypeLike, context: Context) -> Array:
+    """All-gather a parameter over `fsdp` in `dtype`; its gradient is reduce-scattered in its own format."""
     if not _split("fsdp", context):
         return weight
-    return jax.lax.all_gather(weight, "fsdp", axis=dims.index("embed"), tiled=True)
+    axis = dims.index("embed")
+
+    def use(weight: Array) -> Array:
+        return jax.lax.all_gather(weight.astype(dtype), "fsdp", axis=axis, tiled=True).astype(weight.dtype)
+
+    def backward(_: None, gradient: Array) -> tuple[Array]:
+        return (jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True),)
+
+    if weight.dtype == dtype:
+        return use(weight)
+    wide = jax.custom_vjp(use)
+    wide.defvjp(lambda weight: (use(weight), None), backward)
+    return wide(weight)
 
 
-def whole_in_eight_bits(weight: Array, axis: int) -> NarrowMatrix:
+def whole_in_eight_bits(weight: Array, axis: int, dtype: jax.typing.DTypeLike) -> NarrowMatrix:
     """All-gather a parameter over `fsdp` in eight bits, by its dimension `axis`.
 
-    All parts share a scale. The gradient is reduce-scattered in the format of `weight`.
+    It is rounded to `dtype` first. All parts share a scale. The gradient is reduce-scattered in the format of
+    `weight`.
     """
 
     @jax.custom_vjp
     def use(weight: Array) -> NarrowMatrix:
-        values, scale = quantised(weight, FORWARD, "fsdp")
+        values, scale = quantised(weight.astype(dtype), FORWARD, "fsdp")
         values = jax.lax.all_gather(values, "fsdp", axis=axis, tiled=True)
         return NarrowMatrix(values, scale, jnp.zeros(values.shape, weight.dtype))
 

@@ -1,9 +1,9 @@
 """Compute the cross entropy from the last hidden states, without holding the logits of the whole batch.
 
 Logits are computed for one chunk of the sequence at a time. If the loss is differentiated, the forward pass
-also computes each chunk's gradients, so that no matmul runs twice. It saves these gradients in the compute
-format, and the backward pass only scales them. Each device sums the gradient of the head over its chunks in
-float32. The sum crosses the network once.
+also computes each chunk's gradients, so that no matmul runs twice. It saves these gradients in the formats of
+hidden states and head, and the backward pass only scales them. Each device sums the gradient of the head over
+its chunks in float32. The sum crosses the network once.
 
 The code runs per device (`shard_map`): the automatic partitioner would reduce the gradient of the head in
 every chunk, or gather the vocabulary.
@@ -53,7 +53,8 @@ def mean_cross_entropy(
     """Return the sum of -log softmax(hidden . head)[target] over the batch's count, in nats, float32.
 
     Args:
-        head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`.
+        head: gathered over `fsdp`; its vocabulary may be sharded over `tensor`. It is in the format of
+            `hidden`, or in float32: then it is rounded, and its gradient is float32.
         targets: of the positions of `hidden`. The sum is divided by the number of the whole batch's positions
             that count. If none counts, the loss is 0.
         most_positions: the most positions whose logits may exist at once on a device. The device's part of
@@ -168,7 +169,7 @@ def _per_device(
         zeros = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))[:num_gradients]
         first = (jnp.float32(0), *zeros)
         (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
-        gradients[1:] = [over_devices(d_head, head.dtype) for d_head in gradients[1:]]
+        gradients[1:] = [over_devices(d_head, of_gradient) for d_head in gradients[1:]]
         gradients[:1] = [jax.lax.slice_in_dim(d_hidden, 0, held, axis=1) for d_hidden in gradients[:1]]
         return jax.lax.psum(total, split) if split else total, *gradients
 
@@ -184,6 +185,7 @@ def _per_device(
     rows = activation_spec(("batch", "sequence"), context.mesh)
     outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 1 + num_gradients]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
+    of_gradient, head = head.dtype, head.astype(hidden.dtype)
     needed = f"needed_{how.num_ids}_of_{num_rows}"
     with jax.named_scope("loss"), jax.named_scope(needed) if num_rows > how.num_ids else nullcontext():
         return each(hidden, head, targets)
@@ -202,11 +204,14 @@ def _forward(
 
 
 def _backward(
-    context: Context, __: How, saved: list[Array], d_total: Array
+    context: Context, _: How, saved: list[Array], d_total: Array
 ) -> tuple[Array, Array | None, None]:
     # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
     dtype = saved[0].dtype
-    d_hidden, *d_head = ((x.astype(jnp.float32) * d_total).astype(dtype) for x in saved)
+    of_head = jnp.float32 if context.wide_gradients else dtype
+    d_hidden, *d_head = (
+        (x.astype(jnp.float32) * d_total).astype(to) for x, to in zip(saved, (dtype, of_head), strict=False)
+    )
     return d_hidden, d_head[0] if d_head else None, None
 
 

@@ -22,7 +22,6 @@ from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
 from ..sharding import (
-    gather,
     look_up,
     num_repeats,
     num_shards,
@@ -35,13 +34,14 @@ from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .backward_order import ordered
-from .eight_bits import fp8_product, projected_in_eight_bits
+from .eight_bits import projected_in_eight_bits
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .layer_sums import places, summed, taken
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
-from .quantised import CODES, SCALES, dequantised
+from .products import product, projected, projected_by_codes
+from .quantised import CODES, SCALES
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, SECOND_PRODUCT, rematerialised
 from .rotary import rotated, score_factor, turns_of
 
@@ -55,33 +55,6 @@ PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "ou
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
 """All but the last product of attention and of the MLP."""
-
-
-def _projected(x: Array, weight: Array, context: Context) -> Array:
-    """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims.
-
-    On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice as
-    long (benchmarks/train_cpu.py).
-    """
-    num_inputs, on_cpu = x.ndim - 2, context.platform == "cpu"
-    y: Any
-    if num_shards(context.mesh) == 1:
-        flat = x.reshape(x.shape[0] * x.shape[1], -1)
-        matrix = weight.reshape(flat.shape[1], -1)
-        y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else flat @ matrix
-        return y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
-    if context.fp8:
-        return fp8_product(x, weight, num_inputs, on_cpu)
-    contracted = (tuple(range(2, x.ndim)), tuple(range(num_inputs)))
-    return jax.lax.dot_general(x, weight, (contracted, ((), ())))
-
-
-def _projected_by_codes(
-    x: Array, codes: Array, scales: Array, *, dims: tuple[str, ...], context: Context
-) -> Array:
-    """Return x . W for a matrix that is held in four bits."""
-    codes, scales = (gather(part, context.mesh, part.dtype, *dims) for part in (codes, scales))
-    return _projected(x, dequantised(codes, scales, context.dtype), context)
 
 
 class Transformer(Model):
@@ -239,13 +212,16 @@ class Transformer(Model):
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
             table = context.gather(parameters["embedding"], "vocab", "embed")
-            x = look_up(table, tokens, context.mesh, context.zero1)
+            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":
                 table = context.gather(parameters["positions"], "positions", "embed")
                 places = _places(tokens.shape[1], context, documents)
-                x = x + (_for_each_token(table[: x.shape[1]], x) if places is None else table[places])
+                if places is None:
+                    x = x + _for_each_token(table[: x.shape[1]], x)
+                else:
+                    x = x + table[places].astype(x.dtype)
             return context.pin(self._dropout(x, context, 0), *RESIDUAL)
 
     def _blocks(
@@ -348,7 +324,7 @@ class Transformer(Model):
         self, parameters: Tree, hidden: Float[Array, "*batch embed"], context: Context
     ) -> Float[Array, "*batch vocab"]:
         """Return the logits of final hidden states, in float32."""
-        logits = hidden @ self.head(parameters, context).T
+        logits = product(hidden, self.head(parameters, context).T, 1)
         return capped(logits.astype(jnp.float32), self.config.logit_cap)
 
     def loss(
@@ -516,10 +492,10 @@ class Transformer(Model):
             if name in layer[group]:
                 if context.fp8 and num_shards(context.mesh) > 1:
                     return projected_in_eight_bits(x, layer[group][name], dims, context)
-                return _projected(x, context.gather(layer[group][name], *dims), context)
+                return projected(x, context.gather(layer[group][name], *dims), context)
             # The matrix is computed from its four bits, and again in the backward pass.
             held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
-            return jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
+            return jax.checkpoint(partial(projected_by_codes, dims=dims, context=context))(x, *held)
 
     def _placed(self, y: Array, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Return the product `y` of `x`, sharded by its dims, with its adapter and its bias added."""

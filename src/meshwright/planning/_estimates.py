@@ -176,6 +176,8 @@ class _Form:
         narrow = config.precision != "fp32"
         self.activation_bytes = NARROW if narrow else FP32
         self.sum_bytes = NARROW if config.gradient_sum == "bf16" else FP32
+        # Of a gradient as its product writes it, and as `fsdp` scatters it.
+        self.gradient_bytes = FP32 if config.gradient_sum == "all-fp32" else NARROW
         self.format = "fp8-e4m3" if config.precision == "fp8" else config.precision
         if self.format == "fp32" and machine.matmul_of_fp32 in machine.peak_flops_per_second:
             self.format = machine.matmul_of_fp32
@@ -338,8 +340,8 @@ class _Form:
         ring = np.maximum(0.0, self._ring() - self._at_most(OVERLAP) * (attention + attention_back))
         ring = np.where(self._gathers_keys(), EXPOSED_GATHERS_OF_KEYS * self._gathers_of_keys(), ring)
         gathers = 2 * self._gather(self._gathered_bytes(), FSDP)
-        if not self.frozen:  # the gradients are scattered as the weights are gathered, in 16 bits
-            gathers = gathers + self._gather(self._layer_bytes(), FSDP)
+        if not self.frozen:  # the gradients are scattered as the weights are gathered
+            gathers = gathers + self._gather(self._layer_bytes() * self.gradient_bytes / NARROW, FSDP)
         hidden = self._at_most(HIDDEN) * gathers
         fsdp = gathers - hidden + np.maximum(0.0, hidden - busy)
         share = self.config.num_trained_parameters / self.config.model.num_parameters
@@ -587,7 +589,8 @@ class _Form:
             + self._product(rows, width, vocab)
             + (0.0 if self.frozen else self._product(vocab, width, rows))
         )
-        gathers = (2 if self.frozen else 3) * self._gather(self.weights.tables / self.tensor * NARROW, FSDP)
+        formats = 2 * NARROW + (0 if self.frozen else self.gradient_bytes)
+        gathers = self._gather(self.weights.tables / self.tensor * formats, FSDP)
         hidden = self._at_most(HIDDEN) * gathers
         exposed = gathers - hidden + np.maximum(0.0, hidden - work)
         length = self.length / self.context
@@ -598,12 +601,12 @@ class _Form:
     def _reduction(self, in_blocks: Numbers) -> Numbers:
         """Return the exposed seconds of the gradients' sum over `data`, and of ZeRO-1's gather.
 
-        With several microbatches their sums are reduced once, after the last. With one, gradients in 16
-        bits are reduced during the backward pass, which hides them for half of the time of all passes.
+        With several microbatches their sums are reduced once, after the last. With one, gradients are
+        reduced during the backward pass, which hides them for half of the time of all passes.
         """
         held = self._held_trained(over_data=False)
         after = np.where(self.zero1, 1.0, 2.0) * self._gather(held * self.sum_bytes, DATA)
-        during = np.maximum(0.0, 2 * self._gather(held * NARROW, DATA) - 0.5 * in_blocks)
+        during = np.maximum(0.0, 2 * self._gather(held * self.gradient_bytes, DATA) - 0.5 * in_blocks)
         gathered = np.where(self.zero1, self._gather(held * NARROW, DATA), 0.0)
         return np.where(self.passes > 1, after, during) + gathered
 

@@ -558,6 +558,9 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         "sums of gradients in bf16 need products in bf16 or fp8": (config.gradient_sum != "bf16")
         | (candidates.settings["precision"] == SETTINGS["precision"].index("bf16"))
         | fp8,
+        "sums of gradients all in fp32 need fsdp or stages in place of zero1": ~zero1
+        | (candidates.size(STAGE) > 1)
+        | (config.gradient_sum != "all-fp32"),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }

@@ -168,23 +168,29 @@ def gather(
     dtype: jax.typing.DTypeLike,
     *dims: str,
     zero1: bool = False,
+    wide_gradient: bool = False,
     narrowed: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> Any:
     """Return a parameter ready for use: cast to `dtype`, and gathered over `fsdp`.
 
-    The gradient takes the reverse path: it is reduce-scattered over `fsdp` in `dtype`, then cast to the
-    parameter's format. (A plain sharding constraint would pin the gradient to the gathered layout, which
+    The gradient takes the reverse path: it is reduce-scattered over `fsdp` in its own format, then cast to
+    the parameter's. (A plain sharding constraint would pin the gradient to the gathered layout, which
     needs an all-reduce of twice the bytes.) Under ZeRO-1 `x` is whole along `data`, and its gradient is
     reduce-scattered over `data` too.
 
     Key-value heads fewer than the devices along `tensor` are repeated to as many, one for each device.
 
+    With `wide_gradient` the parameter crosses the network in `dtype`, but the result is float32, so that its
+    gradient is summed over all tokens in float32. A product rounds it to `dtype` again, which costs nothing:
+    XLA merges the two casts.
+
     `narrowed` makes smaller values and their scale of the cast shards, and only the values cross the network.
-    The result is then the values, the scale, and zeros of `dtype` in the parameter's shape, whose gradient is
-    the parameter's: the small format could not hold it.
+    The result is then the values, the scale, and zeros in the parameter's shape, whose gradient is the
+    parameter's: the small format could not hold it.
     """
+    of_gradient = jnp.float32 if wide_gradient else dtype
     if num_shards(mesh) == 1 and narrowed is None:
-        return x.astype(dtype)
+        return x.astype(of_gradient)
     x = _repeated(x, mesh, dims, zero1)
     at_rest = NamedSharding(mesh, parameter_spec(dims, mesh))
     left = NamedSharding(mesh, parameter_spec(dims, mesh, zero1))
@@ -195,10 +201,10 @@ def gather(
     def use(x: Array) -> Any:
         cast = jax.lax.with_sharding_constraint(x.astype(dtype), at_rest)
         if narrowed is None:
-            return jax.lax.with_sharding_constraint(cast, in_use)
+            return jax.lax.with_sharding_constraint(cast, in_use).astype(of_gradient)
         values, scale = narrowed(cast)
         values = jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(values, at_rest), in_use)
-        return values, scale, jnp.zeros(x.shape, dtype)
+        return values, scale, jnp.zeros(x.shape, of_gradient)
 
     def backward(_: None, gradient: Any) -> tuple[Array]:
         if narrowed is not None:
@@ -249,8 +255,16 @@ def token_axes(mesh: AnyMesh) -> tuple[str, ...]:
     return _split_by(mesh, "batch") + _split_by(mesh, "sequence")
 
 
-def look_up(table: Array, indices: Array, mesh: AnyMesh, zero1: bool = False) -> Array:
+def look_up(
+    table: Array,
+    indices: Array,
+    mesh: AnyMesh,
+    zero1: bool = False,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> Array:
     """Return the rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
+
+    The rows are cast to `dtype`, if given; their gradient is summed over devices in the format of `table`.
 
     Over `tensor`, each device looks up the rows that it holds, and the sum is scattered by position, as
     residuals are laid out. Without this, the partitioner gathers the whole table. Each device sums the
@@ -263,12 +277,14 @@ def look_up(table: Array, indices: Array, mesh: AnyMesh, zero1: bool = False) ->
 
     @jax.custom_vjp
     def find(table: Array, indices: Array) -> Array:
+        table = table if dtype is None else table.astype(dtype)
         if axis_size(mesh, "tensor") == 1:
             return table[indices]
         return on_each_device(partial(_found, mesh), mesh, (whole, split), residual)(table, indices)
 
     def backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
-        local = partial(_table_gradient, mesh, zero1, saved[0].shape[0] // axis_size(mesh, "tensor"))
+        num_rows = saved[0].shape[0] // axis_size(mesh, "tensor")
+        local = partial(_table_gradient, mesh, zero1, num_rows, saved[0].dtype)
         return on_each_device(local, mesh, (split, residual), columns)(saved[1], gradient), None
 
     find.defvjp(lambda table, indices: (find(table, indices), (table, indices)), backward)
@@ -291,7 +307,14 @@ def _found(mesh: AnyMesh, rows: Array, indices: Array) -> Array:
     return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
 
 
-def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, gradient: Array) -> Array:
+def _table_gradient(
+    mesh: AnyMesh,
+    zero1: bool,
+    num_rows: int,
+    dtype: jax.typing.DTypeLike,
+    indices: Array,
+    gradient: Array,
+) -> Array:
     """Return the gradient of this device's rows and, over `fsdp`, columns of the table.
 
     The device receives its columns of every token's gradient.
@@ -303,7 +326,7 @@ def _table_gradient(mesh: AnyMesh, zero1: bool, num_rows: int, indices: Array, g
         indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
     place = _place(mesh, indices, num_rows)
     total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
-    total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(gradient.dtype)
+    total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")
     if zero1 and "data" in others:
         total = jax.lax.psum_scatter(total, "data", scatter_dimension=1, tiled=True)

@@ -157,12 +157,14 @@ def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree
 
     With ZeRO-1 they are gathered over `data`, and in a pipeline all are cast to the compute format. Otherwise
     the matrices of stacked layers are cast, unless there is one microbatch, which casts them itself. Tables
-    then stay in float32, in which the loss adds up their gradients.
+    then stay in float32, in which the loss adds up their gradients. All stay so where gradients are to be
+    float32, for autodiff gives a gradient the format of its parameter.
     """
     dtype = grads.FORMATS[config.precision]
     if config.zero1 or mesh.shape.get("stage", 1) > 1:
         return whole_over_replicas(parameters, declared, mesh, dtype, config.zero1)
-    if config.lora.rank is not None or jax.tree.leaves(batch)[0].shape[0] == 1:
+    num_microbatches = jax.tree.leaves(batch)[0].shape[0]
+    if config.lora.rank is not None or num_microbatches == 1 or config.gradient_sum == "all-fp32":
         return parameters
 
     def one(declared: Parameter, x: Array) -> Array:
@@ -303,6 +305,7 @@ def _contexts(config: RunConfig, mesh: Mesh) -> Callable[[Key[Array, ""] | None]
             zero1=config.zero1,
             offloads=config.offload in ("activations", "both"),
             fp8=config.precision == "fp8",
+            wide_gradients=config.gradient_sum == "all-fp32",
             adapter_scale=None if config.lora.rank is None else config.lora.scale,
             dropout_key=key,
             training=key is not None,

@@ -205,7 +205,8 @@ def sum_formats(declared: Tree, gradient_sum: str) -> Tree:
     """
 
     def one(parameter: Parameter) -> Any:
-        return FORMATS[gradient_sum] if is_matrix(parameter) and not parameter.wide else jnp.float32
+        is_narrow = gradient_sum == "bf16" and is_matrix(parameter) and not parameter.wide
+        return jnp.bfloat16 if is_narrow else jnp.float32
 
     return jax.tree.map(one, declared, is_leaf=is_parameter)
 

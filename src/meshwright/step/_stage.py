@@ -291,10 +291,16 @@ class Stage:
         for number, leaf in enumerate(leaves):
             # A place of its own for each, or XLA would copy all matrices of a layer at once.
             chunk, at, _ = lax.optimization_barrier((its.chunk, group, jnp.int32(number)))
-            parts.append(self.parts_of(leaf, chunk, at))
+            parts.append(self.widened(self.parts_of(leaf, chunk, at)))
         each = (jax.tree.unflatten(structure, [part[place] for part in parts])
                 for place in range(self.group_size))  # fmt: skip
         return list(each)
+
+    def widened(self, tree: Tree) -> Tree:
+        """Return parameters in the format that their gradients are to have, here float32 or their own."""
+        if not self.context_of(None).wide_gradients:
+            return tree
+        return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
     def forward(
         self, x: Array, its: _Pass, group: Array, totals: Totals
@@ -397,7 +403,7 @@ class Stage:
         part, context = self.microbatch(its.microbatch)
         d_x = jnp.where(self.is_first & its.exists, carry.d_x, 0)
         embed = lambda parameters: self.model.embed(parameters, part, context)  # noqa: E731
-        more = jax.vjp(embed, _shared(self.parameters))[1](d_x)[0]
+        more = jax.vjp(embed, self.widened(_shared(self.parameters)))[1](d_x)[0]
         return carry._replace(gradient=self.added(carry.gradient, more))
 
     def head_pass(self, carry: _Carry, tick: Array, scale: Array) -> _Carry:
@@ -406,7 +412,7 @@ class Stage:
         place = its.microbatch if self.is_gpipe else jnp.int32(0)
         y = lax.dynamic_index_in_dim(carry.outputs, place, keepdims=False)
         head_loss, x = self.head_loss(y, its.microbatch)
-        more, pullback = jax.vjp(head_loss, _shared(self.parameters), x)
+        more, pullback = jax.vjp(head_loss, self.widened(_shared(self.parameters)), x)
         gradient, d_x = pullback(scale.astype(more.dtype))
         d_y = jnp.where(self.is_last, gather_positions(d_x, y.shape[1], self.mesh), carry.d_y)
         totals = carry.totals._replace(loss=carry.totals.loss + more)
