@@ -185,6 +185,7 @@ def express(row: Row) -> Expressed:
             "optimizer": {"kind": "adamw", "learning_rate": 1e-4, "clip_norm": 1.0},
             "schedule": {"kind": "constant"},
             "precision": precision,
+            "gradient_sum": _gradient_sum(row, precision),
             "layout": str(layout),
             "zero1": zero1,
             "pipeline_chunks": _count(row, "vp") if layout.size("stage") > 1 else 1,
@@ -468,6 +469,16 @@ def _batch(row: Row, layout: Layout) -> dict[str, int]:
         "sequence_length": length,
         "microbatch_sequences": _microbatch(row, each),
     }
+
+
+def _gradient_sum(row: Row, precision: str) -> str:
+    """Return the format in which the row's stack sums gradients: by its own words, or by its source."""
+    if precision not in ("bf16", "fp8"):
+        return "fp32"
+    if "grad_reduce_in_fp32=false" in row["notes"].lower():
+        return "bf16"
+    known: str = ASSUMED["gradient_sums"].get(source_of(row), "fp32")
+    return known
 
 
 def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], remat: str) -> float:

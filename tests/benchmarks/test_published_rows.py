@@ -107,6 +107,21 @@ def test_a_policy_is_that_of_whoever_published_the_row(source, words, remat):
     assert express({**LLAMA, "id": f"{source}-001", "act_ckpt": words}).config.remat == remat
 
 
+@pytest.mark.parametrize(
+    ("source", "notes", "precision", "gradient_sum"),
+    [
+        ("someone", "", "bf16", "fp32"),
+        ("tt", "", "bf16", "all-fp32"),
+        ("mbridge", "", "fp8", "bf16"),
+        ("someone", "FP8_PARAMS, grad_reduce_in_fp32=False", "fp8", "bf16"),
+        ("tt", "", "fp32", "fp32"),
+    ],
+)
+def test_gradients_are_summed_as_the_row_or_its_source_says(source, notes, precision, gradient_sum):
+    row = {**LLAMA, "id": f"{source}-001", "notes": notes, "precision": precision}
+    assert express(row).config.gradient_sum == gradient_sum
+
+
 def test_whose_attention_ran_is_what_the_row_says():
     assert express({**LLAMA, "attention_impl": "SDPA flash"}).attention_kernel == "flash-2"
     assert express({**LLAMA, "attention_impl": "cuDNN flash"}).attention_kernel == "cudnn"
