@@ -114,11 +114,12 @@ def test_a_policy_is_that_of_whoever_published_the_row(source, words, remat):
         ("tt", "", "bf16", "all-fp32"),
         ("mbridge", "", "fp8", "bf16"),
         ("someone", "FP8_PARAMS, grad_reduce_in_fp32=False", "fp8", "bf16"),
-        ("tt", "", "fp32", "fp32"),
+        ("tt", "", "fp16", "fp32"),
     ],
 )
 def test_gradients_are_summed_as_the_row_or_its_source_says(source, notes, precision, gradient_sum):
     row = {**LLAMA, "id": f"{source}-001", "notes": notes, "precision": precision}
+    row["accelerator"] = "H100-80GB-SXM"
     assert express(row).config.gradient_sum == gradient_sum
 
 
