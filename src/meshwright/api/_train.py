@@ -106,7 +106,10 @@ def train(
         held.make()
         num_steps = steps or run.steps
         assert num_steps is not None, "a trainable run has steps"
-        weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event)
+        # Decided once: a process that is late would find the file that the first has written meanwhile.
+        times_kernels = peers.from_first("times kernels", lambda: _times_kernels(run, fleet))
+        weighed = run.model_copy(update={"autotune_results": None}) if times_kernels else run
+        weighing = _weighing_of(peers, weighed, fleet, mesh, num_steps, on_event)
         request = RunRequest(
             config=run,
             fleet=fleet,
@@ -124,6 +127,7 @@ def train(
             on_event=_listener(held, weighing, on_event),
             first_weights=first,
             profile=None if profile is None else Path(profile),
+            times_kernels=times_kernels,
         )
         return _ended(request, weighing, _measured(request))
 
@@ -177,6 +181,18 @@ def _config_to_train(
     return config_to_run("train", config, overrides, layout)
 
 
+def _times_kernels(run: RunConfig, fleet: Fleet) -> bool:
+    """Return whether a run is to time its kernels and to write `autotune_results`, which does not exist yet.
+
+    Its step is then weighed with products by cuBLAS.
+    """
+    return (
+        fleet.chip.platform == "cuda"
+        and run.autotune_results is not None
+        and not Path(run.autotune_results).exists()
+    )
+
+
 def _weighing_of(
     peers: Alone,
     run: RunConfig,
@@ -188,10 +204,7 @@ def _weighing_of(
     """Weigh a run's step in each of its processes, one after the other.
 
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
-    Where the run is to write its file of autotuning results, the step is weighed with products by cuBLAS.
     """
-    if fleet.chip.platform == "cuda" and run.autotune_results and not Path(run.autotune_results).exists():
-        run = run.model_copy(update={"autotune_results": None})
     from ..report import loading_plots
 
     with loading_plots() if peers.is_first else nullcontext():

@@ -212,6 +212,8 @@ class RunRequest:
     `documents`: texts to write into the folder, by name. `on_event`: called with each event, in this thread.
     `first_weights`: the parameters to begin with; those of the seed if None.
     `profile`: the folder for a trace of a few steps by jax.profiler; None writes none.
+    `times_kernels`: whether to time kernels on the GPU and to write the config's `autotune_results`, where
+    that file is otherwise read.
     """
 
     config: RunConfig
@@ -226,3 +228,4 @@ class RunRequest:
     on_event: Listener = lambda event: None
     first_weights: HasParameters | None = None
     profile: Path | None = None
+    times_kernels: bool = False

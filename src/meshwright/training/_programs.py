@@ -56,20 +56,27 @@ class Programs:
 
 
 def compile_programs(
-    config: RunConfig, mesh: Mesh, platform: str, *, begins: bool = True, samples: bool = False
+    config: RunConfig,
+    mesh: Mesh,
+    platform: str,
+    *,
+    begins: bool = True,
+    samples: bool = False,
+    times_kernels: bool = False,
 ) -> Programs:
     """Compile a run's programs, the step as the worker compiles it: same builder, platform and options.
 
     Args:
         begins: whether the run starts from an initial state. Otherwise `init` compiles when it is called.
         samples: whether to compile the sample that ends the run.
+        times_kernels: whether to write the config's file of autotuning results instead of reading it.
 
     Raises:
         RuntimeError: a program does not compile; of several, the step's error is raised.
     """
     built = build_step(config, mesh)
     named = None if config.autotune_results is None else Path(config.autotune_results).absolute()
-    writes = None if named is None or named.exists() else named
+    writes = named if times_kernels else None
     options: Any = _options(config, platform, mesh.size, named, writes) or None
     seed = jax.ShapeDtypeStruct((), np.uint32)
     parameters = whole_parameters(built.state)

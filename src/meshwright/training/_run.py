@@ -64,7 +64,14 @@ def run_training(request: RunRequest) -> tuple[Measurement, Any]:
         mesh = mesh_of(request.layout.axes, request.devices)
         with phases.of("compile"):
             begins, samples = checkpoint is None, is_sampled(mesh, dataset)
-            programs = compile_programs(config, mesh, platform, begins=begins, samples=samples)
+            programs = compile_programs(
+                config,
+                mesh,
+                platform,
+                begins=begins,
+                samples=samples,
+                times_kernels=request.times_kernels,
+            )
         event = StepCompiled(seconds=programs.compile_seconds, fingerprint=programs.fingerprint)
         request.on_event(event)
         growth = ResidentGrowth()
