@@ -258,6 +258,9 @@ def _refuse_other_programs(row: Row) -> None:
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
             raise InexpressibleError(reason)
+    for changed in ASSUMED["changed_machines"]:
+        if source_of(row) == changed["source"] and re.search(changed["notes"], row["notes"]):
+            raise InexpressibleError("its machine was changed afterwards, as its source says")
 
 
 def _is_unfused(row: Row, stack: Stack) -> bool:

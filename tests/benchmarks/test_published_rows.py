@@ -66,6 +66,7 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
     ("change", "reason"),
     [
         ({"ep": "2"}, "expert parallelism"),
+        ({"id": "bloom-001", "notes": "row dated 02-23 2022"}, "machine was changed afterwards"),
         ({"moe": "8 experts"}, "mixture of experts"),
         ({"precision": "nvfp4"}, "4-bit or integer arithmetic"),
         ({"precision": "fp16/bf16"}, "precision not stated"),
