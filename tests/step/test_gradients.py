@@ -115,35 +115,32 @@ def test_sums_in_bf16_give_every_layout_the_gradient_of_fp32_to_their_precision(
         assert np.linalg.norm(other - one) < 2**-5 * np.linalg.norm(one)
 
 
-def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
-    def figures(gradient_sum):
-        chosen = {"gradient_sum": gradient_sum, "batch.microbatch_sequences": 1, "batch.sequences": 16}
-        ledger = mw.weigh("gpt2-124m", on="8xH100", layout="data=8", overrides=chosen).ledger
-        sums = [row for row in ledger.traffic if row.kind == "all-reduce"]
-        return sum(row.payload_bytes for row in sums), ledger.memory.reserved_bytes
+BLOCKS, TABLE = 2 * (3 * 64**2 + 3 * 64 * 128), 256 * 64  # numbers of `bytes-nano`, which has two tables
 
-    (messages, held), (fewer, less) = figures("fp32"), figures("bf16")
-    num_parameters = 124_439_808
-    assert messages - fewer == pytest.approx(2 * num_parameters, rel=0.01)
-    assert held - less > 1.5 * num_parameters
+
+def _weighed(gradient_sum, layout, microbatch):
+    """Return the ledger of `bytes-nano` in bf16 on eight H100, and its payloads by kind of message."""
+    chosen = {"precision": "bf16", "batch.sequences": 16, "batch.microbatch_sequences": microbatch}
+    chosen["gradient_sum"] = gradient_sum
+    ledger = mw.weigh("bytes-nano", on="8xH100", layout=layout, overrides=chosen).ledger
+    payloads = dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), 0)
+    for row in ledger.traffic:
+        if row.kind in payloads:
+            payloads[row.kind] += row.payload_bytes
+    return ledger, payloads
+
+
+def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
+    (wide, messages), (narrow, fewer) = (_weighed(format, "data=8", 1) for format in ("fp32", "bf16"))
+    assert messages["all-reduce"] - fewer["all-reduce"] == 2 * (BLOCKS + 2 * TABLE)
+    assert wide.memory.reserved_bytes - narrow.memory.reserved_bytes > 1.5 * (BLOCKS + 2 * TABLE)
 
 
 def test_gradients_all_in_fp32_cross_fsdp_and_data_in_four_bytes_and_weights_still_in_two():
-    def figures(gradient_sum, layout):
-        chosen = {"gradient_sum": gradient_sum, "batch.microbatch_sequences": 2, "batch.sequences": 16}
-        ledger = mw.weigh("gpt2-124m", on="8xH100", layout=layout, overrides=chosen).ledger
-        found = dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), 0)
-        for row in ledger.traffic:
-            if row.kind in found:
-                found[row.kind] += row.payload_bytes
-        return found
-
-    in_blocks, table = 12 * 12 * 768**2, 50_304 * 768
-    narrow, wide = (figures(format, "fsdp=8") for format in ("fp32", "all-fp32"))
+    narrow, wide = (_weighed(format, "data=2,fsdp=4", 2)[1] for format in ("fp32", "all-fp32"))
     assert wide["all-gather"] == narrow["all-gather"]
-    assert wide["reduce-scatter"] - narrow["reduce-scatter"] == 2 * (in_blocks + table) / 8
-    narrow, wide = (figures(format, "data=8") for format in ("fp32", "all-fp32"))
-    assert wide["all-reduce"] - narrow["all-reduce"] == 2 * (in_blocks + 2 * table)  # as head and embedding
+    assert wide["reduce-scatter"] - narrow["reduce-scatter"] == 2 * (BLOCKS + TABLE) / 4  # one is a head
+    assert wide["all-reduce"] - narrow["all-reduce"] == 2 * (BLOCKS + 2 * TABLE) / 4
 
 
 @pytest.mark.parametrize(
