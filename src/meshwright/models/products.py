@@ -20,7 +20,10 @@ from .quantised import dequantised
 
 
 class _Dims(NamedTuple):
-    """Which dimensions of a product are summed over, and which of both operands go in step."""
+    """Name the dimensions that a product sums over, and those that count its parts.
+
+    Each method returns the dimension numbers of `lax.dot_general` for one of the three products.
+    """
 
     num_contracted: int
     num_batch: int
