@@ -184,9 +184,9 @@ a source out of that fit. The models of others' software are not blind: they wer
 score of these rows on 2026-11-23, whose median error was 10.6 % (nine of ten within 43.6 %, 74 % of the
 intervals held). What was corrected: BLOOM's network as its authors measured it, the host's launches,
 all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit casts, messages
-beside products and no rematerialisation by default. On 2026-11-26 torchtitan's and Megatron Bridge's rows got
-the formats in which these sum gradients, and 27 rows of BLOOM were left out: they ran before its nodes were set
-up better, as its authors say. With them the first line would be 6.2 % and 19.8 %.
+beside products and no rematerialisation by default. On 2026-11-26 torchtitan's and Megatron Bridge's rows
+got the formats in which these sum gradients, and 27 rows of BLOOM were left out: they ran before its nodes
+were set up better, as its authors say. With them the first line would be 6.2 % and 19.8 %.
 
 | | median error | nine of ten within | bias |
 |---|---|---|---|"""

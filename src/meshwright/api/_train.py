@@ -106,8 +106,7 @@ def train(
         held.make()
         num_steps = steps or run.steps
         assert num_steps is not None, "a trainable run has steps"
-        # Decided once: a process that is late would find the file that the first has written meanwhile.
-        times_kernels = peers.from_first("times kernels", lambda: _times_kernels(run, fleet))
+        times_kernels = _times_kernels(peers, run, fleet)
         weighed = run.model_copy(update={"autotune_results": None}) if times_kernels else run
         weighing = _weighing_of(peers, weighed, fleet, mesh, num_steps, on_event)
         request = RunRequest(
@@ -181,16 +180,17 @@ def _config_to_train(
     return config_to_run("train", config, overrides, layout)
 
 
-def _times_kernels(run: RunConfig, fleet: Fleet) -> bool:
+def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:
     """Return whether a run is to time its kernels and to write `autotune_results`, which does not exist yet.
 
-    Its step is then weighed with products by cuBLAS.
+    Its step is then weighed with products by cuBLAS. The first process decides for all: one that is late
+    would find the file that the first has written meanwhile.
     """
-    return (
-        fleet.chip.platform == "cuda"
-        and run.autotune_results is not None
-        and not Path(run.autotune_results).exists()
-    )
+    path = run.autotune_results
+    if fleet.chip.platform != "cuda" or path is None:
+        return False
+    is_first_run: bool = peers.from_first("times kernels", lambda: not Path(path).exists())
+    return is_first_run
 
 
 def _weighing_of(
