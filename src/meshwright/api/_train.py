@@ -107,8 +107,7 @@ def train(
         num_steps = steps or run.steps
         assert num_steps is not None, "a trainable run has steps"
         times_kernels = _times_kernels(peers, run, fleet)
-        weighed = run.model_copy(update={"autotune_results": None}) if times_kernels else run
-        weighing = _weighing_of(peers, weighed, fleet, mesh, num_steps, on_event)
+        weighing = _weighing_of(peers, run, fleet, mesh, num_steps, on_event, times_kernels)
         request = RunRequest(
             config=run,
             fleet=fleet,
@@ -183,8 +182,7 @@ def _config_to_train(
 def _times_kernels(peers: Alone, run: RunConfig, fleet: Fleet) -> bool:
     """Return whether a run is to time its kernels and to write `autotune_results`, which does not exist yet.
 
-    Its step is then weighed with products by cuBLAS. The first process decides for all: one that is late
-    would find the file that the first has written meanwhile.
+    The first process decides for all: one that is late would find the file that the first has written.
     """
     path = run.autotune_results
     if fleet.chip.platform != "cuda" or path is None:
@@ -200,13 +198,17 @@ def _weighing_of(
     mesh: Layout,
     num_steps: int,
     on_event: Callable[[Phase], None],
+    times_kernels: bool,
 ) -> Weighing:
     """Weigh a run's step in each of its processes, one after the other.
 
+    If the run is to time its kernels, its step is weighed with products by cuBLAS.
     What draws the report is imported meanwhile: beside the steps it would be in the memory that they take.
     """
     from ..report import loading_plots
 
+    if times_kernels:
+        run = run.model_copy(update={"autotune_results": None})
     with loading_plots() if peers.is_first else nullcontext():
         return peers.in_turns(
             lambda: weigh_resolved(run, fleet, mesh, num_steps=num_steps, on_event=on_event)
