@@ -167,6 +167,26 @@ def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, 
         assert np.linalg.norm(ours - theirs) <= near * np.linalg.norm(theirs)
 
 
+@pytest.mark.parametrize("remat", ["dots", "alternate-dots"])
+def test_gradients_all_in_fp32_change_nothing_of_what_a_policy_repeats(remat):
+    chosen = {"precision": "bf16", "remat": remat}
+    flops = [
+        mw.weigh("bytes-nano", on="1xH100", overrides={**chosen, "gradient_sum": format}).ledger.flops
+        for format in ("fp32", "all-fp32")
+    ]
+    assert flops[0].executed == flops[1].executed
+
+
+def test_of_a_run_with_adapters_only_their_gradients_are_in_fp32():
+    """A frozen matrix that was widened would be saved so for the backward pass, for each layer of a loop."""
+    chosen = {"precision": "bf16", "remat": "none", "layer_loop": "keep", "lora.rank": 4}
+    saved = [
+        mw.weigh("bytes-nano", on="1xH100", overrides={**chosen, "gradient_sum": format}).ledger.memory
+        for format in ("fp32", "all-fp32")
+    ]
+    assert saved[1].reserved_bytes < 1.01 * saved[0].reserved_bytes
+
+
 def _nano(gradient_sum, mesh, more):
     """Return the loss, the gradient's norm and the moments after a step of `bytes-nano` in bf16."""
     chosen = ["precision=bf16", "batch.sequences=16", *more, f"gradient_sum={gradient_sum}"]

@@ -165,7 +165,9 @@ def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
 
 def _sum_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:
     """Yield the reason why gradients cannot be in fp32 from the start: ZeRO-1's copy is in 16 bits."""
-    if config.gradient_sum == "all-fp32" and config.zero1 and layout.size("stage") == 1:
+    if config.gradient_sum != "all-fp32" or config.precision == "fp32":
+        return
+    if config.zero1 and layout.size("stage") == 1:
         what = '= "all-fp32", but under zero1 without stages gradients have the format of the gathered copy'
         yield "gradient_sum", what, 'use gradient_sum = "fp32", or fsdp in place of zero1'
 

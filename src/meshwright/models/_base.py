@@ -72,13 +72,21 @@ class Context:
         specs = tuple(activation_spec(dims, self.mesh) for dims in inputs)
         return on_each_device(local, self.mesh, specs, activation_spec(output, self.mesh))
 
-    def gather(self, x: Array, *dims: str, wide: bool = False) -> Array:
+    @property
+    def widens(self) -> bool:
+        """Whether gradients of the model's own parameters are float32; with adapters these have none."""
+        return self.wide_gradients and self.adapter_scale is None
+
+    def gather(self, x: Array, *dims: str, wide: bool = False, adapter: bool = False) -> Array:
         """Cast a parameter to the compute format (float32 if `wide`) and all-gather it over `fsdp`.
 
-        With `wide_gradients` the result is float32, for `product` and others that round it themselves.
+        If its gradient is to be float32, so is the result, for `product` and others that round it themselves.
+
+        Args:
+            adapter: the parameter is an adapter's, and trained.
         """
-        dtype = jnp.float32 if wide else self.dtype
-        return gather(x, self.mesh, dtype, *dims, zero1=self.zero1, wide_gradient=self.wide_gradients)
+        dtype, widens = jnp.float32 if wide else self.dtype, self.wide_gradients if adapter else self.widens
+        return gather(x, self.mesh, dtype, *dims, zero1=self.zero1, wide_gradient=widens)
 
 
 class Outcome(NamedTuple):

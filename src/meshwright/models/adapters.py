@@ -65,8 +65,8 @@ def adapted(
     # A residual is divided by position over `tensor`; inside a block, positions are whole.
     rows = RESIDUAL[:2] if outputs == ("embed",) else ("batch", "sequence")
     with jax.named_scope("adapter"):
-        first = context.gather(adapter["a"], *inputs, "rank")
-        second = context.gather(adapter["b"], "rank", *outputs)
+        first = context.gather(adapter["a"], *inputs, "rank", adapter=True)
+        second = context.gather(adapter["b"], "rank", *outputs, adapter=True)
         low = context.pin(product(x, first, num_inputs), *rows, "rank")
         y = product(low, second, 1)
         return context.pin(y * jnp.asarray(context.adapter_scale, y.dtype), *rows, *outputs)

@@ -162,7 +162,7 @@ def projected_in_eight_bits(x: Array, weight: Array, dims: tuple[str, ...], cont
         context.dtype,
         *dims,
         zero1=context.zero1,
-        wide_gradient=context.wide_gradients,
+        wide_gradient=context.widens,
         narrowed=quantised_matrix,
     )
     operand, result = (

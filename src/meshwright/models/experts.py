@@ -108,7 +108,7 @@ def expert_mlp(
     """Return the weighted sum of the chosen experts' outputs. Result and `x` are sharded as residuals."""
     dims = {name: parameter.dims for name, parameter in expert_parameters(config).items()}
     # Cast outside the shard_map: gradients then cross the network in that format.
-    of_gradients = jnp.float32 if context.wide_gradients else context.dtype
+    of_gradients = jnp.float32 if context.widens else context.dtype
     layer = {n: w.astype(jnp.float32 if n in ROUTER else of_gradients) for n, w in layer.items()}
     local = partial(_on_one_device, config=config, context=context, activation=activation, dims=dims)
     with jax.named_scope("experts"):

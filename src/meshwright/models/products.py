@@ -69,6 +69,11 @@ def _rounding(x: Array, matrix: Array, dims: _Dims) -> Array:
     return jax.lax.dot_general(x, matrix.astype(x.dtype), dims.forward(x))
 
 
+def _forward(x: Array, matrix: Array, dims: _Dims) -> tuple[Array, tuple[Array, Array]]:
+    # Written out, so that a policy of rematerialisation sees a product, and can save it.
+    return jax.lax.dot_general(x, matrix.astype(x.dtype), dims.forward(x)), (x, matrix)
+
+
 def _backward(dims: _Dims, saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, matrix = saved
     d_x = jax.lax.dot_general(gradient, matrix.astype(x.dtype), dims.of_x(gradient, matrix))
@@ -76,7 +81,7 @@ def _backward(dims: _Dims, saved: tuple[Array, Array], gradient: Array) -> tuple
     return d_x, d_matrix
 
 
-_rounding.defvjp(lambda x, matrix, dims: (_rounding(x, matrix, dims), (x, matrix)), _backward)
+_rounding.defvjp(_forward, _backward)
 
 
 def projected(x: Array, weight: Array, context: Context) -> Array:

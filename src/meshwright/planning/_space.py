@@ -560,7 +560,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
         | fp8,
         "sums of gradients all in fp32 need fsdp or stages in place of zero1": ~zero1
         | (candidates.size(STAGE) > 1)
-        | (config.gradient_sum != "all-fp32"),
+        | (config.gradient_sum != "all-fp32")
+        | (candidates.settings["precision"] == SETTINGS["precision"].index("fp32")),
         "fp8 needs products in eight bits": ~fp8 | model.has_fp8_products,
         "the chip has no units for the precision": ~np.isin(candidates.settings["precision"], lacking),
     }
