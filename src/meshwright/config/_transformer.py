@@ -136,7 +136,8 @@ class TransformerModel(ModelKind):
     Effect: elementwise arithmetic."""
     tied_embeddings: bool = False
     """Use the embedding table, transposed, as the head. Its first values have a deviation of
-    1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs.
+    1/sqrt(3 `embed_dim`), where other weights have one over the root of their inputs
+    ([Smith et al. 2022](https://arxiv.org/abs/2201.11990) use it for all weights).
     Effect: `vocab_size` x `embed_dim` parameters fewer; the FLOPs stay."""
     bias: bool = False
     """Biases on linear maps and LayerNorms; the head and RMSNorms have none.

@@ -53,7 +53,7 @@ MICROBATCH, INNER = "microbatch", "inner"
 KNOBS = (*AXES, MICROBATCH, *SETTINGS, INNER)
 """Everything that `fix` and `vary` may name."""
 _OTHER_NAMES = {"batch.microbatch_sequences": MICROBATCH, "microbatch_sequences": MICROBATCH, **AXIS_ALIASES}
-MOST_CANDIDATES = 2_000_000
+MOST_CANDIDATES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def space_of(config: RunConfig, fleet: Fleet, fix: Mapping[str, Sequence[str]] |
             the run's own.
 
     Raises:
-        InputError: there are more than two million candidates.
+        InputError: there are more than four million candidates.
 
     >>> from meshwright.config import load_config
     >>> space = space_of(load_config("llama3-8b"), Fleet.parse("8xH100"))
