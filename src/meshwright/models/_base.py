@@ -74,7 +74,7 @@ class Context:
 
     @property
     def widens(self) -> bool:
-        """Whether gradients of the model's own parameters are float32; with adapters these have none."""
+        """Return whether the model's own parameters get float32 gradients; beside adapters they get none."""
         return self.wide_gradients and self.adapter_scale is None
 
     def gather(self, x: Array, *dims: str, wide: bool = False, adapter: bool = False) -> Array:

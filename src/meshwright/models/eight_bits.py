@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from ..sharding import AnyMesh, activation_spec, gather, on_each_device
 from ._base import Context
+from .products import ProductDims
 
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 Quantised = tuple[Array, Array]
@@ -92,8 +93,7 @@ class _Product(NamedTuple):
     Without `at`, its placement, each tensor has one scale. The matrix's gradient is in `of_gradient`.
     """
 
-    num_contracted: int
-    num_batch: int
+    dims: ProductDims
     on_cpu: bool
     at: Placement | None
     of_gradient: Any
@@ -146,7 +146,7 @@ def fp8_product(
         at: how `x` and the result lie on a mesh, for a scale on each device.
     """
     narrow = weight if isinstance(weight, NarrowMatrix) else _narrow(weight, x.dtype)
-    how = _Product(num_contracted, num_batch, on_cpu, at, narrow.stand_in.dtype)
+    how = _Product(ProductDims(num_contracted, num_batch), on_cpu, at, narrow.stand_in.dtype)
     return _multiplied(x, narrow, how)
 
 
@@ -181,14 +181,8 @@ def _multiplied(x: Array, weight: NarrowMatrix, product: _Product) -> Array:
 def _forward(x: Array, weight: NarrowMatrix, product: _Product) -> tuple[Array, tuple[Quantised, Quantised]]:
     spec = None if product.at is None else product.at.operand
     narrow, matrix = product.quantise(x, FORWARD, spec), (weight.values, weight.scale)
-    num_contracted, num_batch = product.num_contracted, product.num_batch
-    batch = tuple(range(num_batch))
-    summed = (
-        tuple(range(x.ndim - num_contracted, x.ndim)),
-        tuple(range(num_batch, num_batch + num_contracted)),
-    )
     wide = product.widened(narrow, x.dtype, spec), product.widened(matrix, x.dtype, None)
-    return _dot(*wide, (summed, (batch, batch)), x.dtype), (narrow, matrix)
+    return _dot(*wide, product.dims.forward(x), x.dtype), (narrow, matrix)
 
 
 def _backward(
@@ -198,13 +192,9 @@ def _backward(
     specs = (None, None) if product.at is None else (product.at.operand, product.at.result)
     narrow = product.quantise(gradient, BACKWARD, specs[1])
     wide = product.widened(narrow, dtype, specs[1])
-    batch = (tuple(range(product.num_batch)),) * 2
-    num_rows = x[0].ndim - product.num_contracted
-    first = product.num_batch + product.num_contracted
-    outputs = tuple(range(num_rows, gradient.ndim)), tuple(range(first, matrix[0].ndim))
-    rows = (tuple(range(product.num_batch, num_rows)),) * 2
-    d_x = _dot(wide, product.widened(matrix, dtype, None), (outputs, batch), dtype)
-    d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, (rows, batch), product.of_gradient)
+    dims = product.dims
+    d_x = _dot(wide, product.widened(matrix, dtype, None), dims.of_x(gradient, matrix[0]), dtype)
+    d_matrix = _dot(product.widened(x, dtype, specs[0]), wide, dims.of_matrix(x[0]), product.of_gradient)
     values, scale = (jnp.zeros_like(part) for part in matrix)  # the matrix's gradient is that of `stand_in`
     return d_x, NarrowMatrix(values, scale, d_matrix)
 

@@ -314,17 +314,15 @@ def _whole(weight: Array, dims: tuple[str, ...], dtype: jax.typing.DTypeLike, co
         return weight
     axis = dims.index("embed")
 
+    @jax.custom_vjp
     def use(weight: Array) -> Array:
         return jax.lax.all_gather(weight.astype(dtype), "fsdp", axis=axis, tiled=True).astype(weight.dtype)
 
     def backward(_: None, gradient: Array) -> tuple[Array]:
         return (jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True),)
 
-    if weight.dtype == dtype:
-        return use(weight)
-    wide = jax.custom_vjp(use)
-    wide.defvjp(lambda weight: (use(weight), None), backward)
-    return wide(weight)
+    use.defvjp(lambda weight: (use(weight), None), backward)
+    return use(weight)
 
 
 def whole_in_eight_bits(weight: Array, axis: int, dtype: jax.typing.DTypeLike) -> NarrowMatrix:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def mean_cross_entropy(
     gaps = targets.gaps or held % chunk > 0
     ids = context.pin(targets.ids, "batch", "sequence")
     whole = ids if targets.whole is None else targets.whole
-    how = How(chunk, gaps, cap, head.shape[0] if num_ids is None else num_ids)
+    how = How(chunk, gaps, cap, head.shape[0] if num_ids is None else num_ids, head.dtype)
     total: Array = _summed(context, how, hidden, head, ids)  # type: ignore[assignment]
     if not targets.gaps:
         return total / whole.size
@@ -78,12 +78,16 @@ def mean_cross_entropy(
 
 
 class How(NamedTuple):
-    """The settings of a loss: positions of a chunk, and the rows of the head that are no padding."""
+    """Hold the settings of a loss.
+
+    `chunk`: positions at once. `num_ids`: rows of the head without padding. `of_head`: its gradient's format.
+    """
 
     chunk: int
     gaps: bool
     cap: float | None
     num_ids: int
+    of_head: Any
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -169,7 +173,7 @@ def _per_device(
         zeros = (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32))[:num_gradients]
         first = (jnp.float32(0), *zeros)
         (total, *gradients), _ = jax.lax.scan(one, first, jnp.arange(hidden.shape[1] // chunk))
-        gradients[1:] = [over_devices(d_head, of_gradient) for d_head in gradients[1:]]
+        gradients[1:] = [over_devices(d_head, how.of_head) for d_head in gradients[1:]]
         gradients[:1] = [jax.lax.slice_in_dim(d_hidden, 0, held, axis=1) for d_hidden in gradients[:1]]
         return jax.lax.psum(total, split) if split else total, *gradients
 
@@ -185,7 +189,7 @@ def _per_device(
     rows = activation_spec(("batch", "sequence"), context.mesh)
     outputs = (PartitionSpec(), rows, PartitionSpec(vocab, scattered or None))[: 1 + num_gradients]
     each = on_each_device(local, context.mesh, (rows, PartitionSpec(vocab), rows), outputs)
-    of_gradient, head = head.dtype, head.astype(hidden.dtype)
+    head = head.astype(hidden.dtype)
     needed = f"needed_{how.num_ids}_of_{num_rows}"
     with jax.named_scope("loss"), jax.named_scope(needed) if num_rows > how.num_ids else nullcontext():
         return each(hidden, head, targets)
@@ -203,14 +207,11 @@ def _forward(
     return total, gradients
 
 
-def _backward(
-    context: Context, _: How, saved: list[Array], d_total: Array
-) -> tuple[Array, Array | None, None]:
+def _backward(_: Context, how: How, saved: list[Array], d_total: Array) -> tuple[Array, Array | None, None]:
     # Scale in float32: 1 / targets.size in bfloat16 would put the same error, up to 0.4 %, on every gradient.
-    dtype = saved[0].dtype
-    of_head = jnp.float32 if context.wide_gradients else dtype
+    formats = saved[0].dtype, how.of_head
     d_hidden, *d_head = (
-        (x.astype(jnp.float32) * d_total).astype(to) for x, to in zip(saved, (dtype, of_head), strict=False)
+        (x.astype(jnp.float32) * d_total).astype(to) for x, to in zip(saved, formats, strict=False)
     )
     return d_hidden, d_head[0] if d_head else None, None
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from ..config import LoraConfig, TransformerModel, block_policies
 from ..sharding import (
+    gather,
     look_up,
     num_repeats,
     num_shards,
@@ -34,14 +35,14 @@ from ._base import RESIDUAL, Batch, Context, Model, Outcome, Parameter, Tree, is
 from .adapters import SUFFIX, adapted, adapter_parameters
 from .attention import Documents, Shape, causal_attention, documents_of, in_ring_order, ring_positions
 from .backward_order import ordered
-from .eight_bits import projected_in_eight_bits
+from .eight_bits import fp8_product, projected_in_eight_bits
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
 from .layer_sums import places, summed, taken
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
-from .products import product, projected, projected_by_codes
-from .quantised import CODES, SCALES
+from .products import product
+from .quantised import CODES, SCALES, dequantised
 from .rematerialisation import AFTER_ATTENTION, BLOCK_INPUT, PRODUCT, SECOND_PRODUCT, rematerialised
 from .rotary import rotated, score_factor, turns_of
 
@@ -55,6 +56,29 @@ PRODUCTS = ("query_down", "query", "key_down", "key", "value", "key_rotary", "ou
 """A block's matrix products, in the order in which they run; no model has all of them."""
 FROM_INPUT = tuple(name for name in PRODUCTS if name not in ("output", "down"))
 """All but the last product of attention and of the MLP."""
+
+
+def _projected(x: Array, weight: Array, context: Context) -> Array:
+    """Return x . W for `x` [batch, sequence, inputs] and `weight` [inputs, outputs], each of several dims.
+
+    On one device the tokens are flattened: on a CPU, gradients of three-dimensional operands take twice as
+    long (benchmarks/train_cpu.py).
+    """
+    num_inputs, on_cpu = x.ndim - 2, context.platform == "cpu"
+    if num_shards(context.mesh) == 1:
+        flat = x.reshape(x.shape[0] * x.shape[1], -1)
+        matrix = weight.reshape(flat.shape[1], -1)
+        y = fp8_product(flat, matrix, 1, on_cpu) if context.fp8 else product(flat, matrix, 1)
+        return y.reshape(*x.shape[:2], *weight.shape[num_inputs:])
+    return fp8_product(x, weight, num_inputs, on_cpu) if context.fp8 else product(x, weight, num_inputs)
+
+
+def _projected_by_codes(
+    x: Array, codes: Array, scales: Array, *, dims: tuple[str, ...], context: Context
+) -> Array:
+    """Return x . W for a matrix that is held in four bits."""
+    codes, scales = (gather(part, context.mesh, part.dtype, *dims) for part in (codes, scales))
+    return _projected(x, dequantised(codes, scales, context.dtype), context)
 
 
 class Transformer(Model):
@@ -492,10 +516,10 @@ class Transformer(Model):
             if name in layer[group]:
                 if context.fp8 and num_shards(context.mesh) > 1:
                     return projected_in_eight_bits(x, layer[group][name], dims, context)
-                return projected(x, context.gather(layer[group][name], *dims), context)
+                return _projected(x, context.gather(layer[group][name], *dims), context)
             # The matrix is computed from its four bits, and again in the backward pass.
             held = tuple(layer[group][f"{name}{part}"] for part in (CODES, SCALES))
-            return jax.checkpoint(partial(projected_by_codes, dims=dims, context=context))(x, *held)
+            return jax.checkpoint(partial(_projected_by_codes, dims=dims, context=context))(x, *held)
 
     def _placed(self, y: Array, x: Array, layer: Tree, group: str, name: str, context: Context) -> Array:
         """Return the product `y` of `x`, sharded by its dims, with its adapter and its bias added."""
