@@ -1,8 +1,10 @@
 """Read a trace of a run: the seconds of a step, and of each class of work in it, on one device.
 
 Two forms are read. An XPlane file is what `jax.profiler` writes; its events name instructions of the compiled
-program, so the program tells the class of each. A Kineto file is what `torch.profiler` writes as Chrome's
-trace events; a kernel's class follows from its name.
+program, so the program tells the class of each. On a GPU XLA launches most kernels in CUDA graphs, whose events
+name the graph and the kernel: a kernel that XLA wrote has the name of a fusion, and the class of a library's
+kernel follows from its name. A Kineto file is what `torch.profiler` writes as Chrome's trace events; a kernel's
+class follows from its name.
 
 The seconds of a class are the sum over its events, divided by devices and steps. So they are what one device
 takes: simulated devices of a CPU run side by side on shared cores, and each event lasts as long as sharing
@@ -41,17 +43,24 @@ KERNEL_NAMES = {
     "reduce-scatter": r"nccl.*ReduceScatter",
     "all-reduce": r"nccl.*AllReduce",
     "all-to-all": r"nccl.*(AllToAll|SendRecv)",
-    "attention": r"flash|fmha|attention|sdpa",
+    "attention": r"flash|fmha|attention|sdpa|cudnn::fusion::(compute_dot_do_o|convert_dq)",
     "convolution": r"conv(?!ert)|wgrad2d|dgrad2d|winograd",
     "matmul": r"gemm|cutlass|nvjet|cublas|splitK|s16816|s1688|xmma",
+    "memory-bound": r"memcpy|memset",
 }
 MESSAGES = (*COLLECTIVE_KINDS, "collective-permute")
 PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+GPU_PLANE = "/device:GPU:"
+GRAPH = re.compile(r"command_buffer(_\d+)?")  # XLA's word for a CUDA graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """One kernel or message of a trace. `name`: of the instruction, or of the kernel. `run`: which repeat."""
+    """One kernel or message of a trace.
+
+    `name`: of the instruction or of the CUDA graph; in a trace of torch.profiler, of the kernel. `run`: which
+    repeat. `kernel`: of a GPU, its own name. `launch`: the launch of a GPU's kernel or of its graph.
+    """
 
     name: str
     module: str
@@ -59,6 +68,11 @@ class TraceEvent:
     run: str
     begin_seconds: float
     seconds: float
+    kernel: str = ""
+    launch: str = ""
+
+
+_Classed = tuple[TraceEvent, str]  # an event with its class of work, "" if none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +151,8 @@ def xplane_events(path: Path) -> Iterator[TraceEvent]:
                         run=str(stats.get("run_id", "")),
                         begin_seconds=event.start_ns * NANOSECOND,
                         seconds=event.duration_ns * NANOSECOND,
+                        kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
+                        launch=str(stats.get("correlation_id", "")),
                     )
 
 
@@ -155,29 +171,41 @@ def traced_step(
     Raises:
         InputError: less than `LEAST_MATCHED` of the seconds is matched.
     """
-    by_module: defaultdict[str, list[TraceEvent]] = defaultdict(list)
+    kernels = {re.sub(r"\W", "_", name): kind for name, kind in classes.items()}
+    by_module: defaultdict[str, list[_Classed]] = defaultdict(list)
     for event in events:
         if event.name not in others:
-            by_module[event.module].append(event)
+            by_module[event.module].append((event, _class_of(event, classes, kernels)))
 
     def known_seconds(module: str) -> float:
-        return sum(event.seconds for event in by_module[module] if event.name in classes)
+        return sum(event.seconds for event, kind in by_module[module] if kind)
 
     chosen = by_module[max(by_module, key=known_seconds)] if by_module else []
-    matched = _checked_share(chosen, classes)
-    usual, span, num_steps, num_inside = _usual_step([e for e in chosen if e.name in classes], once)
+    matched = _checked_share(chosen)
+    usual, span, num_steps, num_inside = _usual_step([(e, kind) for e, kind in chosen if kind], once)
     return _step_of(
-        [(event, classes[event.name]) for event in usual],
+        usual,
         span,
         num_inside,
         matched=matched,
-        unmatched=_largest(chosen, classes),
+        unmatched=_largest(chosen),
         num_steps=num_steps,
     )
 
 
+def _class_of(event: TraceEvent, classes: Mapping[str, str], kernels: Mapping[str, str]) -> str:
+    """Return the class of an event, or "" if neither its instruction nor its kernel tells it.
+
+    XLA names a kernel by the fusion of which it is, with an underscore for each other sign, and uses one kernel
+    for all fusions that are alike.
+    """
+    if event.name in classes or not event.kernel:
+        return classes.get(event.name, "")
+    return kernels.get(event.kernel) or _kernel_class(event.kernel) or ""
+
+
 def _step_of(
-    events: Collection[tuple[TraceEvent, str]], span: float, num_inside: int, **facts: Any
+    events: Collection[_Classed], span: float, num_inside: int, **facts: Any
 ) -> TracedStep:
     """Return the step of events with their classes, of which `num_inside` steps of `span` seconds consist."""
     num_devices = len({event.device for event, _ in events})
@@ -197,7 +225,7 @@ def _step_of(
     )
 
 
-def _exposed(events: Iterable[tuple[TraceEvent, str]]) -> dict[str, float]:
+def _exposed(events: Iterable[_Classed]) -> dict[str, float]:
     """Return the seconds in which each class runs, summed over devices.
 
     What kernels of one device run at once is shared among them; messages count while no kernel runs.
@@ -220,12 +248,12 @@ def _exposed(events: Iterable[tuple[TraceEvent, str]]) -> dict[str, float]:
     return dict(seconds)
 
 
-def _checked_share(events: Collection[TraceEvent], classes: Mapping[str, str]) -> float:
-    total = sum(event.seconds for event in events)
-    matched = sum(event.seconds for event in events if event.name in classes)
+def _checked_share(events: Collection[_Classed]) -> float:
+    total = sum(event.seconds for event, _ in events)
+    matched = sum(event.seconds for event, kind in events if kind)
     if total == 0 or matched / total < LEAST_MATCHED:
         share = 100 * matched / total if total else 0
-        named = ", ".join(_largest(events, classes)) or "none"
+        named = ", ".join(_largest(events)) or "none"
         raise InputError(
             f"{share:.0f} % of the trace's kernel time is matched with the program, less than "
             f"{100 * LEAST_MATCHED:.0f} %; the largest events without a match: {named}",
@@ -234,42 +262,60 @@ def _checked_share(events: Collection[TraceEvent], classes: Mapping[str, str]) -
     return matched / total
 
 
-def _largest(events: Iterable[TraceEvent], classes: Mapping[str, str]) -> dict[str, float]:
+def _largest(events: Iterable[_Classed]) -> dict[str, float]:
+    """Return the seconds of the largest events without a class, by name."""
     seconds: defaultdict[str, float] = defaultdict(float)
-    for event in events:
-        if event.name not in classes:
-            seconds[event.name] += event.seconds
+    for event, kind in events:
+        if not kind:
+            seconds[event.kernel or event.name] += event.seconds
     largest = sorted(seconds, key=lambda name: -seconds[name])[:MOST_NAMED]
     return {name: seconds[name] for name in largest}
 
 
 def _usual_step(
-    events: Collection[TraceEvent], once: Collection[str]
-) -> tuple[Collection[TraceEvent], float, int, int]:
+    events: Collection[_Classed], once: Collection[str]
+) -> tuple[Collection[_Classed], float, int, int]:
     """Return the events of the step of median length, its seconds, and the number of steps.
 
     Where no event names its run, all events are returned, with the mean step. The last number is how many
     steps the returned events are of.
     """
-    by_run: defaultdict[str, list[TraceEvent]] = defaultdict(list)
-    for event in events:
-        by_run[event.run].append(event)
+    by_run: defaultdict[str, list[_Classed]] = defaultdict(list)
+    for event, kind in events:
+        by_run[event.run].append((event, kind))
     if "" not in by_run:
         ranked = sorted(by_run.values(), key=_span)
         usual = ranked[(len(ranked) - 1) // 2]
         return usual, _span(usual), len(ranked), 1
+    num_steps = _count_steps([event for event, _ in events], once)
+    return events, _span(events) / num_steps, num_steps, num_steps
+
+
+def _count_steps(events: Collection[TraceEvent], once: Collection[str]) -> int:
+    """Return how many steps a trace holds, by what runs once in a step: an instruction, or a CUDA graph.
+
+    A graph inside a loop is launched several times in a step, so the one with the fewest launches counts.
+
+    Raises:
+        InputError: nothing is known to run once.
+    """
     counts = Counter((event.device, event.name) for event in events if event.name in once)
-    if not counts:
+    if counts:
+        return int(statistics.median(counts.values()))
+    launches: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for event in events:
+        if GRAPH.fullmatch(event.name):
+            launches[event.device, event.name].add(event.launch)
+    if not launches:
         raise InputError(
             "the trace does not tell its steps apart: no event names its run, and none runs once in a step",
             hint="trace whole steps; or give the seconds of a step: --measured",
         )
-    num_steps = int(statistics.median(counts.values()))
-    return events, _span(events) / num_steps, num_steps, num_steps
+    return min(len(each) for each in launches.values())
 
 
-def _span(events: Iterable[TraceEvent]) -> float:
-    ends = [(event.begin_seconds, event.begin_seconds + event.seconds) for event in events]
+def _span(events: Iterable[_Classed]) -> float:
+    ends = [(event.begin_seconds, event.begin_seconds + event.seconds) for event, _ in events]
     return max(end for _, end in ends) - min(begin for begin, _ in ends)
 
 
@@ -302,14 +348,15 @@ def kineto_step(path: Path) -> TracedStep:
             f"{path} has no GPU kernels", hint="trace with ProfilerActivity.CUDA, and export_chrome_trace"
         )
     num_steps = max(1, len(steps))
-    named = {name: kind for name in {k.name for k in kernels} if (kind := _kernel_class(name))}
-    known = sum(kernel.seconds for kernel in kernels if kernel.name in named)
+    named = [(kernel, _kernel_class(kernel.name) or "") for kernel in kernels]
+    known = sum(kernel.seconds for kernel, kind in named if kind)
+    classed = [(kernel, kind or "memory-bound") for kernel, kind in named]
     return _step_of(
-        [(kernel, named.get(kernel.name, "memory-bound")) for kernel in kernels],
-        _span(kernels) / num_steps,
+        classed,
+        _span(classed) / num_steps,
         num_steps,
         matched=known / sum(kernel.seconds for kernel in kernels),
-        unmatched=_largest(kernels, named),
+        unmatched=_largest(named),
         num_steps=num_steps,
     )
 
