@@ -45,9 +45,10 @@ def test_this_machine_is_what_it_is(meshwright):
     targets = {target["platform"]: target for target in answer["targets"]}
     assert targets["cpu"]["compiles"] is True
     for target in targets.values():  # what is installed must compile, what is missing must be named
-        missing = None in target["packages"].values()
-        assert target["compiles"] is (None if missing else True), target["words"]
-        assert bool(target["install"]) == missing
+        missing = {name for name, version in target["packages"].items() if version is None}
+        untried = bool(missing - {"nvidia-cuda-nvcc", "nvidia-nvvm"})
+        assert target["compiles"] is (None if untried else True), target["words"]
+        assert bool(target["install"]) == untried
     assert answer["versions"]["jax"] == importlib.metadata.version("jax")
     assert answer["devices"][0]["platform"] == "cpu"
     assert answer["machine"]["cores"] >= 1
@@ -65,14 +66,26 @@ def test_the_chips_that_only_simulation_weighs_are_named_with_the_reason(meshwri
 
 
 def test_a_missing_package_is_answered_with_its_extra(meshwright, without, answers):
-    without("nvidia-nvvm", "libtpu")
+    without("nvidia-cudnn-cu13", "libtpu")
     answers()
     done = meshwright("doctor")
     assert done.status == 0
     assert "cuda: pip install 'meshwright[nvidia]'" in done.output
     assert "tpu: pip install 'meshwright[tpu]'" in done.output
-    assert "nvidia-nvvm missing (libdevice)" in done.output
+    assert "nvidia-cudnn-cu13 missing (cuDNN, for flash attention)" in done.output
     assert "2 x cpu (cpu)" in done.output
+
+
+def test_a_toolkit_of_the_machine_stands_in_for_its_packages(meshwright, without, answers):
+    without("nvidia-nvvm", "nvidia-cuda-nvcc")
+    answers()
+    done = meshwright("doctor")
+    assert done.status == 0
+    assert "cuda (1xH100)   compiles" in done.output
+    assert "nvidia-nvvm missing (libdevice)" in done.output
+    assert "pip install" not in done.output
+    answers(failing="1xH100")
+    assert "cuda: pip install 'meshwright[nvidia]'" in meshwright("doctor").output
 
 
 def test_a_compiler_that_fails_is_shown_with_its_words(meshwright, without, answers):

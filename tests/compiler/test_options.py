@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,8 @@ devices = topologies.get_topology_desc(**topology_arguments(Fleet.parse("1xH100"
 built = build_step(config, mesh_of(Layout.parse("data=1").axes, devices))
 lowered = built.step.trace(built.state, built.batch).lower(lowering_platforms=("cuda",))
 options = {"xla_gpu_load_autotune_results_from": file, "xla_gpu_require_complete_aot_autotune_results": True}
+if jax.__version_info__ >= (0, 11):
+    options["xla_gpu_use_new_autotune_cache_format"] = False
 try:
     lowered.compile(compiler_options=options)
 except jax.errors.JaxRuntimeError as incomplete:
@@ -133,9 +136,6 @@ def weigh_by(results, what="cruncher", **others):
     return mw.weigh(what, on="1xH100", overrides={"autotune_results": str(results), **others})
 
 
-@pytest.mark.skipif(
-    jax.__version_info__ >= (0, 11), reason="XLA no longer logs the keys that a file by hand needs"
-)
 def test_a_step_is_compiled_with_the_kernels_of_a_file(results_with):
     plain = mw.weigh("cruncher", on="1xH100")
     wide, cublas = results_with("wide.txtpb", TRITON.format(32)), results_with("cublas.txtpb", CUBLAS)
@@ -194,3 +194,20 @@ def test_results_are_of_one_step_on_nvidias_gpus(tmp_path):
         weigh_by(file, deterministic=True)
     with pytest.raises(mw.InputError, match=r"ends in \.txtpb"):
         weigh_by(tmp_path / "results.bin")
+
+
+def test_results_are_found_though_the_gpu_described_itself_with_other_libraries(results_with, tmp_path):
+    mine = Path(results_with("mine.txtpb", CUBLAS)).read_text()
+    described = "Memory bandwidth: 3352 GB/s, L2 cache: 50 MB, DNN version: 9.10.0"
+    assert described in mine
+    theirs = tmp_path / "theirs.txtpb"
+    theirs.write_text(
+        mine.replace(described, "Memory bandwidth: 3359 GB/s, L2 cache: 50 MB, DNN version: 9.19.1")
+    )
+    assert '"selected_algorithm":"3"' in read_text(weigh_by(theirs).folder, "program.hlo.txt")
+    theirs.write_text(mine.replace("3352 GB/s", "4814 GB/s"))  # an H200
+    with pytest.raises(mw.InputError, match=r"is of another GPU: CUDA: 9.0, Cores: 132, .* 4814 GB/s"):
+        weigh_by(theirs)
+    theirs.write_text('entries { key { target { device: "ed0e" hlo_fingerprint: "01" } } }')
+    with pytest.raises(mw.InputError, match="has XLA's new format"):
+        weigh_by(theirs)

@@ -37,7 +37,7 @@ from ..config import (
     resolve_batch,
 )
 from ..errors import InputError, MeshwrightError
-from ..hardware import Fleet, check_compilable, memory_fraction, topology_arguments
+from ..hardware import Fleet, check_compilable, gpu_description, memory_fraction, topology_arguments
 from ..hlo import Executions
 from ..ledger import Ledger, allowance, executions_in, ledger_of
 from ..measure import calibration_for, cautions, measured_runs_for
@@ -642,7 +642,9 @@ def request_of(
         share = memory_fraction(fleet.chip, beside) if platform == "cuda" else 1.0
         topology = topology_arguments(fleet, share)
     ours = isinstance(config, RunConfig)
-    results = read_autotune_results(config.autotune_results, platform) if ours else ""
+    target = fleet.chip.target
+    described = "" if target is None else gpu_description(target)
+    results = read_autotune_results(config.autotune_results, platform, described) if ours else ""
     name = config.name if ours else config
     if knobs:
         name += f"({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"

@@ -46,6 +46,8 @@ TARGETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "tpu": ("v5e-8", "tpu", {"libtpu": "the compiler"}),
     "cpu": ("1xCPU", "", {"jaxlib": "the compiler"}),
 }
+# Packages for which an installed CUDA toolkit may stand in: whether they are needed, the trial tells.
+OF_A_TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-nvvm")
 LOOK_FOR_DEVICES = """
 import json, jax
 square = jax.numpy.ones((64, 64))
@@ -89,13 +91,15 @@ def _version(package: str) -> str | None:
 def _checked(name: str) -> dict[str, Any]:
     """Return the state of a compile target: the versions of its packages, and the result of a trial.
 
-    `compiles` is None if packages are missing, so that it was not tried. `words` is the output of a failed
+    `compiles` is None if a package is missing that nothing replaces, so that it was not tried. `words` is the output of a failed
     trial.
     """
     fleet, extra, purposes = TARGETS[name]
     packages = {package: _version(package) for package in purposes}
-    install = f"pip install 'meshwright[{extra}]'" if None in packages.values() else ""
-    compiles, words = (None, "") if install else _try(name, fleet)
+    missing = [package for package, version in packages.items() if version is None]
+    tried = all(package in OF_A_TOOLKIT for package in missing)
+    compiles, words = _try(name, fleet) if tried else (None, "")
+    install = f"pip install 'meshwright[{extra}]'" if missing and not compiles else ""
     state = {"platform": name, "fleet": fleet, "packages": packages, "compiles": compiles}
     return {**state, "words": words, "install": install}
 

@@ -81,6 +81,12 @@ OPTIONS = {
         spellings=(("xla_gpu_require_complete_aot_autotune_results", True),),
         without="kernels without a result in `autotune_results` are such that the compiler did not tune",
     ),
+    # Keep results by a GPU's description and a kernel's text, so that they are found without the GPU. The new
+    # format keeps them by digests of both, and the description has the versions of the driver's libraries.
+    "results by description": CompilerOption(
+        spellings=(("xla_gpu_use_new_autotune_cache_format", False),),  # 0.11 and 0.12; 0.10 has no other
+        without="",
+    ),
     # XLA would join small products that share an operand, in 16 bits, and so undo their eight bits.
     "products apart": CompilerOption(
         spellings=(("xla_gpu_dot_merger_threshold_mb", "0"),),
@@ -101,8 +107,8 @@ Autotuning = Literal["off", "load", "write"]
 """Call cuBLAS for all products, take kernels by a file, or time them on the GPU and write a file."""
 PRODUCTS: dict[Autotuning, tuple[str, ...]] = {
     "off": ("products by cuBLAS",),
-    "load": ("results of a card for all",),
-    "write": (),
+    "load": ("results of a card for all", "results by description"),
+    "write": ("results by description",),
 }
 EIGHT_BITS = ("products apart",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
@@ -110,6 +116,13 @@ DETERMINISM = ("no operation of undefined order", "deterministic operations")
 HOW_TO_WRITE = (
     "name a file that does not exist: `meshwright train` on that GPU writes it; "
     "or leave autotune_results out, for products by cuBLAS"
+)
+GPU_OF_RESULT = re.compile(r'\bdevice: "([^"]*)"')
+DESCRIPTION = re.compile(
+    r"(?P<model>CUDA: [\d.]+), Cores: (?P<cores>\d+), .*Memory bandwidth: (?P<rate>\d[\d.]*) GB/s"
+)
+SAME_RATE = (
+    0.05  # catalog and driver differ by less; an H100 and an H200, alike but for their memory, by more
 )
 REFUSALS = ("No such compile option", "While setting option")
 
@@ -171,11 +184,14 @@ def _accepts(identity: Lowered, name: str, value: OptionValue) -> bool:
     return True
 
 
-def read_autotune_results(path: str | None, platform: str) -> str:
+def read_autotune_results(path: str | None, platform: str, description: str) -> str:
     """Return the text of a config's file of autotuning results; empty if it names none.
 
+    XLA finds a result by the GPU's description, which has the version of its cuDNN and the memory's rate as
+    the driver reports it. They are replaced by those of `description`, the target's.
+
     Raises:
-        InputError: the file cannot be read, or the program is not for GPUs.
+        InputError: the file cannot be read, it is of another GPU, or the program is not for GPUs.
     """
     if path is None:
         return ""
@@ -189,7 +205,24 @@ def read_autotune_results(path: str | None, platform: str) -> str:
         raise InputError(f"cannot read autotune_results = {path!r}: {why}", hint=HOW_TO_WRITE) from broken
     if not text.strip():
         raise InputError(f"autotune_results = {path!r} is an empty file", hint=HOW_TO_WRITE)
-    return text
+    if "hlo_fingerprint" in text:
+        what = f"autotune_results = {path!r} has XLA's new format, in which no GPU is described"
+        raise InputError(f"{what}: only that GPU finds its results", hint=HOW_TO_WRITE)
+    for other in set(GPU_OF_RESULT.findall(text)):
+        if not _is_like(other, description):
+            what = f"autotune_results = {path!r} is of another GPU: {other}"
+            raise InputError(f"{what}; the step is for {description}", hint=HOW_TO_WRITE)
+    return GPU_OF_RESULT.sub(lambda found: found[0].replace(found[1], description), text)
+
+
+def _is_like(words: str, description: str) -> bool:
+    """Return whether two descriptions have one compute capability, as many cores, and about the same memory."""
+    first, second = DESCRIPTION.search(words), DESCRIPTION.search(description)
+    if first is None or second is None:
+        return False
+    rates = float(first["rate"]), float(second["rate"])
+    alike = first["model"] == second["model"] and first["cores"] == second["cores"]
+    return alike and abs(rates[0] / rates[1] - 1) <= SAME_RATE
 
 
 def loading_results(path: Path) -> dict[str, OptionValue]:
@@ -205,7 +238,7 @@ def writing_results(path: Path) -> dict[str, OptionValue]:
 def check_refused_results(failed: Exception) -> None:
     """Raise an `InputError` if a compilation failed because of the file of autotuning results."""
     words = str(failed)
-    if "parse autotune results" in words or "ersion mismatch in autotune results" in words:
+    if re.search("parse autotune|version mismatch in autotune", words, re.IGNORECASE):
         what = "XLA cannot read the file of autotune_results; another release may have written it"
         raise InputError(f"{what}: {words.splitlines()[0]}", hint=HOW_TO_WRITE) from failed
     missing = re.search(r"No cached config found for HLO instr: (%\S+) = ", words)

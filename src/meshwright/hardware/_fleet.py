@@ -234,6 +234,8 @@ _COMMON = (
     "thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64 device_address_bits: 64"
 )
 
+DNN_VERSION = (9, 10, 0)  # of cuDNN: the oldest that the nvidia extra installs
+
 
 def why_simulated(chip: Chip) -> str:
     """Return the reason why no compiler can compile for this chip without one present; "" where one can.
@@ -306,10 +308,29 @@ def target_config(fleet: Fleet, memory_fraction: float = DEFAULT_MEMORY_FRACTION
         f"clock_rate_ghz: {target.clock_ghz} device_memory_size: {device_memory_bytes} "
         f"cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} "
         f'name: "{kind}" driver_version: "13.0.0" runtime_version: "13.0.0" '
-        f'compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0" '
+        f'compile_time_toolkit_version: "13.0.0" dnn_version: "{".".join(map(str, DNN_VERSION))}" '
         f"device_interconnect_info {{ active_links: {target.nvlink_active_links} }} }} "
-        f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }} '
+        f'platform_name: "CUDA" dnn_version_info {{ {_version_of(DNN_VERSION)} }} '
         f'device_description_str: "{kind}"'
+    )
+
+
+def _version_of(numbers: tuple[int, int, int]) -> str:
+    return " ".join(
+        f"{part}: {number}" for part, number in zip(("major", "minor", "patch"), numbers, strict=True)
+    )
+
+
+def gpu_description(target: Target) -> str:
+    """Return the words in which XLA describes the target, and by which it finds autotuning results.
+
+    They are those of XLA's `DeviceDescriptionToCacheKey`.
+    """
+    major, minor = target.compute_capability
+    return (
+        f"CUDA: {major}.{minor}, Cores: {target.core_count}, GPU clock: {target.clock_ghz:g} GHz, "
+        f"Memory bandwidth: {round(target.memory_bytes_per_second / 1e9)} GB/s, "
+        f"L2 cache: {target.l2_bytes / 2**20:g} MB, DNN version: {'.'.join(map(str, DNN_VERSION))}"
     )
 
 

@@ -204,9 +204,7 @@ def _class_of(event: TraceEvent, classes: Mapping[str, str], kernels: Mapping[st
     return kernels.get(event.kernel) or _kernel_class(event.kernel) or ""
 
 
-def _step_of(
-    events: Collection[_Classed], span: float, num_inside: int, **facts: Any
-) -> TracedStep:
+def _step_of(events: Collection[_Classed], span: float, num_inside: int, **facts: Any) -> TracedStep:
     """Return the step of events with their classes, of which `num_inside` steps of `span` seconds consist."""
     num_devices = len({event.device for event, _ in events})
     share = 1 / num_devices / num_inside
