@@ -22,9 +22,10 @@ def identity():
 
 def test_programs_that_communicate_ask_to_hide_it():
     over_links = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
-    assert requested_options("cuda", 8) == ("products by cuBLAS", *over_links)
-    assert requested_options("cuda", 1) == ("products by cuBLAS",)
-    assert requested_options("cuda", 1, eight_bits=True) == ("products by cuBLAS", "products apart")
+    alone = ("products by cuBLAS", "fusions untimed")
+    assert requested_options("cuda", 8) == (*alone, *over_links)
+    assert requested_options("cuda", 1) == alone
+    assert requested_options("cuda", 1, eight_bits=True) == (*alone, "products apart")
     assert requested_options("cpu", 8) == requested_options("tpu", 8) == ()
 
 
@@ -157,7 +158,7 @@ def test_a_file_that_lacks_a_result_is_refused_with_its_number_and_a_way_on(tmp_
     lacking = tmp_path / "results.txtpb"
     lacking.write_text("version: 3\n")
     with pytest.raises(
-        mw.InputError, match=r"no result for 12 of 12 kernels of this step, as for %"
+        mw.InputError, match=r"no result for 3 of 3 kernels of this step, as for %"
     ) as refused:
         weigh_by(lacking)
     assert "`meshwright train` on that GPU writes it" in refused.value.hint

@@ -91,8 +91,8 @@ def _version(package: str) -> str | None:
 def _checked(name: str) -> dict[str, Any]:
     """Return the state of a compile target: the versions of its packages, and the result of a trial.
 
-    `compiles` is None if a package is missing that nothing replaces, so that it was not tried. `words` is the output of a failed
-    trial.
+    `compiles` is None if a package is missing that nothing replaces, so that it was not tried. `words` is the
+    output of a failed trial.
     """
     fleet, extra, purposes = TARGETS[name]
     packages = {package: _version(package) for package in purposes}

@@ -8,6 +8,7 @@ from ._cache import cache_root as cache_root
 from ._cache import is_compiled as is_compiled
 from ._cache import keep_executables as keep_executables
 from ._cache import writing_cache as writing_cache
+from ._fingerprint import fingerprint_of as fingerprint_of
 from ._functions import USERS_FAILURES as USERS_FAILURES
 from ._functions import TakesNoMesh as TakesNoMesh
 from ._functions import find_function as find_function
@@ -40,7 +41,6 @@ from ._record import CorruptFolder as CorruptFolder
 from ._record import Declared as Declared
 from ._record import Request as Request
 from ._record import TracedFlops as TracedFlops
-from ._record import fingerprint_of as fingerprint_of
 from ._record import installed_versions as installed_versions
 from ._record import read_text as read_text
 from ._run import ANSWER as ANSWER

@@ -76,6 +76,12 @@ OPTIONS = {
         spellings=(("xla_gpu_enable_triton_gemm", False),),
         without="matrix products are Triton kernels that the compiler did not tune",
     ),
+    # Leave fusions as XLA emits them. With a GPU it would time some as Triton kernels, and take other ones
+    # than were weighed.
+    "fusions untimed": CompilerOption(
+        spellings=(("xla_gpu_experimental_enable_fusion_autotuner", False),),
+        without="on a GPU the compiler may run some fusions as other kernels than were weighed",
+    ),
     # Refuse a kernel of which the file of results says nothing, instead of taking one that nobody tuned.
     "results of a card for all": CompilerOption(
         spellings=(("xla_gpu_require_complete_aot_autotune_results", True),),
@@ -106,9 +112,9 @@ OPTIONS = {
 Autotuning = Literal["off", "load", "write"]
 """Call cuBLAS for all products, take kernels by a file, or time them on the GPU and write a file."""
 PRODUCTS: dict[Autotuning, tuple[str, ...]] = {
-    "off": ("products by cuBLAS",),
-    "load": ("results of a card for all", "results by description"),
-    "write": ("results by description",),
+    "off": ("products by cuBLAS", "fusions untimed"),
+    "load": ("results of a card for all", "results by description", "fusions untimed"),
+    "write": ("results by description", "fusions untimed"),
 }
 EIGHT_BITS = ("products apart",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
@@ -139,8 +145,8 @@ def requested_options(
 
     A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
 
-    >>> requested_options("cuda", 8)
-    ('products by cuBLAS', 'latency hiding', 'pipelined all-reduces', 'all-reduces by NCCL')
+    >>> requested_options("cuda", 1)
+    ('products by cuBLAS', 'fusions untimed')
     >>> requested_options("cpu", 8)
     ()
     """
@@ -216,7 +222,7 @@ def read_autotune_results(path: str | None, platform: str, description: str) -> 
 
 
 def _is_like(words: str, description: str) -> bool:
-    """Return whether two descriptions have one compute capability, as many cores, and about the same memory."""
+    """Return whether two descriptions have the same capability and cores, and about the same memory."""
     first, second = DESCRIPTION.search(words), DESCRIPTION.search(description)
     if first is None or second is None:
         return False

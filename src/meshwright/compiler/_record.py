@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import os
 import platform as python_platform
-import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -212,18 +211,3 @@ def _source_digest() -> str:
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
-
-
-def fingerprint_of(program: str) -> str:
-    """Return a digest of an optimised program's text, without the parts that do not affect the program.
-
-    These are source positions, the module's name and the scheduler's note of an earlier fingerprint.
-
-    >>> fingerprint_of("HloModule one\\n...") == fingerprint_of("HloModule another\\n...")
-    True
-    """
-    text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*", "\n", program)
-    text = re.sub(r",? metadata=\{(?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*\}", "", text)
-    text = re.sub(r"fingerprint_before_lhs=\"\w*\"", "", text)
-    text = re.sub(r"^HloModule [^,]*", "HloModule", text)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -21,9 +21,9 @@ from ._chip import rendered_target as rendered_target
 from ._fleet import Fleet as Fleet
 from ._fleet import check_compilable as check_compilable
 from ._fleet import fleet_reading as fleet_reading
+from ._fleet import gpu_description as gpu_description
 from ._fleet import pool_bytes as pool_bytes
 from ._fleet import target_config as target_config
-from ._fleet import gpu_description as gpu_description
 from ._fleet import topology_arguments as topology_arguments
 from ._fleet import why_simulated as why_simulated
 from ._measured_runs import STEP_TIME as STEP_TIME

@@ -1,10 +1,10 @@
 """Read a trace of a run: the seconds of a step, and of each class of work in it, on one device.
 
 Two forms are read. An XPlane file is what `jax.profiler` writes; its events name instructions of the compiled
-program, so the program tells the class of each. On a GPU XLA launches most kernels in CUDA graphs, whose events
-name the graph and the kernel: a kernel that XLA wrote has the name of a fusion, and the class of a library's
-kernel follows from its name. A Kineto file is what `torch.profiler` writes as Chrome's trace events; a kernel's
-class follows from its name.
+program, so the program tells the class of each. On a GPU XLA launches most kernels in CUDA graphs. Their
+events name the graph and the kernel: a kernel that XLA wrote has the name of a fusion, and that of a library
+tells its class. A Kineto file is what `torch.profiler` writes as Chrome's trace events; a kernel's class
+follows from its name.
 
 The seconds of a class are the sum over its events, divided by devices and steps. So they are what one device
 takes: simulated devices of a CPU run side by side on shared cores, and each event lasts as long as sharing
@@ -196,8 +196,8 @@ def traced_step(
 def _class_of(event: TraceEvent, classes: Mapping[str, str], kernels: Mapping[str, str]) -> str:
     """Return the class of an event, or "" if neither its instruction nor its kernel tells it.
 
-    XLA names a kernel by the fusion of which it is, with an underscore for each other sign, and uses one kernel
-    for all fusions that are alike.
+    XLA names a kernel by its fusion, with an underscore for each other sign, and uses one kernel for all
+    fusions that are alike.
     """
     if event.name in classes or not event.kernel:
         return classes.get(event.name, "")

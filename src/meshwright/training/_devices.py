@@ -113,7 +113,14 @@ def share_of(num_visible: int, place: int, num_processes: int) -> list[int]:
 
 
 def _visible() -> tuple[str, str, int]:
-    """Return the platform and kind of the first visible device, and how many devices have that kind."""
+    """Return the platform and kind of the first visible device, and how many devices have that kind.
+
+    A process that has created accelerators lists those: it may hold so much of a GPU's memory that no other
+    process can start there.
+    """
+    if processes_of_this_run().count == 1 and _has_devices() and jax.devices()[0].platform != "cpu":
+        kinds = [device.device_kind for device in jax.devices()]
+        return jax.devices()[0].platform, kinds[0], kinds.count(kinds[0])
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(own_python("-c", _LIST_DEVICES), env=environment, capture_output=True, text=True)
     if done.returncode:
