@@ -48,7 +48,7 @@ SHAPES = {
 COMMON = ["batch.microbatch_sequences=none", "schedule={kind='constant', warmup_steps=0}", "layout=data=-1"]
 PEAK_FORMAT = {"bf16": "bf16", "fp8": "fp8-e4m3"}
 FIRST_LOSS_WITHIN = {"bf16": 0.02, "fp8": 0.1}  # nats; a guess, an order above what rounding was seen to do
-COMPILE_MODE = "max-autotune-no-cudagraphs"
+COMPILE_MODES = ("max-autotune-no-cudagraphs", "default")  # of torch.compile
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "torch", "triton")
 
 Steps = Callable[[int], float]  # runs so many steps, waits for them, returns the last one's loss
@@ -87,7 +87,11 @@ class Ours:
 
 
 def torch_steps(
-    config: RunConfig, parameters: Any, tokens: np.ndarray, device: str = "cuda"
+    config: RunConfig,
+    parameters: Any,
+    tokens: np.ndarray,
+    device: str = "cuda",
+    compile_mode: str = COMPILE_MODES[0],
 ) -> tuple[Steps, str]:
     """The same train step in PyTorch, and how its blocks multiply: "bf16" or "fp8"."""
     import torch
@@ -104,7 +108,7 @@ def torch_steps(
     model = Decoder(model_config, config.batch.sequence_length, torch.bfloat16, product)
     copy_weights(parameters, model)
     model.to(device)
-    compiled = torch.compile(model, mode=COMPILE_MODE)
+    compiled = torch.compile(model, mode=compile_mode)
     optimizer = adamw_of(model, chosen, fused=True)
     batch = torch.from_numpy(tokens).to(device)
     flash = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
@@ -144,7 +148,9 @@ def interleaved(
     return found[WARM_UP:]
 
 
-def measure(model: str, precision: str, rounds: int, overrides: list[str], chip: str) -> dict[str, Any]:
+def measure(
+    model: str, precision: str, rounds: int, overrides: list[str], chip: str, compile_mode: str
+) -> dict[str, Any]:
     """One case: a row of the record."""
     import torch
 
@@ -156,7 +162,7 @@ def measure(model: str, precision: str, rounds: int, overrides: list[str], chip:
     shape = (batch.sequences // micro, micro, batch.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, shape)
     ours = Ours(config, weighed.fleet, tokens)
-    theirs, torch_format = torch_steps(config, ours.parameters, tokens)
+    theirs, torch_format = torch_steps(config, ours.parameters, tokens, compile_mode=compile_mode)
     first = {"ours": ours.run(1), "torch": theirs(1)}
     if abs(first["ours"] - first["torch"]) > FIRST_LOSS_WITHIN[precision]:
         raise SystemExit(f"{model} in {precision}: the models differ, first losses {first}; nothing measured")
@@ -168,12 +174,13 @@ def measure(model: str, precision: str, rounds: int, overrides: list[str], chip:
         "precision": precision,
         "overrides": overrides,
         "torch_multiplies_in": torch_format,
-        "torch_compile_mode": COMPILE_MODE,
+        "torch_compile_mode": compile_mode,
         "remat": config.remat,
         "tokens_per_step": batch.tokens_per_step,
         "sequence_length": batch.sequence_length,
         "same_program_as_weighed": weighed.compiled.fingerprint == ours.programs.fingerprint,
         "model_flops": weighed.ledger.flops.model,
+        "predicted": predicted(weighed),
         "peak_flops_per_second": {name: peaks[each] for name, each in formats.items()},
         "first_loss": first,
         "loss_after": {"ours": ours.run(1), "torch": theirs(1)},
@@ -181,6 +188,15 @@ def measure(model: str, precision: str, rounds: int, overrides: list[str], chip:
     memory = {"ours": ours.peak_bytes(), "torch": torch.cuda.max_memory_allocated()}
     row["peak_bytes"] = {name: value for name, value in memory.items() if value is not None}
     return row | speeds(timed, batch.tokens_per_step, row["model_flops"], row["peak_flops_per_second"])
+
+
+def predicted(weighed: mw.Weighing) -> dict[str, float]:
+    """What was predicted of our step: its seconds with their interval, and the allocator's peak."""
+    assert weighed.prediction is not None, weighed.no_prediction
+    seconds = weighed.prediction.step_seconds
+    found = {"step_seconds": seconds.expected, "low_seconds": seconds.low, "high_seconds": seconds.high}
+    found["program_bytes"] = weighed.ledger.memory.peak_bytes
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -215,6 +231,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", choices=PEAK_FORMAT, default=list(PEAK_FORMAT))
     parser.add_argument("--rounds", type=int, default=10, help="timed ones")
     parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE", help="of both")
+    parser.add_argument("--compile-mode", choices=COMPILE_MODES, default=COMPILE_MODES[0])
     parser.add_argument("--record", action="store_true", help="write records/DATE_train_gpu.toml")
     asked = parser.parse_args()
     if asked.rounds < 1:
@@ -237,7 +254,7 @@ def main() -> None:
     for model in asked.model:
         for precision in asked.precision:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:  # for peaks of its own
-                case = (model, precision, asked.rounds, asked.set, fleet.chip.name)
+                case = (model, precision, asked.rounds, asked.set, fleet.chip.name, asked.compile_mode)
                 rows.append(process.submit(measure, *case).result())
             for key, value in rows[-1].items():
                 print(key, value)
@@ -246,7 +263,7 @@ def main() -> None:
         facts = {"device": torch.cuda.get_device_name(0), "torch_cuda": torch.version.cuda}
         packages = [name for name in PACKAGES if _installed(name)]
         command = f"python benchmarks/train_gpu.py --model {' '.join(asked.model)} --precision "
-        command += f"{' '.join(asked.precision)} --rounds {asked.rounds}"
+        command += f"{' '.join(asked.precision)} --rounds {asked.rounds} --compile-mode {asked.compile_mode}"
         command += "".join(f" --set {each}" for each in asked.set) + " --record"
         print("wrote", write_record("train_gpu", command, packages, facts, {"case": rows}))
 

@@ -1,13 +1,10 @@
 """Digest a compiled program, so that the same program has the same digest wherever it was compiled.
 
-A compiler with the GPU at hand and one without print one program differently. Names are numbered and
-computations are listed in another order, and so are the operands of a fusion and of a sum by which arrays are
-reduced. cuBLAS gets an algorithm that was found by timing, with a scratch array for it. The fields of a
-backend's configuration have another order. None of these changes what the program computes, or how its arrays
-lie in memory, apart from the scratch array. A digest leaves them out.
-
-Each computation has a digest of its own, in which the digests of those that it calls stand for their names.
-The program's digest is the one of its entry, with the line that describes the module.
+A compiler with the GPU at hand and one without make the same kernels, and print them differently: names have
+other numbers, the operands of a fusion another order, and independent instructions too. cuBLAS gets an
+algorithm that was found by timing, with a scratch array for it. So the digest is one of the data flow. Each
+instruction has a digest of what it is and of the digests of its operands, and a computation has one of all its
+instructions. The order in which independent instructions run is no part of it.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,24 +22,25 @@ _SCHEDULER_NOTE = re.compile(r"fingerprint_before_lhs=\"\w*\"")
 _MODULE = re.compile(r"^HloModule [^,\n]*")
 _PLACE = re.compile(r"/\*index=\d+\*/")
 _HEADER = re.compile(r"^(ENTRY )?(%[\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?(%[\w.\-]+) = ")
 _PARAMETER = re.compile(r" parameter\((\d+)\)")
 _FUSION = re.compile(r" fusion\(([^)]*)\)(.*?calls=(%[\w.\-]+))")
 _CALLED = re.compile(r"(?<=\w=)%[\w.\-]+|(?<=_computations=\{)[^}]*")  # the values of attributes
 _NAME = re.compile(r"%[\w.\-]+")
-_COMMUTES = re.compile(r"  ROOT %[\w.\-]+ = (\w+\[\]) (add|multiply|maximum|minimum|and|or)\(")
+_COMMUTES = re.compile(r"\s+ROOT %[\w.\-]+ = (\w+\[\]) (add|multiply|maximum|minimum|and|or)\(")
+_COMBINING_LINES = 3  # two numbers and their sum
 _SCRATCH = re.compile(r"\b[su]8\[\d+\]")
 _USES_SCRATCH = (" custom-call(", " get-tuple-element(")
 _CONFIG = "backend_config="
 _TIMED = ("selected_algorithm", "autotune_workspace_size")
-COMBINING_LINES = 3  # two numbers and their sum
+_DEFAULTS: tuple[Any, ...] = (0, "", [], {}, None)  # False too
 _DECODER = json.JSONDecoder()
 
 
 def fingerprint_of(program: str) -> str:
-    """Return a digest of an optimised program's text, without the parts that do not affect the program.
+    """Return a digest of an optimised program's text: of the module's first line, and of the data flow.
 
-    These are source positions, all names, the order of a fusion's operands, the algorithms of cuBLAS, and the
-    scheduler's note of an earlier digest.
+    Source positions, names, the order of independent instructions and the algorithms of cuBLAS do not count.
 
     >>> one = "HloModule one\\nENTRY %main (x: f32[2]) -> f32[2] {\\n  ROOT %x = f32[2] parameter(0)\\n}"
     >>> fingerprint_of(one) == fingerprint_of(one.replace("x", "y").replace("one", "another"))
@@ -64,8 +62,7 @@ def fingerprint_of(program: str) -> str:
             name = ""
         else:
             (inside if name else outside).append(line)
-    whole = known[entry].digest if entry else ""
-    return _hashed([*outside, whole])
+    return _digest("\n".join([*outside, known[entry].digest if entry else ""]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,54 +74,59 @@ class _Digested:
 
 
 def _digested(lines: list[str], known: Mapping[str, _Digested], is_fused: bool) -> _Digested:
-    """Digest the lines of a computation; those that it calls are known, for they are printed before it.
+    """Digest a computation; those that it calls are known, for they are printed before it.
 
     Args:
-        is_fused: whether a fusion calls it, so that its parameters may be numbered anew.
+        is_fused: whether a fusion calls it. Then its parameters are numbered as it lists them.
     """
     order = tuple(int(found[1]) for line in lines if (found := _PARAMETER.search(line)))
-    if len(lines) == COMBINING_LINES and (combined := _COMMUTES.match(lines[-1])):
-        return _Digested(_hashed([combined[1], combined[2]]), order)
-    names: dict[str, str] = {}
-    return _Digested(
-        _hashed([_plain(line, names, known, order if is_fused else ()) for line in lines]), order
-    )
+    if len(lines) == _COMBINING_LINES and (combined := _COMMUTES.match(lines[-1])):
+        return _Digested(_digest(f"{combined[1]} {combined[2]}"), order)
+    digests: dict[str, str] = {}
+    for line in lines:
+        if found := _INSTRUCTION.match(line):
+            plain = (found[1] or "") + _plain(line[found.end() :], known, order if is_fused else ())
+            digests[found[2]] = _digest(_NAME.sub(lambda name: digests.get(name[0], ""), plain))
+    return _Digested(_digest(" ".join(sorted(digests.values()))), order)
 
 
-def _plain(line: str, names: dict[str, str], known: Mapping[str, _Digested], order: tuple[int, ...]) -> str:
-    """Return an instruction without what differs between prints of one program.
+def _plain(instruction: str, known: Mapping[str, _Digested], order: tuple[int, ...]) -> str:
+    """Return an instruction without what differs between prints of one program, but with its operands' names.
 
     Args:
-        names: the numbers of the names that were met in its computation; new ones are added.
-        order: of the parameters of a fused computation.
+        order: of the parameters of its computation, if that is a fused one.
     """
-    if order and (found := _PARAMETER.search(line)):
-        line = f"{line[: found.start()]} parameter({order.index(int(found[1]))}){line[found.end() :]}"
-    elif found := _FUSION.search(line):
+    text = instruction
+    if order and (found := _PARAMETER.search(text)):
+        text = f"{text[: found.start()]} parameter({order.index(int(found[1]))}){text[found.end() :]}"
+    elif found := _FUSION.search(text):
         operands = found[1].split(", ")
         in_order = ", ".join(operands[place] for place in known[found[3]].order)
-        line = f"{line[: found.start()]} fusion({in_order}){found[2]}{line[found.end() :]}"
-    if any(each in line for each in _USES_SCRATCH):
-        line = _SCRATCH.sub("s8[]", line)
-    line = _CALLED.sub(lambda found: _NAME.sub(lambda name: known[name[0]].digest, found[0]), line)
-    line = _NAME.sub(lambda found: names.setdefault(found[0], f"%{len(names)}"), line)
-    return _sorted_config(line)
-
-
-def _sorted_config(line: str) -> str:
-    """Return an instruction with its backend's configuration in order, without the fields found by timing."""
-    before, found, rest = line.partition(_CONFIG)
-    if not found or not rest.startswith("{"):
-        return line
+        text = f"{text[: found.start()]} fusion({in_order}){found[2]}{text[found.end() :]}"
+    if any(each in text for each in _USES_SCRATCH):
+        text = _SCRATCH.sub("s8[]", text)
+    text = _CALLED.sub(lambda found: _NAME.sub(lambda name: known[name[0]].digest, found[0]), text)
+    before, found_config, rest = text.partition(_CONFIG)
+    if not found_config or not rest.startswith("{"):
+        return text
     config, end = _DECODER.raw_decode(rest)
-    return before + _CONFIG + json.dumps(_untimed(config), sort_keys=True) + rest[end:]
+    return before + _CONFIG + json.dumps(_plain_value(config), sort_keys=True) + rest[end:]
 
 
-def _untimed(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
+    """Return a value of a configuration without timed fields, and without those at their defaults.
+
+    Only some compilers print defaults, whole numbers with a point, and large integers as text.
+    """
     if isinstance(value, dict):
-        return {key: _untimed(each) for key, each in value.items() if key not in _TIMED}
-    return [_untimed(each) for each in value] if isinstance(value, list) else value
+        kept = {key: _plain_value(each) for key, each in value.items() if key not in _TIMED}
+        return {key: each for key, each in kept.items() if each not in _DEFAULTS}
+    if isinstance(value, list):
+        return [_plain_value(each) for each in value]
+    if isinstance(value, str):
+        return None if value.endswith("_INVALID") else int(value) if value.isdecimal() else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _hashed(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,99 @@
+"""Fingerprints: equal for one program printed with a GPU at hand and without, and for no other."""
+
+import pytest
+
+from meshwright.compiler import fingerprint_of
+
+# Excerpts of one step as XLA printed it for an H200 (jax 0.11), without a GPU and with it.
+WITHOUT = """HloModule jit_step, is_scheduled=true
+
+%region_0.2 (reduce_sum.3: f32[], reduce_sum.4: f32[]) -> f32[] {
+  %reduce_sum.3 = f32[] parameter(0)
+  %reduce_sum.4 = f32[] parameter(1)
+  ROOT %reduce_sum.5.0 = f32[] add(%reduce_sum.3, %reduce_sum.4)
+}
+
+%fused_subtract (param_0: f32[8,4], param_1: f32[8,4]) -> f32[8,4] {
+  %param_0 = f32[8,4]{1,0} parameter(0)
+  %param_1 = f32[8,4]{1,0} parameter(1)
+  ROOT %sub.1 = f32[8,4]{1,0} subtract(%param_0, %param_1)
+}
+
+%fused_reduce (param_0.1: f32[8,4]) -> f32[8] {
+  %param_0.1 = f32[8,4]{1,0} parameter(0)
+  %constant.1 = f32[] constant(0)
+  ROOT %reduce.1 = f32[8]{0} reduce(%param_0.1, %constant.1), dimensions={1}, to_apply=%region_0.2
+}
+
+ENTRY %main (x: f32[8,4], y: f32[4,4]) -> (f32[8,4], f32[8]) {
+  %x = f32[8,4]{1,0} parameter(0)
+  %y = f32[4,4]{1,0} parameter(1)
+  %gemm.1 = (f32[8,4]{1,0}, s8[4194304]{0}) custom-call(%x, %y), custom_call_target="__cublas$lt$matmul", \
+backend_config={"operation_queue_id":"0","gemm_backend_config":{"selected_algorithm":"0","alpha_real":1,\
+"beta":0},"force_earliest_schedule":false,"device_type":"DEVICE_TYPE_INVALID"}
+  %product = f32[8,4]{1,0} get-tuple-element(%gemm.1), index=0
+  %difference = f32[8,4]{1,0} fusion(%x, %product), kind=kLoop, calls=%fused_subtract
+  %sums = f32[8]{0} fusion(%x), kind=kInput, calls=%fused_reduce
+  ROOT %tuple.1 = (f32[8,4]{1,0}, f32[8]{0}) tuple(%difference, %sums)
+}
+"""
+WITH = """HloModule jit_step, is_scheduled=true
+
+%fused_reduce.7 (param_0.9: f32[8,4]) -> f32[8] {
+  %param_0.9 = f32[8,4]{1,0} parameter(0)
+  %constant.3 = f32[] constant(0)
+  ROOT %reduce.9 = f32[8]{0} reduce(%param_0.9, %constant.3), dimensions={1}, to_apply=%region_0.2.clone
+}
+
+%fused_subtract.1 (param_1.4: f32[8,4], param_0.2: f32[8,4]) -> f32[8,4] {
+  %param_0.2 = f32[8,4]{1,0} parameter(1)
+  %param_1.4 = f32[8,4]{1,0} parameter(0)
+  ROOT %sub.3 = f32[8,4]{1,0} subtract(%param_0.2, %param_1.4)
+}
+
+ENTRY %main (x: f32[8,4], y: f32[4,4]) -> (f32[8,4], f32[8]) {
+  %x.1 = f32[8,4]{1,0} parameter(0)
+  %y.1 = f32[4,4]{1,0} parameter(1)
+  %sums.1 = f32[8]{0} fusion(%x.1), kind=kInput, calls=%fused_reduce.7
+  %gemm.2 = (f32[8,4]{1,0}, s8[33554432]{0}) custom-call(%x.1, %y.1), \
+custom_call_target="__cublas$lt$matmul", backend_config={"device_type":"DEVICE_TYPE_INVALID",\
+"gemm_backend_config":{"alpha_real":1.0,"autotune_workspace_size":"33554432","beta":0,\
+"selected_algorithm":"6"},"operation_queue_id":"0"}
+  %product.1 = f32[8,4]{1,0} get-tuple-element(%gemm.2), index=0
+  %difference.1 = f32[8,4]{1,0} fusion(%product.1, %x.1), kind=kLoop, calls=%fused_subtract.1
+  ROOT %tuple.3 = (f32[8,4]{1,0}, f32[8]{0}) tuple(%difference.1, %sums.1)
+}
+"""
+SUM = """
+%region_0.2.clone (reduce_sum.0: f32[], reduce_sum.1: f32[]) -> f32[] {
+  %reduce_sum.1 = f32[] parameter(1)
+  %reduce_sum.0 = f32[] parameter(0)
+  ROOT %reduce_sum.2.0 = f32[] add(%reduce_sum.1, %reduce_sum.0)
+}
+"""
+WITH = WITH.replace("\n\n%fused_reduce.7", f"\n{SUM}\n%fused_reduce.7")
+
+
+def test_a_program_compiled_with_the_gpu_is_the_one_compiled_without():
+    assert fingerprint_of(WITH) == fingerprint_of(WITHOUT)
+
+
+@pytest.mark.parametrize(
+    ("original", "other"),
+    [
+        ("subtract(%param_0.2, %param_1.4)", "subtract(%param_1.4, %param_0.2)"),
+        ("fusion(%product.1, %x.1)", "fusion(%x.1, %product.1)"),
+        ("add(%reduce_sum.1", "multiply(%reduce_sum.1"),
+        ("constant(0)", "constant(1)"),
+        ("dimensions={1}", "dimensions={0}"),
+        ('"alpha_real":1.0', '"alpha_real":2.0'),
+        ("custom-call(%x.1, %y.1)", "custom-call(%y.1, %x.1)"),
+        ("tuple(%difference.1, %sums.1)", "tuple(%sums.1, %difference.1)"),
+        ("kind=kLoop", "kind=kCustom"),
+        ("is_scheduled=true", "is_scheduled=true, num_partitions=8"),
+        ("__cublas$lt$matmul", "__cublas$gemm"),
+    ],
+)
+def test_a_program_that_computes_something_else_has_another_fingerprint(original, other):
+    assert original in WITH
+    assert fingerprint_of(WITH.replace(original, other)) != fingerprint_of(WITH)
