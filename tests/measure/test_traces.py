@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,55 @@ def test_steps_without_a_run_are_counted_by_what_runs_once():
     assert found.seconds_by_class["memory-bound"] == pytest.approx(2)
     with pytest.raises(InputError, match="does not tell its steps apart"):
         traced_step(events, CLASSES, OTHERS, ())
+
+
+def graph_kernel(name, begin, seconds, launch, graph="command_buffer_1"):
+    return TraceEvent(
+        name=graph,
+        module="jit_step 6",
+        device="0",
+        run="",
+        begin_seconds=begin,
+        seconds=seconds,
+        kernel=name,
+        launch=launch,
+    )
+
+
+def test_kernels_of_a_cuda_graph_have_the_class_of_their_own_names():
+    """Two steps, each of a graph that holds a fusion and a product, and of one that a loop launches twice."""
+    events = [
+        each
+        for step in range(2)
+        for each in (
+            graph_kernel("copy_2", step * 10, 1, str(step)),
+            graph_kernel("nvjet_sm90_tst_128x256", step * 10 + 1, 3, str(step)),
+            *(
+                graph_kernel("memcpy128", step * 10 + 4 + n, 1, f"{step} {n}", "command_buffer_7")
+                for n in (0, 1)
+            ),
+            graph_kernel("loop_of_nobody", step * 10 + 6, 0.5, str(step)),
+        )
+    ]
+    found = traced_step(events, CLASSES, OTHERS, ["dot.1"])
+    assert found.num_steps == 2
+    assert found.seconds == 16 / 2  # from the first kernel to the last one with a class
+    assert found.seconds_by_class == {"memory-bound": 3, "matmul": 3, "launch": 2}
+    assert found.matched == pytest.approx(12 / 13)
+    assert found.unmatched == {"loop_of_nobody": 1.0}
+
+
+def test_a_trace_of_a_gpu_tells_steps_and_classes(tmp_path):
+    """The trace of two steps of bytes-nano on one H200 (jax 0.11), without the planes of the host."""
+    recorded = Path(__file__).with_name("h200_bytes_nano.xplane.pb.gz")
+    file = tmp_path / "nano.xplane.pb"
+    file.write_bytes(gzip.decompress(recorded.read_bytes()))
+    events = list(xplane_events(file))
+    fusions = {each.kernel for each in events if each.kernel.startswith(("loop_", "input_", "wrapped_"))}
+    found = traced_step(events, dict.fromkeys(fusions, "memory-bound"), (), ())
+    assert (found.num_steps, found.num_devices, found.matched) == (2, 1, 1.0)
+    assert found.seconds == pytest.approx(1.23e-3, rel=0.01)
+    assert set(found.seconds_by_class) == {"matmul", "attention", "memory-bound", "launch"}
 
 
 def test_a_trace_of_another_program_is_refused_with_the_share_and_the_largest_events():

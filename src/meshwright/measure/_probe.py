@@ -141,9 +141,14 @@ def probe(*, detailed: bool = False) -> Calibration:
 
 
 def matmul_flops_per_second(dtype: Any, size: int) -> float:
-    """Measure one square product of `size`."""
-    square = jnp.full((size, size), 1e-3, dtype)
+    """Measure one square product of `size`, of random numbers: a GPU multiplies equal ones faster."""
+    square = normal(0, size, size).astype(dtype)
     return 2 * size**3 / best_seconds(jnp.matmul, (square, square))
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    """Return normally distributed numbers in float32."""
+    return jax.random.normal(jax.random.key(seed), shape)
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -173,10 +178,6 @@ def adamw(
 
 def fused_bytes_per_second() -> float:
     """Measure bytes read and written over seconds, for the elementwise kernels of a train step together."""
-
-    def normal(seed: int, *shape: int) -> jax.Array:
-        return jax.random.normal(jax.random.key(seed), shape)
-
     rows = ROWS if jax.local_devices()[0].platform == "cpu" else ACCELERATOR_ROWS
     x, gradient = normal(0, rows, COLUMNS), normal(1, rows, COLUMNS)
     scores = normal(2, rows * COLUMNS // 256, 256)
@@ -235,7 +236,7 @@ def attention_rates() -> tuple[MeasuredAttention, ...]:
 
 def attention_rate(head_size: int, length: int, sequences: int, implementation: Any) -> MeasuredAttention:
     """Measure causal attention in bf16; the FLOPs count only the half of the scores that is needed."""
-    queries = jnp.full((sequences, length, HEADS, head_size), 1e-2, jnp.bfloat16)
+    queries = normal(0, sequences, length, HEADS, head_size).astype(jnp.bfloat16)
 
     def attend(x: jax.Array) -> jax.Array:
         return jax.nn.dot_product_attention(x, x, x, is_causal=True, implementation=implementation)
