@@ -1,4 +1,5 @@
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +166,7 @@ def test_a_gpu_is_measured_by_head_size_and_length(monkeypatch):
     monkeypatch.setattr(_probe, "best_seconds", lambda *_, **__: 1.0)
     monkeypatch.setattr(_probe, "attention_rate", remember)
     assert len(_probe.attention_rates()) == 6
-    assert (128, 4096, 4, "cudnn") in asked
+    assert (128, 4096, 16, "cudnn") in asked
 
 
 @pytest.mark.parametrize("length", _probe.LENGTHS)
@@ -265,3 +266,15 @@ def test_everything_is_measured_on_this_machine():
     found = _probe.details()
     assert len(found) == 5
     assert all(rate > 0 for rate in found.values())
+
+
+@pytest.mark.parametrize(("platform", "launched"), [("cpu", 10), ("gpu", 1 + 9 * 20)])
+def test_an_accelerator_runs_many_launches_before_the_host_waits(monkeypatch, platform, launched):
+    """By a clock that goes on by a millisecond in each launch."""
+    launches = []
+    compiled = SimpleNamespace(lower=lambda *_: SimpleNamespace(compile=lambda: launches.append))
+    monkeypatch.setattr(_probe.jax, "jit", lambda *_, **__: compiled)
+    monkeypatch.setattr(_probe.jax, "local_devices", lambda: [SimpleNamespace(platform=platform)])
+    monkeypatch.setattr(_probe.time, "perf_counter", lambda: 1e-3 * len(launches))
+    assert _probe.best_seconds(abs, (1,)) == pytest.approx(1e-3)
+    assert len(launches) == launched
