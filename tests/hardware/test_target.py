@@ -34,7 +34,7 @@ PUBLISHED = {
     "A6000": (1.8, 6, 0),  # RTX A6000 in the GA102 white paper
     "H100": (1.98, 50, 18),  # H100 white paper
     "H100-PCIe": (1.755, 50, 0),  # H100 PCIe product brief
-    "H200": (1.98, 50, 18),
+    "H200": (1.98, 60, 18),  # as the card itself reports; XLA's spec has 50
 }
 # Where XLA's spec says something else than the CUDA programming guide says of the compute capability.
 ODD_SPECS = {
