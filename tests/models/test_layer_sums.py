@@ -1,5 +1,6 @@
 """Gradients of stacked layers that are added to their sum where they are made, against plain gradients."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.compiler import read_text
 from meshwright.config import load_config
 from meshwright.models import initial_parameters
+from meshwright.models.layer_sums import read_from
 from meshwright.models.transformer import Transformer
 
 SMALL = (
@@ -73,3 +76,22 @@ def test_microbatches_make_no_second_copy_of_the_layers_gradients():
     layers = 4 * (2 * 256 * 256 // 4 + 2 * 256 * 256 // 8 + 3 * 256 * 1024)  # products; heads of 16
     gradients = found.ledger.memory.by_category["gradients"]
     assert gradients < 4 * found.config.model.num_parameters + 2 * layers / 4  # at most one layer's beside
+
+
+def test_an_unrolled_loop_copies_no_layer_out_of_its_stack():
+    found = mw.weigh("bytes-nano", on="1xH100", overrides=["remat=dots-attention"])
+    text = read_text(found.folder, "program.hlo.txt")
+    assert not re.findall(r"%wrapped_slice\S* = f32\[1,\S* fusion", text)
+
+
+def test_a_layer_read_from_its_stack_has_the_stacks_values_and_the_layers_gradient():
+    stack = {"a": jnp.arange(12.0).reshape(3, 4)}
+
+    def loss(layer, whole):
+        return jnp.sum(read_from(layer, whole, jnp.int32(2))["a"] ** 2)
+
+    other = {"a": jnp.zeros(4)}
+    assert loss(other, stack) == jnp.sum(stack["a"][2] ** 2)
+    of_layer, of_stack = jax.grad(loss, argnums=(0, 1))(other, stack)
+    np.testing.assert_array_equal(of_layer["a"], 2 * stack["a"][2])
+    assert not of_stack["a"].any()

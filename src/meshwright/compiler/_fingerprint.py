@@ -3,7 +3,7 @@
 A compiler with the GPU at hand and one without make the same kernels, and print them differently: names have
 other numbers, the operands of a fusion another order, and independent instructions too. cuBLAS gets an
 algorithm that was found by timing, with a scratch array for it. So the digest is one of the data flow. Each
-instruction has a digest of what it is and of the digests of its operands, and a computation has one of all its
+instruction has a digest of what it is and of its operands' digests, and a computation has one of all its
 instructions. The order in which independent instructions run is no part of it.
 """
 

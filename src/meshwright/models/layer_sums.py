@@ -4,6 +4,8 @@ The backward pass of a loop over layers would write each layer's gradient to a s
 add the stack to the sum. Here the sum goes through the loop as a value that no layer changes. On the way back
 its gradient begins as the sum so far, and each layer adds its own gradient to its place. So the gradient with
 respect to the sum is the sum with this microbatch's gradients added, and no stack is made.
+
+Where the loop over layers is unrolled, `read_from` keeps layers from being copied out of their stack.
 """
 
 from __future__ import annotations
@@ -55,3 +57,20 @@ summed.defvjp(lambda x, sums, totals: (x, totals), lambda totals, d_x: (d_x, tot
 def places(num_layers: int, size: int) -> Int[Array, " groups"]:
     """Return the place of the first layer of each whole group."""
     return jnp.arange(num_layers // size) * size
+
+
+@jax.custom_vjp
+def read_from(layer: Tree, stack: Tree, place: Int[Array, ""]) -> Tree:
+    """Return the layer at a place of a stack; its gradient is that of `layer`, which is the same layer.
+
+    A layer that goes into a rematerialised block is held back by a barrier, and so it is copied out of the
+    stack. One that is read inside the block is not.
+    """
+    return jax.tree.map(lambda whole: jax.lax.dynamic_index_in_dim(whole, place, keepdims=False), stack)
+
+
+def _read_forward(layer: Tree, stack: Tree, place: Array) -> tuple[Tree, None]:
+    return read_from(layer, stack, place), None
+
+
+read_from.defvjp(_read_forward, lambda _, gradient: (gradient, None, None))

@@ -121,8 +121,8 @@ def _chunk_loss(
 def _chosen(logits: Array, places: Array, cap: float | None) -> Array:
     """Return the logit at each place, and 0 for places of other devices.
 
-    A gather, because a sum over all logits would be one kernel with the gradient, which on an H200 then writes
-    at half the memory's rate.
+    A gather, because a sum over all logits would be one kernel with the gradient, which an H200 then writes
+    at half of the memory's rate.
     """
     held = (places >= 0) & (places < logits.shape[-1])
     found = jnp.take_along_axis(logits, jnp.where(held, places, 0)[:, :, None], axis=-1)[:, :, 0]

@@ -38,7 +38,7 @@ from .backward_order import ordered
 from .eight_bits import fp8_product, projected_in_eight_bits
 from .experts import Balance, balance_metrics, expert_mlp, expert_parameters
 from .latent_attention import latent_parameters, latent_projections
-from .layer_sums import places, summed, taken
+from .layer_sums import places, read_from, summed, taken
 from .loss import LEFT_OUT, Targets, capped, mean_cross_entropy
 from .norms import normalised
 from .products import product
@@ -257,8 +257,12 @@ class Transformer(Model):
         the parameters and numbers of the whole group: a layer's, taken out before, would be saved as a copy.
         """
 
-        def block(place: int, x: Array, layer: tuple[Tree, Array]) -> tuple[Array, Balance | None]:
+        def block(
+            place: int, x: Array, layer: tuple[Tree, Array], stacked: tuple[Tree, Array] | None = None
+        ) -> tuple[Array, Balance | None]:
             x, (parameters, number) = checkpoint_name(x, BLOCK_INPUT), _at(layer, place) if grouped else layer
+            if stacked is not None:
+                parameters = read_from(parameters, *stacked)
             return self._block(x, parameters, number, context, documents, windows[place % len(windows)])
 
         policies, windows = block_policies(context.remat), self.config.windows
@@ -316,12 +320,12 @@ class Transformer(Model):
             if sums:
                 layers, sums = taken(layers, sums, place)
             if size == 1:
-                x, balance = blocks[0](x, (layers, indices))
+                x, balance = blocks[0](x, (layers, indices), (stack, place) if is_unrolled else None)
             else:
                 x, balance = _one_by_one(blocks, x, [(layers, indices)] * size)
             return (x, sums), balance
 
-        grouped = (layers, indices)
+        grouped, stack = (layers, indices), jax.lax.stop_gradient(layers)
         if size > 1:
             grouped = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), grouped)
         rounds = (grouped, places(num_layers, size))
