@@ -25,7 +25,17 @@ from typing import Any
 
 from meshwright.errors import InputError
 
-from ._chip import CATALOG, Chip, Link, Slices, chip_named, chip_of_device_kind, find_chip, known_memory_bytes
+from ._chip import (
+    CATALOG,
+    Chip,
+    Link,
+    Slices,
+    Target,
+    chip_named,
+    chip_of_device_kind,
+    find_chip,
+    known_memory_bytes,
+)
 
 _EXAMPLES = "write it as 64xH100, 16x4xA100-80GB, v5p-512 or 8xCPU"
 _COUNTED = re.compile(r"(\d{1,9})\s*[xX]\s*(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)

@@ -40,10 +40,17 @@ def shards_on_host(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return the local shards that a plan keeps in the host's memory."""
     from torch.distributed.fsdp import FSDPModule
 
-    states = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
-    groups = [group for state in states for group in state._fsdp_param_groups]
+    states: list[Any] = [part._get_fsdp_state() for part in module.modules() if isinstance(part, FSDPModule)]
+    groups = [group for state in states for group in _groups_of(state)]
     parameters = [each for group in groups for each in group.fsdp_params if each.offload_to_cpu]
     return [inner for each in parameters for inner in inner_tensors(each.sharded_param)]
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters of one module that FSDP2 shards; PyTorch 2.11 has at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 @contextlib.contextmanager

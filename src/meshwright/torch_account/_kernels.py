@@ -4,8 +4,9 @@ Attention is that of PyTorch's rules for CUDA (aten/src/ATen/native/transformers
 attention in 16-bit formats without a mask, memory-efficient attention with one or in fp32, else products.
 cuDNN's attention, which some releases take first on Hopper, keeps the same arrays as flash attention.
 RMS norms are one kernel that keeps a number for each row, dropout keeps a byte for each element, and
-optimizers update all parameters in one call.
-Not chosen: algorithms of cuDNN's convolutions and cuBLAS's products, and the workspaces of theirs.
+optimizers update all parameters in one call. Under autocast, attention and RMS norms get their operands as
+CUDA's rules cast them.
+Not chosen: algorithms of cuDNN's convolutions and cuBLAS's products, and cuDNN's workspaces.
 This module imports torch, so it is imported only while accounting.
 """
 
@@ -27,6 +28,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from meshwright.hardware import Chip
 
+from ._autocast import under_autocast
 from ._flex import fused_flex_attention
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -50,9 +52,13 @@ def kernels_of(chip: Chip, note: Callable[[str], None]) -> Iterator[None]:
     # Functions are replaced where modules look them up. A `TorchFunctionMode` would not hold while
     # checkpointed blocks run again in the backward pass.
     replaced: dict[str, Any] = {
-        "scaled_dot_product_attention": functools.partial(_attention, has_flash),
+        "scaled_dot_product_attention": functools.partial(
+            under_autocast, "scaled_dot_product_attention", functools.partial(_attention, has_flash)
+        ),
         "dropout": functools.partial(_dropout, functional.dropout),
-        "rms_norm": functools.partial(_rms_norm, functional.rms_norm),
+        "rms_norm": functools.partial(
+            under_autocast, "rms_norm", functools.partial(_rms_norm, functional.rms_norm)
+        ),
     }
     with _whole_updates(), fused_flex_attention(note), mock.patch.multiple(functional, **replaced):
         yield

@@ -26,6 +26,7 @@ from meshwright.predict import NUM_SPANS, Machine, busy_of, machine_of, predicti
 from meshwright.units import format_bytes
 
 from ._allocator import segments_expand
+from ._autocast import CPU, cudas_autocast
 from ._fakes import as_given, check_parts
 from ._host import NO_TIME, copying_to_host, pinning_nothing, shards_on_host
 from ._kernels import AS_WRITTEN, is_compiled, kernels_of
@@ -43,7 +44,7 @@ from ._mesh import (
 )
 from ._records import MeshAccount, RankCount
 from ._step import ALWAYS, EagerStep, surroundings
-from ._timeline import history_of, memory_of, reserved_bytes
+from ._timeline import history_of, memory_of, reserved_bytes, workspace_bytes
 from ._traffic import merged, traffic_of
 from ._watch import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTED
 
@@ -113,12 +114,14 @@ def account_on_mesh(
             )
             launches = None if machine is None or rank else Launches(machine, layout.num_devices)
             step.watch.launches = launches
+            step.watch.workspace_bytes = workspace_bytes(fleet, layout)
             with (
                 watching_fsdp(step.storages),
                 watching_dtensors(step.watch),
                 refusing_pipelines(),
                 watching_streams(launches),
                 kernels_of(fleet.chip, step.notes.append),
+                cudas_autocast() if has_host and step.device == CPU else contextlib.nullcontext(),
                 copying_to_host(step.watch) if has_host else contextlib.nullcontext(),
             ):
                 step.run(**parts)

@@ -16,20 +16,22 @@ from meshwright.ledger import Buffer, MemoryLedger, Timeline, allowance, usable_
 from meshwright.units import format_bytes
 
 from ._allocator import CachingAllocator, segments_expand
-from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, StorageChange, WatchedStorage
+from ._watch import OPTIMIZER, RECOMPUTED, SAVED, TEMPORARY, WORKSPACES, StorageChange, WatchedStorage
 
 NUM_INSTANTS = 200
+CUBLAS = "cuBLAS workspace"  # of the allowance
 # Names of the ledger, which a JAX step has too, for ours.
 CATEGORIES = {"buffers": "model_state", "inputs": "batch"}
 PHASES = {RECOMPUTED: "recompute"}
 TEMPORARIES = {RECOMPUTED: "recomputed_activations", OPTIMIZER: "optimizer_temporaries"}
-LASTING = ("parameters", "buffers")
+LASTING = ("parameters", "buffers", WORKSPACES)
 HELD = ("parameters", "model_state", "optimizer_state", "batch")
 RULES = {
     "temporaries": ("nothing keeps it", "fallback"),
     "recomputed_activations": ("made while the forward pass is repeated", "structural"),
     "optimizer_temporaries": ("made by the optimizer, and not kept", "structural"),
     "saved_activations": ("autograd keeps it", "structural"),
+    WORKSPACES: ("cuBLAS takes it for the products of one thread, and keeps it", "structural"),
 }
 
 
@@ -54,7 +56,7 @@ def history_of(changes: Iterable[StorageChange]) -> list[StorageChange]:
     """Return the changes of a step after the first, in order.
 
     What was made outside the counted phases, such as the optimizer's state, and outlives them is put first.
-    So are parameters and buffers that the first step made in place of others.
+    So are parameters and buffers that the first step made in place of others, and workspaces of libraries.
     """
     early: set[int] = set()  # numbers of storages that were made outside the counted phases
     at_start: dict[int, StorageChange] = {}
@@ -100,6 +102,11 @@ def _replay(
             allocator.allocate(number, sizes[number], change.stream)
 
 
+def workspace_bytes(fleet: Fleet, layout: Layout) -> int:
+    """Return the bytes that cuBLAS takes for the products of one thread; 0 where it does not run."""
+    return allowance(fleet, layout.axes).get(CUBLAS, 0)
+
+
 def memory_of(
     history: list[StorageChange],
     num_instants: int,
@@ -120,6 +127,7 @@ def memory_of(
     for entry in alive:
         at_peak[entry.category] += entry.num_bytes
     beside, usable = allowance(fleet, layout.axes), usable_bytes(fleet)
+    beside.pop(CUBLAS, None)  # the history has a workspace for each thread with products
     reserved, notes = peak_bytes if reserved_bytes is None else reserved_bytes, list[str]()
     room = reserved if usable is None else usable - sum(beside.values())
     if peak_bytes <= room < reserved:

@@ -44,7 +44,7 @@ from ._flops import (
     tensor_text,
 )
 from ._kernels import grouped_product
-from ._launches import Launches
+from ._launches import PRODUCTS, VECTORS, Launches
 from ._records import RankMessage
 from ._traffic import NAMESPACES, message_kind, message_of
 
@@ -53,6 +53,7 @@ SAVED = "saved activations"
 INPUTS = "inputs"
 STAGING = "communication buffers"
 OFFLOADED = "offloaded activations"
+WORKSPACES = "workspaces"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,13 @@ class Storages:
         if key in self._storages:
             self._change(self._storages[key], saved=-1)
 
+    def hold_workspace(self, num_bytes: int) -> None:
+        """Record memory that a library takes through the allocator, and keeps until the process ends."""
+        self._created += 1
+        born, format = Birth(operation="cuBLAS"), format_name(torch.uint8)
+        held = WatchedStorage(None, self._created, format, (num_bytes,), num_bytes, WORKSPACES, born=born)
+        self.changes.append(StorageChange(self.instant, self.phase, held, num_bytes=num_bytes))
+
     def is_new(self, tensor: torch.Tensor) -> bool:
         """Return True if the tensor's storage is not known yet."""
         return tensor.untyped_storage()._cdata not in self._storages
@@ -347,6 +355,8 @@ SILENT_TAGS = ("Tag.pointwise", "Tag.reduction", "Tag.view_copy", "Tag.inplace_v
 SILENT_NAMESPACES = ("prim", "profiler", "fsdp", "_dtensor")  # they copy, and multiply nothing
 # Kernels of bitsandbytes without products: those of its optimizers and of its formats.
 BITSANDBYTES = ("optimizer_update", "quantize", "dequantize")
+# Operations that take a handle of cuBLAS. Grouped products are CUTLASS's, outer ones elementwise.
+OF_CUBLAS = {f"aten.{name}" for name in (*PRODUCTS, *VECTORS)} - {"aten._grouped_mm", "aten.addr"}
 LIFTED = ("aten.lift_fresh", "aten.lift", "aten.lift_fresh_copy")  # they bring a new constant into a step
 
 
@@ -368,6 +378,8 @@ class StorageWatch(TorchDispatchMode):
         self.looks_away = False  # while operations only ask for shapes
         self.own_mistake: Exception | None = None
         self.launches: Launches | None = None  # where the step's time is wanted
+        self.workspace_bytes = 0  # that cuBLAS takes for each thread with products
+        self._have_workspace: set[bool] = set()  # the threads, by whether they run the backward pass
         self._to_host: bool | None = None  # where the copy at hand goes; None where its operands are
         self._stack = stack
         self._storages = storages
@@ -476,6 +488,8 @@ class StorageWatch(TorchDispatchMode):
                 self._storages.see(tensor)
         if not self.phase:
             return
+        if self.workspace_bytes and operation_name(func).rstrip("_") in OF_CUBLAS:
+            self._take_workspace()
         self._storages.note_peak(self.phase)
         self._storages.instant += 1
         if kind == "silent" and self.launches is None:
@@ -487,6 +501,13 @@ class StorageWatch(TorchDispatchMode):
         counted = None if kind == "silent" else self._count(call, kind)
         if self.launches is not None:
             self.launches.operation(func, call, counted)
+
+    def _take_workspace(self) -> None:
+        """Record the workspace of the thread at hand, once: the backward pass runs in one of its own."""
+        is_backward = self.phase == BACKWARD
+        if is_backward not in self._have_workspace:
+            self._have_workspace.add(is_backward)
+            self._storages.hold_workspace(self.workspace_bytes)
 
     def _count(self, call: OperationCall, kind: str) -> OperationFlops | None:
         counted = flops_of(call) if kind == "rule" else None
