@@ -28,6 +28,14 @@ def test_attached_gpus_are_one_host_of_the_catalog(monkeypatch):
     assert local_fleet().name == "2xH100"
 
 
+def test_a_process_that_holds_the_gpus_lists_its_own(monkeypatch):
+    """Another process might find no memory left on them to start with."""
+    monkeypatch.setattr(_devices, "_LIST_DEVICES", "raise SystemExit('no memory left')")
+    gpus = [SimpleNamespace(platform="gpu", device_kind=H100)] * 2
+    monkeypatch.setattr(_devices.jax, "devices", lambda: gpus)
+    assert local_fleet().name == "2xH100"
+
+
 def test_a_failure_to_list_devices_has_its_last_words(monkeypatch):
     monkeypatch.setattr(_devices, "_LIST_DEVICES", "raise SystemExit('the driver is too old')")
     with pytest.raises(MeshwrightError, match="the driver is too old"):
