@@ -31,6 +31,7 @@ def test_attached_gpus_are_one_host_of_the_catalog(monkeypatch):
 def test_a_process_that_holds_the_gpus_lists_its_own(monkeypatch):
     """Another process might find no memory left on them to start with."""
     monkeypatch.setattr(_devices, "_LIST_DEVICES", "raise SystemExit('no memory left')")
+    monkeypatch.setattr(_devices, "_has_devices", lambda: True)
     gpus = [SimpleNamespace(platform="gpu", device_kind=H100)] * 2
     monkeypatch.setattr(_devices.jax, "devices", lambda: gpus)
     assert local_fleet().name == "2xH100"
