@@ -11,6 +11,7 @@ from ._busy import busy_of as busy_of
 from ._eager import MAIN as MAIN
 from ._eager import Mark as Mark
 from ._eager import Queue as Queue
+from ._eager import unaligned_share as unaligned_share
 from ._factors import Factor as Factor
 from ._factors import class_of as class_of
 from ._predict import classes_of_instructions as classes_of_instructions

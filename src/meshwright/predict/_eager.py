@@ -15,10 +15,24 @@ from dataclasses import dataclass
 from meshwright.ledger import Message
 
 from ._prices import Transfer, transfer_of
-from ._rates import Machine
+from ._rates import Machine, names_of, runs
 from ._walk import LAUNCH, WAIT, Event, Walked
 
 MAIN = 0  # the stream of the step
+
+
+def unaligned_share(chip_name: str, elements: int) -> float | None:
+    """Return the share of the peak that products in 16 bits reach at an alignment; None where not known.
+
+    Args:
+        elements: the largest power of 2, up to 8, that divides the first element's place in each row of the
+            operands and the result. cuBLAS's fast kernels need 8, that is 16 bytes.
+    """
+    measured = runs()["unaligned"]
+    if not any(chip_name in names_of(system) for system in measured["systems"]):
+        return None
+    share: float | None = measured["shares"].get(str(elements))
+    return share
 
 
 @dataclass(frozen=True, slots=True)

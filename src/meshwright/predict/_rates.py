@@ -223,7 +223,7 @@ def shared() -> Shared:
     return Shared(**runs()["shared"])
 
 
-def _names_of(system: str) -> tuple[str, ...]:
+def names_of(system: str) -> tuple[str, ...]:
     """Return the names of the chips of a measured system; none if no table has it."""
     return _systems()[system][0] if system in _systems() else ()
 
@@ -236,7 +236,7 @@ def sustained_share(chip: Chip) -> float | None:
     clock.
     """
     for system, run in runs()["sustained"].items():
-        if chip.name in run.get("names", ()) or chip.name in _names_of(system):
+        if chip.name in run.get("names", ()) or chip.name in names_of(system):
             power = (chip.watts or run["watts"]) / run["watts"]
             return run["flops_per_second"] / run["peak_flops_per_second"] * power ** shared().power_exponent
     return None

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from meshwright import ledger
 from meshwright.errors import InputError
-from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds
+from meshwright.predict import MAIN, Machine, Mark, Queue, Walked, attention_seconds, unaligned_share
 
 from ._flops import ATTENTION_RULES, OperationCall, OperationFlops
 from ._records import RankMessage
@@ -48,6 +48,8 @@ PRODUCTS = {
     "bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2"), "addbmm": ("batch1", "batch2"),
     "_int_mm": ("self", "mat2"), "_scaled_mm": ("self", "mat2"), "_grouped_mm": ("self", "mat2"),
 }  # fmt: skip
+HALVES = ("bf16", "fp16")
+ALIGNED = 8  # numbers of 16 bits, whose 16 bytes cuBLAS's fast kernels read at once
 VECTORS = ("mv", "addmv", "dot", "vdot", "addr")  # whose bytes take longer than their FLOPs
 
 
@@ -109,7 +111,11 @@ class Launches:
         batch, m, n, k = sizes
         times = counted.flops / (2 * batch * m * n * k)  # a convolution's backward pass is two
         once = self.machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved / times)
-        return kind, format_name, times * float(once)
+        seconds = times * float(once)
+        if bare in PRODUCTS and format_name in HALVES:
+            share = unaligned_share(self.machine.name, _alignment(call, bare))
+            seconds = max(seconds, counted.flops / (peak * share)) if share else seconds
+        return kind, format_name, seconds
 
     def _attention(
         self, call: OperationCall, bare: str, counted: OperationFlops, format_name: str, peak: float
@@ -199,6 +205,17 @@ def _product_sizes(call: OperationCall, bare: str) -> tuple[float, float, float,
             groups = int(call.result.shape[0])
             return groups, left[0], right[1], max(left[1] / groups, 1)
     return math.prod(left[:-2]), left[-2], right[-1], left[-1]
+
+
+def _alignment(call: OperationCall, bare: str) -> int:
+    """Return the largest power of 2, up to 8, that divides where rows begin in operands and result."""
+    common = ALIGNED
+    matrices = (*(call[name] for name in PRODUCTS[bare]), call.result)
+    for matrix in (each for each in matrices if each.layout == torch.strided):
+        # Of a matrix whose columns lie in one piece each, these are the rows.
+        apart = sorted(stride for stride, size in zip(matrix.stride(), matrix.shape, strict=True) if size > 1)
+        common = math.gcd(common, matrix.storage_offset(), *(int(stride) for stride in apart[1:]))
+    return common
 
 
 def _convolution_sizes(call: OperationCall, counted: OperationFlops) -> tuple[float, float, float, float]:

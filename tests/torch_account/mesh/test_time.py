@@ -189,3 +189,22 @@ def test_a_run_has_hours_and_a_price_if_its_tokens_are_told():
     assert weighing.to_dict()["run_total"]["steps"] == 100
     with pytest.raises(mw.InputError, match="tokens in its step is not known"):
         weighed(square(2), rows(), on="8xH100", tokens="1B")
+
+
+def test_rows_that_begin_at_odd_numbers_slow_products_on_hopper():
+    """GPT-2's vocabulary, as it is and padded; the share of the peak is a measured one."""
+
+    def seconds(columns, on, dtype=BF16):
+        with torch.device("meta"):
+            head = nn.Linear(768, columns, bias=False, dtype=dtype)
+        inputs = torch.zeros(ROWS, 768, dtype=dtype, device="meta")
+        made = weighed(head, inputs, on=on, loss=lambda output: output.square().mean())
+        return exposed(made.prediction)["matmul"]
+
+    padded, halves, odd = (seconds(columns, "1xH200") for columns in (50_304, 50_258, 50_257))
+    flops = 2 * 2 * ROWS * 768 * 50_257  # forward, and the weight's gradient
+    assert odd == pytest.approx(flops / (0.125 * 989.4e12))
+    assert odd > 1.9 * halves > 1.9 * padded
+    assert seconds(50_257, "1xA100") == pytest.approx(seconds(50_304, "1xA100"), rel=0.01)
+    fp32 = torch.float32
+    assert seconds(50_257, "1xH200", fp32) == pytest.approx(seconds(50_304, "1xH200", fp32), rel=0.01)
