@@ -159,7 +159,7 @@ def test_the_tools_keep_their_old_names():
         "meshwright.errors",
         "meshwright.units",
         "meshwright.formats",
-        "meshwright.compiler._record",
+        "meshwright.compiler._fingerprint",
         "meshwright.config._base",
         "meshwright.config._layout",
         "meshwright.config._layout_checks",

@@ -1,5 +1,7 @@
 """Fingerprints: equal for one program printed with a GPU at hand and without, and for no other."""
 
+import re
+
 import pytest
 
 from meshwright.compiler import fingerprint_of
@@ -97,3 +99,11 @@ def test_a_program_compiled_with_the_gpu_is_the_one_compiled_without():
 def test_a_program_that_computes_something_else_has_another_fingerprint(original, other):
     assert original in WITH
     assert fingerprint_of(WITH.replace(original, other)) != fingerprint_of(WITH)
+
+
+def test_the_configuration_of_a_foreign_call_counts_though_it_is_no_json():
+    calls = [WITH.replace("__cublas$lt$matmul", "f", 1) for _ in range(2)]
+    config = re.search(r"backend_config=(\{.*\})", WITH)[1]
+    ours, theirs = (call.replace(config, f"{{uplo = {n} : ui8}}") for n, call in enumerate(calls))
+    assert fingerprint_of(ours) == fingerprint_of(ours.replace("difference", "d"))
+    assert fingerprint_of(ours) != fingerprint_of(theirs)

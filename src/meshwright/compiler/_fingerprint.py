@@ -106,10 +106,11 @@ def _plain(instruction: str, known: Mapping[str, _Digested], order: tuple[int, .
     if any(each in text for each in _USES_SCRATCH):
         text = _SCRATCH.sub("s8[]", text)
     text = _CALLED.sub(lambda found: _NAME.sub(lambda name: known[name[0]].digest, found[0]), text)
-    before, found_config, rest = text.partition(_CONFIG)
-    if not found_config or not rest.startswith("{"):
+    before, _, rest = text.partition(_CONFIG)
+    try:
+        config, end = _DECODER.raw_decode(rest)
+    except json.JSONDecodeError:  # there is none, or that of a foreign call, which is no JSON
         return text
-    config, end = _DECODER.raw_decode(rest)
     return before + _CONFIG + json.dumps(_plain_value(config), sort_keys=True) + rest[end:]
 
 

@@ -100,13 +100,15 @@ def _chunk_loss(
 ) -> tuple[Array, Array, Array, Array]:
     """Return the summed loss of one chunk, its logits, their log-sum-exp, and a mask of the targets."""
     rounded = jnp.einsum("bse,ve->bsv", x, head)
+    first = jax.lax.axis_index(vocab) * rounded.shape[-1] if vocab else 0
+    chosen = _chosen(rounded, targets - first, how.cap)
+    # Nothing of the backward pass waits for the loss: without a barrier the logits might be kept for it.
+    rounded, chosen = jax.lax.optimization_barrier((rounded, chosen))
     logits = capped(rounded.astype(jnp.float32), how.cap)
-    first = jax.lax.axis_index(vocab) * logits.shape[-1] if vocab else 0
     ids = (first + jnp.arange(logits.shape[-1]))[None, None, :]
     if num_rows > how.num_ids:
         logits = jnp.where(ids < how.num_ids, logits, NEVER)
     is_target = ids == targets[:, :, None]
-    chosen = _chosen(rounded, targets - first, how.cap)
     peak = logits.max(axis=-1)
     peak = jax.lax.pmax(peak, vocab) if vocab else peak
     mass = jnp.exp(logits - peak[:, :, None]).sum(axis=-1)

@@ -195,6 +195,7 @@ class Shared:
     network_alpha_seconds: float
     launch_seconds: float
     eager_launch_seconds: float
+    eager_memory_share: float
     launch_bound_share: float
     unpublished_share: float
     steady_spread: float

@@ -82,8 +82,10 @@ class Launches:
         self._queue.host(self.machine.shared.eager_launch_seconds)
         moved = moved_bytes(func, call, bare)
         if counted is None or bare in VECTORS or not counted.flops:
-            per_second = self.machine.memory_bytes_per_second * self.machine.memory_efficiency
-            self._queue.kernel(self.stream(), "memory-bound", moved / per_second)
+            machine = self.machine
+            per_second = machine.memory_bytes_per_second * machine.memory_efficiency
+            seconds = moved / (per_second * machine.shared.eager_memory_share)
+            self._queue.kernel(self.stream(), "memory-bound", seconds)
             return
         kind, format_name, seconds = self._priced(call, bare, counted, moved)
         self._queue.kernel(self.stream(), kind, seconds, {format_name: counted.flops} if seconds else None)

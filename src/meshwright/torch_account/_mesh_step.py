@@ -113,8 +113,7 @@ def account_on_mesh(
                 shards_on_host if has_host else lambda each: (),
             )
             launches = None if machine is None or rank else Launches(machine, layout.num_devices)
-            step.watch.launches = launches
-            step.watch.workspace_bytes = workspace_bytes(fleet, layout)
+            step.watch.launches, step.watch.workspace_bytes = launches, workspace_bytes(fleet, layout)
             with (
                 watching_fsdp(step.storages),
                 watching_dtensors(step.watch),

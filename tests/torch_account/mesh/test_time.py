@@ -53,14 +53,14 @@ def test_products_are_priced_by_their_shapes_as_those_of_a_compiled_step():
     assert prediction.mfu == pytest.approx(flops / prediction.step_seconds.expected / peak)
 
 
-def test_other_kernels_take_as_long_as_their_bytes():
+def test_other_kernels_take_as_long_as_their_bytes_at_seven_tenths_of_xlas_rate():
     with torch.device("meta"):
         gelu = nn.GELU()
         x = torch.zeros(ROWS, WIDTH, dtype=BF16, requires_grad=True)
     prediction = weighed(gelu, x).prediction
     passes = 2 + 1 + 2  # GELU, the sum that stands for a loss, GELU's gradient: that of the sum is one number
     machine = machine_of(Fleet.parse("1xH100"), None)
-    per_second = machine.memory_bytes_per_second * machine.memory_efficiency
+    per_second = machine.memory_bytes_per_second * machine.memory_efficiency * 0.7
     assert exposed(prediction)["memory-bound"] == pytest.approx(
         passes * 2 * ROWS * WIDTH / per_second, rel=0.01
     )
