@@ -124,7 +124,8 @@ def main() -> None:
     }
     print(summary)
     if given.record:
-        command = f"python benchmarks/torch_time.py --runs {given.runs.name} --record"
+        named = f" --ids {' '.join(given.ids)}" if given.ids else ""
+        command = f"python benchmarks/torch_time.py --runs {given.runs.name}{named} --record"
         print(write_record("torch_time", command, ["torch"], {"summary": summary}, {"row": scored}))
 
 
