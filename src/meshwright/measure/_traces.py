@@ -20,6 +20,7 @@ import gzip
 import json
 import re
 import statistics
+import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -140,7 +141,7 @@ def xplane_events(path: Path) -> Iterator[TraceEvent]:
         for plane in planes:
             for line in plane.lines:
                 for event in line.events:
-                    stats = {name: value for name, value in event.stats if name is not None}
+                    stats = _stats_of(event)
                     if "hlo_op" not in stats:
                         continue
                     device = stats.get("device_ordinal", plane.name)
@@ -154,6 +155,13 @@ def xplane_events(path: Path) -> Iterator[TraceEvent]:
                         kernel=event.name if plane.name.startswith(GPU_PLANE) else "",
                         launch=str(stats.get("correlation_id", "")),
                     )
+
+
+def _stats_of(event: Any) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        # Python 3.13 warns when jaxlib makes the type of these pairs; as an error that ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return {name: value for name, value in event.stats if name is not None}
 
 
 def traced_step(
