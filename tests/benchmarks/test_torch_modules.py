@@ -39,5 +39,6 @@ def test_a_module_is_weighed_on_one_device_and_on_eight_or_refused_in_words(name
             assert f"{place}_refused" not in row, row[f"{place}_refused"]
             assert row[f"{place}_gib"] > 0
     if "fsdp_8_gib" in row and "one_device_gib" in row:
-        assert row["fsdp_8_gib"] <= row["one_device_gib"]
+        # The fleet has two workspaces of cuBLAS, of 32 MiB each; figures are rounded.
+        assert row["fsdp_8_gib"] <= row["one_device_gib"] + 2 * 32 / 1024 + 1e-4
         assert row["fsdp_8_parameters_bytes"] >= 4 * row["num_parameters"] // 8
