@@ -191,7 +191,7 @@ def measure(
 
 
 def predicted(weighed: mw.Weighing) -> dict[str, float]:
-    """What was predicted of our step: its seconds with their interval, and the allocator's peak."""
+    """Return what was predicted of our step: its seconds with their interval, and the program's bytes."""
     assert weighed.prediction is not None, weighed.no_prediction
     seconds = weighed.prediction.step_seconds
     found = {"step_seconds": seconds.expected, "low_seconds": seconds.low, "high_seconds": seconds.high}

@@ -87,6 +87,7 @@ def test_a_program_compiled_with_the_gpu_is_the_one_compiled_without():
         ("fusion(%product.1, %x.1)", "fusion(%x.1, %product.1)"),
         ("add(%reduce_sum.1", "multiply(%reduce_sum.1"),
         ("constant(0)", "constant(1)"),
+        ("add(%reduce_sum.1, %reduce_sum.0)", "add(%reduce_sum.1, %reduce_sum.1)"),
         ("dimensions={1}", "dimensions={0}"),
         ('"alpha_real":1.0', '"alpha_real":2.0'),
         ("custom-call(%x.1, %y.1)", "custom-call(%y.1, %x.1)"),
@@ -99,6 +100,24 @@ def test_a_program_compiled_with_the_gpu_is_the_one_compiled_without():
 def test_a_program_that_computes_something_else_has_another_fingerprint(original, other):
     assert original in WITH
     assert fingerprint_of(WITH.replace(original, other)) != fingerprint_of(WITH)
+
+
+def test_a_number_that_is_added_counts():
+    """A fusion of a counter has as many lines as the sum of a reduction."""
+    counter = """HloModule a
+
+%fused_add (p: s32[]) -> s32[] {
+  %p = s32[] parameter(0)
+  %c = s32[] constant(1)
+  ROOT %add = s32[] add(%p, %c)
+}
+
+ENTRY %main (x: s32[]) -> s32[] {
+  %x = s32[] parameter(0)
+  ROOT %next = s32[] fusion(%x), kind=kLoop, calls=%fused_add
+}
+"""
+    assert fingerprint_of(counter) != fingerprint_of(counter.replace("constant(1)", "constant(2)"))
 
 
 def test_the_configuration_of_a_foreign_call_counts_though_it_is_no_json():

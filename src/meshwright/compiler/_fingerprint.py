@@ -27,8 +27,10 @@ _PARAMETER = re.compile(r" parameter\((\d+)\)")
 _FUSION = re.compile(r" fusion\(([^)]*)\)(.*?calls=(%[\w.\-]+))")
 _CALLED = re.compile(r"(?<=\w=)%[\w.\-]+|(?<=_computations=\{)[^}]*")  # the values of attributes
 _NAME = re.compile(r"%[\w.\-]+")
-_COMMUTES = re.compile(r"\s+ROOT %[\w.\-]+ = (\w+\[\]) (add|multiply|maximum|minimum|and|or)\(")
-_COMBINING_LINES = 3  # two numbers and their sum
+_COMMUTES = re.compile(
+    r"\s+ROOT %[\w.\-]+ = (\w+\[\]) (add|multiply|maximum|minimum|and|or)\((%[\w.\-]+), (?!\3\))"
+)
+_COMBINED = 2  # numbers, of which the only other line is the sum
 _SCRATCH = re.compile(r"\b[su]8\[\d+\]")
 _USES_SCRATCH = (" custom-call(", " get-tuple-element(")
 _CONFIG = "backend_config="
@@ -80,7 +82,8 @@ def _digested(lines: list[str], known: Mapping[str, _Digested], is_fused: bool) 
         is_fused: whether a fusion calls it. Then its parameters are numbered as it lists them.
     """
     order = tuple(int(found[1]) for line in lines if (found := _PARAMETER.search(line)))
-    if len(lines) == _COMBINING_LINES and (combined := _COMMUTES.match(lines[-1])):
+    combines = len(order) == _COMBINED == len(lines) - 1
+    if combines and (combined := _COMMUTES.match(lines[-1])):
         return _Digested(_digest(f"{combined[1]} {combined[2]}"), order)
     digests: dict[str, str] = {}
     for line in lines:

@@ -127,9 +127,7 @@ GPU_OF_RESULT = re.compile(r'\bdevice: "([^"]*)"')
 DESCRIPTION = re.compile(
     r"(?P<model>CUDA: [\d.]+), Cores: (?P<cores>\d+), .*Memory bandwidth: (?P<rate>\d[\d.]*) GB/s"
 )
-SAME_RATE = (
-    0.05  # catalog and driver differ by less; an H100 and an H200, alike but for their memory, by more
-)
+SAME_RATE = 0.05  # catalog and driver differ by less, an H100 and an H200 by more
 REFUSALS = ("No such compile option", "While setting option")
 
 
