@@ -16,6 +16,7 @@ host's time between steps is in none of them.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import re
@@ -367,6 +368,7 @@ def kineto_step(path: Path) -> TracedStep:
     )
 
 
+@functools.cache  # a trace has thousands of events of one name
 def _kernel_class(name: str) -> str | None:
     for kind, pattern in KERNEL_NAMES.items():
         if re.search(pattern, name, re.IGNORECASE):
