@@ -18,8 +18,9 @@ from meshwright.sharding import activation_spec, mesh_here, parameter_spec
 from meshwright.step import FORMATS, build_step
 from meshwright.step._build import declarations
 from meshwright.step._gradients import gradients_of, sum_formats
-from meshwright.step._pipeline import Pipeline
+from meshwright.step._pipeline import Pipeline, over_stages
 from meshwright.step._stage import AXIS, gather_positions, own_positions, scatter_positions
+from meshwright.step._tables import spec_in_step
 
 # Loss and gradients through stages against one device; what the compiled pipeline sends and keeps.
 
@@ -77,6 +78,11 @@ class Run:
             lambda p: NamedSharding(mesh, parameter_spec(p.dims, mesh)), staged, is_leaf=is_parameter
         )
 
+    def specs(self, mesh):
+        return jax.tree.map(
+            lambda p: over_stages(spec_in_step(p, mesh, False)), self.staged(mesh), is_leaf=is_parameter
+        )
+
     def over_stages(self, mesh):
         """The parameters, with whatever in the padding: nothing may come of it."""
 
@@ -98,6 +104,7 @@ class Run:
             num_layers=self.config.model.num_layers,
             context_of=functools.partial(self.context_of, mesh),
             shardings=self.laid(mesh),
+            specs=self.specs(mesh),
             formats=sum_formats(self.staged(mesh), self.config.gradient_sum),
         )
 
@@ -205,7 +212,14 @@ CASES = [
         {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=LONG
     ),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
-    pytest.param({"stage": 3, "tensor": 2}, 3, ("model.num_layers=3",), (), id="uneven", marks=WIDE),
+    pytest.param(
+        {"stage": 3, "tensor": 2},
+        3,
+        ("model.num_layers=3", "model.vocab_size=66"),
+        (),
+        id="uneven",
+        marks=WIDE,
+    ),
     pytest.param({"stage": 2}, 8, (), (), id="two stages", marks=LONG),
     pytest.param(STAGE_DATA_TENSOR, 8, (), ("pipeline=gpipe",), id="data and tensor, gpipe", marks=LONG),
     pytest.param({"stage": 2, "context": 2, "tensor": 2}, 8, (), (), id="context and tensor", marks=LONG),
@@ -319,8 +333,16 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
 
     passes, activation = 8 + 4 - 1, 2 * 16 * 16 * 4
     assert paid("collective-permute") == 2 * passes * activation
-    # For the head a stage is sent a quarter of each microbatch, and gathers the gradients.
-    assert (paid("reduce-scatter"), paid("all-gather")) == (8 * activation / 4, 8 * activation)
+    # For the head a stage is sent a quarter of each microbatch, and gathers the gradients. The head itself is
+    # gathered when the step begins, and its gradient is scattered at the end.
+    table = 64 * 16 * 4
+    assert (paid("reduce-scatter"), paid("all-gather")) == (
+        (8 * activation + table) / 4,
+        8 * activation + table,
+    )
+    # Stages add the rows of the embedding that each has found, and the gradients of its output: in each tick,
+    # once before and once after. The final norm has 16 numbers, and the rest are scalars.
+    assert paid("all-reduce") == pytest.approx(2 * (passes + 1) * activation + 16 * 4, abs=128)
 
 
 def test_a_pipeline_sums_gradients_over_context_once_a_step():
@@ -331,7 +353,7 @@ def test_a_pipeline_sums_gradients_over_context_once_a_step():
     in_loops = {(each.kind, each.axes) for each in over if each.in_loop}
     assert in_loops == {("all-gather", ("context",)), ("reduce-scatter", ("context",))}
     outside = sum(each.payload_bytes for each in over if not each.in_loop)
-    num_layers, tables = 4 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) // 2, 2 * 64 * 16 + 16  # of a stage
+    num_layers, tables = 4 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) // 2, 2 * 64 * 16 // 2 + 16  # of a stage
     scalars = 64
     assert outside == pytest.approx(4 * (num_layers + tables), abs=scalars)
 

@@ -139,7 +139,8 @@ def _host_array(
     num_layers: int | None,
 ) -> HostArray:
     """Return an array's shards as its pieces, those of a pipeline's chunks apart and without its padding."""
-    shape, num_chunks = shape_of_layers(array, num_layers), num_chunks_of(array)
+    keys = _keys(path)
+    shape, num_chunks = shape_of_layers(array, num_layers, str(keys[-1])), num_chunks_of(array)
     shard_shape = array.sharding.shard_shape(array.shape)
     starts: list[tuple[int, ...]] = []
     pieces: list[np.ndarray] = []
@@ -151,7 +152,7 @@ def _host_array(
                 starts.append(at)
                 pieces.append(piece[: shape[0] - at[0]] if shape else piece)
     return HostArray(
-        keys=_keys(path),
+        keys=keys,
         shape=shape,
         dtype=array.dtype.name,
         chunk_shape=chunk_shape_of(
@@ -350,7 +351,7 @@ def _check_match(
         )
     for path, leaf in wanted.items():
         ours, theirs = (
-            (leaf.dtype.name, shape_of_layers(leaf, num_layers)),
+            (leaf.dtype.name, shape_of_layers(leaf, num_layers, path.rpartition("/")[2])),
             (stored[path].dtype, stored[path].shape),
         )
         if ours != theirs:

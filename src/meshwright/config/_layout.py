@@ -32,6 +32,8 @@ PARAMETER_RULES: Rules = {
     "latent": ("fsdp",),  # the inputs of a product with a latent, which has no other dim for fsdp
     "experts": ("expert",),
     **_BY_TENSOR,
+    "vocab": ("tensor", "stage"),  # of a head, which a step first gathers over the stages
+    "token": ("stage", "tensor"),  # of an embedding that is no head: each stage looks up its own rows
     "rank": (),  # of an adapter
     "routes": (),  # the router's outputs, one for each expert, whole on every device
     **dict.fromkeys(

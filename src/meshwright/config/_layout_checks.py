@@ -86,8 +86,8 @@ def check_layout(config: RunConfig, layout: Layout) -> None:
     Checked: the batch over data * fsdp * expert * microbatch; the layers, padded for the stages, over chunks;
     each other dimension of `ModelSizes.split_dims` over the axes of its rule, with ZeRO-1 for the parameters;
     positions of sequences over tensor and over context, there in two pieces for each device. Key-value heads
-    may also be fewer than `tensor`, each for several whole devices. Where `tensor` does not divide the
-    vocabulary, it has to divide the columns of tables, with the axes of `embed`.
+    may also be fewer than `tensor`, each for several whole devices. Where `stage` and `tensor` do not divide
+    the vocabulary, `tensor` has to divide the columns of tables, with the axes of `embed`.
 
     Raises:
         InputError: an axis splits nothing of the model, or dimensions do not divide; the error lists all
@@ -129,17 +129,18 @@ def _table_problems(
     config: RunConfig, layout: Layout, vocabulary: Mapping[str, int], embed: Mapping[str, int]
 ) -> Iterator[Problem]:
     """Yield the widths of tables that do not divide, where `tensor` has to split them and not their rows."""
+    in_rows = math.prod(layout.size(axis) for axis in PARAMETER_RULES["vocab"])
     axes = [*(ZERO1_RULES if config.zero1 else PARAMETER_RULES)["embed"], "tensor"]
     ways, names = math.prod(layout.size(axis) for axis in axes), "*".join(axes)
     for path, rows in vocabulary.items():
-        if rows % layout.size("tensor") == 0:
+        if rows % in_rows == 0:
             continue
         for width_path, width in embed.items():
             if width % ways:
                 what = f"= {width} does not divide over {names} = {ways}, which split the columns of tables"
                 what += f" with {path} = {rows} rows"
                 hint = f"use {names}={or_list(near_divisors(width, ways))}, or {path} = "
-                yield width_path, what, hint + or_list(near_multiples(layout.size("tensor"), rows))
+                yield width_path, what, hint + or_list(near_multiples(in_rows, rows))
 
 
 def _stage_problems(config: RunConfig, layout: Layout) -> Iterator[Problem]:

@@ -112,7 +112,8 @@ class Transformer(Model):
             shape = (num_rows, c.embed_dim)
             return Parameter(shape=shape, dims=(dim, "embed"), fan_in=c.embed_dim, gain=gain)
 
-        declared: Tree = {"embedding": table(c.vocab_size, "vocab"), "final_norm": self._norm_parameters()}
+        embedding = table(c.vocab_size, self._rows_of_embedding)
+        declared: Tree = {"embedding": embedding, "final_norm": self._norm_parameters()}
         if c.max_positions is not None:
             declared["positions"] = table(c.max_positions, "positions")
         declared["layers"] = self._of_layers(self.block, c.num_layers - c.num_dense_layers)
@@ -121,6 +122,11 @@ class Transformer(Model):
         if not c.tied_embeddings:
             declared["head"] = table(c.vocab_size, "vocab")
         return declared
+
+    @property
+    def _rows_of_embedding(self) -> str:
+        """The name of the embedding's first dim."""
+        return "vocab" if self.config.tied_embeddings else "token"
 
     def summed(self, context: Context) -> tuple[str, ...]:
         """Return the groups of stacked layers in a loop, unless `fsdp` or `expert` splits the tokens.
@@ -235,8 +241,9 @@ class Transformer(Model):
         tokens = in_ring_order(tokens, context.mesh)
         with jax.named_scope("embed"):
             tokens = context.pin(tokens, "batch", "sequence")
-            table = context.gather(parameters["embedding"], "vocab", "embed")
-            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype)
+            rows = self._rows_of_embedding
+            table = context.gather(parameters["embedding"], rows, "embed")
+            x = look_up(table, tokens, context.mesh, context.zero1, context.dtype, rows)
             if self.config.scaled_embedding:
                 x = x * jnp.asarray(math.sqrt(self.config.embed_dim), x.dtype)
             if self.config.position == "learned":

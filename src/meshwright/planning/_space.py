@@ -394,7 +394,7 @@ def _layout_rules(config: RunConfig, sizes: Column) -> dict[str, NDArray[np.bool
             rules[f"{axis} splits nothing of the model"] = sizes[:, place] == 1
     for rows in vocabulary.values():
         by_columns = _all_divisible(dims["embed"].values(), sizes[:, FSDP] * tensor)
-        rules["fsdp and tensor divide no side of the tables"] = (rows % tensor == 0) | by_columns
+        rules["fsdp and tensor divide no side of the tables"] = (rows % (stage * tensor) == 0) | by_columns
     if takes_sequences:
         pieces = context * np.lcm(2, tensor)
         rules["context does not divide the sequence"] = (context == 1) | (length % pieces == 0)
@@ -539,7 +539,8 @@ def _setting_rules(config: RunConfig, fleet: Fleet, candidates: Candidates) -> d
     ]  # fmt: skip
     tensor, replicas = candidates.size(TENSOR), candidates.size(DATA) * candidates.size(FSDP)
     widths = model.sizes.split_dims.get("embed", {}).values()
-    by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), tensor)
+    in_rows = candidates.size(STAGE) * tensor
+    by_columns = ~_all_divisible(model.sizes.split_dims.get("vocab", {}).values(), in_rows)
     lacking = [
         place for place, name in enumerate(SETTINGS["precision"]) if not _has_units(config, fleet, name)
     ]

@@ -26,7 +26,7 @@ class Weights:
     keys: float  # of these those of keys and values, which `tensor` divides no further than their heads
     experts: float  # of all blocks: stage, expert, fsdp, tensor
     norms: float  # and routers, of all blocks: stage, fsdp
-    tables: float  # embedding and head: fsdp, tensor
+    tables: float  # embedding and head: stage (in part), fsdp, tensor
 
 
 def weights_of(config: RunConfig) -> Weights:

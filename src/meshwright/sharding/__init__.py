@@ -12,6 +12,7 @@ from ._errors import sharding_error as sharding_error
 from ._errors import sharding_errors as sharding_errors
 from ._place import abstract as abstract
 from ._place import place as place
+from ._rules import TABLE_ROWS as TABLE_ROWS
 from ._rules import AnyMesh as AnyMesh
 from ._rules import activation_spec as activation_spec
 from ._rules import axis_size as axis_size

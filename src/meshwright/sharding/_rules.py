@@ -23,6 +23,10 @@ from ..config import ACTIVATION_RULES, PARAMETER_RULES, ZERO1_RULES, Rules
 AnyMesh = Mesh | AbstractMesh
 """A mesh of devices; or, inside a `shard_map` over some of its axes, what `jax.sharding.get_abstract_mesh()`
 gives: along those (its `manual_axes`) the code is one shard's already, and there is nothing left to split."""
+TABLES = ("embedding", "head")
+"""The parameters whose rows are a vocabulary."""
+TABLE_ROWS = ("vocab", "token")
+"""The names of their first dim: of one that gives logits, and of one in which tokens are only looked up."""
 KV_HEADS = "kv_heads"
 """The dimension of key-value heads. Where `tensor` has more devices, each head serves several of them."""
 
@@ -102,13 +106,15 @@ def parameter_spec(
     """Return the PartitionSpec of a stored parameter with these dimension names, under ZeRO-1 if `zero1`.
 
     `shape`: of a parameter at rest. Key-value heads are whole where `tensor` has more devices. Of a table
-    with a vocabulary that `tensor` does not divide, it splits the columns.
+    with a vocabulary that `stage` and `tensor` do not divide, `tensor` splits the columns.
     """
     rules = ZERO1_RULES if zero1 else PARAMETER_RULES
     if shape is not None and num_repeats(dims, shape, mesh) > 1:
         rules = {**rules, KV_HEADS: ()}
-    if shape is not None and "vocab" in dims and shape[dims.index("vocab")] % axis_size(mesh, "tensor"):
-        rules = {**rules, "vocab": (), "embed": (*rules["embed"], "tensor")}
+    if shape is not None and dims[0] in TABLE_ROWS:
+        ways = math.prod(axis_size(mesh, axis) for axis in rules[dims[0]])
+        if shape[0] % ways:
+            rules = {**rules, dims[0]: (), "embed": (*rules["embed"], "tensor")}
     return _spec(dims, mesh, rules)
 
 
@@ -137,7 +143,7 @@ def num_chunks_of(array: Any) -> int:
     return array.shape[0] if len(spec) > 1 and spec[1] == "stage" else 1
 
 
-def shape_of_layers(array: Any, num_layers: int | None) -> tuple[int, ...]:
+def shape_of_layers(array: Any, num_layers: int | None, name: str) -> tuple[int, ...]:
     """Return the shape of an array outside of a step.
 
     Chunks of layers are in one dim of all layers, and layers that pad a pipeline's stages are left out.
@@ -145,8 +151,11 @@ def shape_of_layers(array: Any, num_layers: int | None) -> tuple[int, ...]:
     Args:
         array: an array, or a `jax.ShapeDtypeStruct` with a sharding.
         num_layers: of the model; None if it has no stacked layers.
+        name: the last name on the array's path in the state: for a moment, that of its parameter.
     """
     shape = tuple(array.shape)
+    if name in TABLES:  # stages split their first dim too
+        return shape
     if num_chunks_of(array) > 1:
         shape = (shape[0] * shape[1], *shape[2:])
     elif not (isinstance(array.sharding, NamedSharding) and array.sharding.spec[:1] == ("stage",)):
@@ -209,7 +218,7 @@ def gather(
     def backward(_: None, gradient: Any) -> tuple[Array]:
         if narrowed is not None:
             gradient = gradient[2]
-        if "vocab" not in dims:  # reduce over `fsdp` first, inside a host; a table's is split
+        if dims[0] not in TABLE_ROWS:  # reduce over `fsdp` first, inside a host; a table's is split
             gradient = jax.lax.with_sharding_constraint(gradient, at_rest)
         return (jax.lax.with_sharding_constraint(gradient, left).astype(stored),)
 
@@ -261,8 +270,9 @@ def look_up(
     mesh: AnyMesh,
     zero1: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
+    rows: str = "vocab",
 ) -> Array:
-    """Return the rows of `table` [vocab, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
+    """Return the rows of `table` [rows, embed] (gathered over `fsdp`) at `indices` [batch, sequence].
 
     The rows are cast to `dtype`, if given; their gradient is summed over devices in the format of `table`.
 
@@ -270,21 +280,24 @@ def look_up(
     residuals are laid out. Without this, the partitioner gathers the whole table. Each device sums the
     gradient in float32 and only then casts it: a frequent token has thousands of terms in a batch, and a sum
     in sixteen bits would lose them to rounding.
+
+    In code of one stage, a table of the rows `token` has that stage's part of them. Every stage then receives
+    the found rows, and the gradients that the stages give are added.
     """
     whole, split = PartitionSpec(_one(mesh, "tensor")), activation_spec(("batch", "sequence"), mesh)
     residual = activation_spec(("batch", "residual_sequence", "embed"), mesh)
-    columns = parameter_spec(("vocab", "embed"), mesh, zero1)
+    columns, axes = parameter_spec((rows, "embed"), mesh, zero1), _row_axes(mesh, rows)
 
     @jax.custom_vjp
     def find(table: Array, indices: Array) -> Array:
         table = table if dtype is None else table.astype(dtype)
-        if axis_size(mesh, "tensor") == 1:
+        if not axes:
             return table[indices]
-        return on_each_device(partial(_found, mesh), mesh, (whole, split), residual)(table, indices)
+        return on_each_device(partial(_found, axes), mesh, (whole, split), residual)(table, indices)
 
     def backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
         num_rows = saved[0].shape[0] // axis_size(mesh, "tensor")
-        local = partial(_table_gradient, mesh, zero1, num_rows, saved[0].dtype)
+        local = partial(_table_gradient, mesh, axes, zero1, num_rows, saved[0].dtype)
         return on_each_device(local, mesh, (split, residual), columns)(saved[1], gradient), None
 
     find.defvjp(lambda table, indices: (find(table, indices), (table, indices)), backward)
@@ -295,20 +308,29 @@ def _one(mesh: AnyMesh, axis: str) -> str | None:
     return axis if axis_size(mesh, axis) > 1 else None
 
 
-def _place(mesh: AnyMesh, indices: Array, num_rows: int) -> Array:
+def _row_axes(mesh: AnyMesh, rows: str) -> tuple[str, ...]:
+    """Return the axes that split a table's rows, outermost first; of these `stage` is manual."""
+    is_shared = rows == "token" and "stage" in mesh.manual_axes
+    return (*(("stage",) if is_shared else ()), *(("tensor",) if _one(mesh, "tensor") else ()))
+
+
+def _place(axes: tuple[str, ...], indices: Array, num_rows: int) -> Array:
     """Return the positions of `indices` among this device's rows; `num_rows` for rows of other devices."""
-    first = jax.lax.axis_index("tensor") * num_rows if _one(mesh, "tensor") else 0
+    first = jax.lax.axis_index(axes) * num_rows if axes else 0
     place = indices - first
     return jnp.where((place >= 0) & (place < num_rows), place, num_rows)
 
 
-def _found(mesh: AnyMesh, rows: Array, indices: Array) -> Array:
-    found = rows.at[_place(mesh, indices, rows.shape[0])].get(mode="fill", fill_value=0)
-    return jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
+def _found(axes: tuple[str, ...], rows: Array, indices: Array) -> Array:
+    found = rows.at[_place(axes, indices, rows.shape[0])].get(mode="fill", fill_value=0)
+    if "tensor" in axes:
+        found = jax.lax.psum_scatter(found, "tensor", scatter_dimension=1, tiled=True)
+    return jax.lax.psum(found, "stage") if "stage" in axes else found
 
 
 def _table_gradient(
     mesh: AnyMesh,
+    axes: tuple[str, ...],
     zero1: bool,
     num_rows: int,
     dtype: jax.typing.DTypeLike,
@@ -319,12 +341,14 @@ def _table_gradient(
 
     The device receives its columns of every token's gradient.
     """
-    if _one(mesh, "tensor"):
+    if "stage" in axes:
+        gradient = jax.lax.psum(gradient, "stage")
+    if "tensor" in axes:
         gradient = jax.lax.all_gather(gradient, "tensor", axis=1, tiled=True)
     if _one(mesh, "fsdp"):
         gradient = jax.lax.all_to_all(gradient, "fsdp", split_axis=2, concat_axis=0, tiled=True)
         indices = jax.lax.all_gather(indices, "fsdp", axis=0, tiled=True)
-    place = _place(mesh, indices, num_rows)
+    place = _place(axes, indices, num_rows)
     total = jnp.zeros((num_rows, gradient.shape[2]), jnp.float32)
     total = total.at[place].add(gradient.astype(jnp.float32), mode="drop").astype(dtype)
     others = tuple(axis for axis in token_axes(mesh) if axis != "fsdp")

@@ -50,9 +50,9 @@ from ..models import (
 from ..sharding import activation_spec, batch_axes, mesh_here, parameter_spec
 from . import _gradients as grads
 from ._optimizer import is_matrix, moment_shardings, optimizer_of, schedule_of
-from ._pipeline import Pipeline
+from ._pipeline import Pipeline, over_stages
 from ._stage import ContextOf, Staged
-from ._tables import PaddedTables
+from ._tables import PaddedTables, spec_in_step
 
 Tree = Any
 HOST = "pinned_host"  # memory that devices access without the host's help
@@ -103,9 +103,9 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     state_shardings, batch_shardings = (jax.tree.map(lambda s: s.sharding, tree) for tree in (state, batch))
     tables = PaddedTables(model.parameters(), mesh, config.zero1)
     used = tables.declared(declared)
-    shardings = _by_dims(used, mesh, config.zero1)  # of gradients, while a step computes
+    shardings = tables.shardings(_by_dims(used, mesh, config.zero1))  # of gradients, while a step computes
     formats = grads.sum_formats(used, config.gradient_sum)
-    pipeline = _pipeline_of(config, model, context_of, shardings, formats)
+    pipeline = _pipeline_of(config, model, used, context_of, shardings, formats)
     sums = _sums_of(model, () if frozen is not None else model.summed(context_of(None)), formats)
 
     def loss(
@@ -184,16 +184,23 @@ def _sums_of(model: Model, summed: tuple[str, ...], formats: Tree) -> grads.Grad
 
 
 def _pipeline_of(
-    config: RunConfig, model: Model, context_of: ContextOf, shardings: Tree, formats: Tree
+    config: RunConfig, model: Model, used: Tree, context_of: ContextOf, shardings: Tree, formats: Tree
 ) -> Pipeline | None:
-    """Return the pipeline of a run over several stages; None with one."""
-    if jax.tree.leaves(shardings)[0].mesh.shape.get("stage", 1) == 1:
+    """Return the pipeline of a run over several stages; None with one.
+
+    `used`: the declarations of the parameters as a step uses them.
+    """
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    if mesh.shape.get("stage", 1) == 1:
         return None
+    specs = jax.tree.map(
+        lambda p: over_stages(spec_in_step(p, mesh, config.zero1)), used, is_leaf=is_parameter
+    )
     num_layers = num_stacked_layers(config)
     assert isinstance(model, Staged), f"check_layout refuses stages of a {config.model.kind} model"
     assert num_layers is not None, f"a {config.model.kind} model has no stacked layers"
     chunks = config.pipeline_chunks
-    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, formats)
+    return Pipeline(model, config.pipeline, chunks, num_layers, context_of, shardings, specs, formats)
 
 
 def whole_parameters(state: Tree) -> Tree:
@@ -370,18 +377,17 @@ def whole_over_replicas(
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
-    Under ZeRO-1 it is whole over `data`; it stays sharded by the other axes. Matrices and tables are cast to
-    `dtype` before they cross the network. Vectors stay in float32, and so do matrices with `Parameter.wide`.
+    Under ZeRO-1 it is whole over `data`, and a pipeline's head is whole over `stage`. It stays sharded by the
+    other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
+    float32, and so do matrices with `Parameter.wide`.
     """
 
     def one(declared: Parameter, x: Array) -> Array:
         cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
-        if not zero1:
+        at_rest = parameter_spec(declared.dims, mesh, zero1, declared.shape)
+        split, whole = (NamedSharding(mesh, spec) for spec in (at_rest, spec_in_step(declared, mesh, False)))
+        if not zero1 and split == whole:
             return cast
-        split, whole = (
-            NamedSharding(mesh, parameter_spec(declared.dims, mesh, zero1, declared.shape))
-            for zero1 in (True, False)
-        )
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
 

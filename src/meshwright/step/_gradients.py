@@ -159,8 +159,8 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
     """Average arrays [parts, ...] over their first dim, of which each place of `own_axes` holds its own part.
 
     They cross the network in their own format, and the results are in float32. Each array takes one
-    all-reduce over these axes. If `shardings` shard its result over `data` too, it takes
-    a reduce-scatter over `data`, and an all-reduce of what is left over the other axes.
+    all-reduce over these axes. If `shardings` shard its result over some of them, such as `data`, it takes
+    reduce-scatters over these, and an all-reduce of what is left over the others.
 
     Args:
         summed: for each array, further axes over which its parts are added, not averaged; none by default.
@@ -172,9 +172,10 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
 
     def mean(total: Array, spec: PartitionSpec, left: tuple[str, ...]) -> Array:
         for place, split in enumerate(spec):
-            if REPLICAS in axes_of(split):
-                total = jax.lax.psum_scatter(total, REPLICAS, scatter_dimension=place, tiled=True)
-                left = tuple(axis for axis in left if axis != REPLICAS)
+            for axis in axes_of(split):
+                if axis in left:
+                    total = jax.lax.psum_scatter(total, axis, scatter_dimension=place, tiled=True)
+                    left = tuple(other for other in left if other != axis)
         total = jax.lax.psum(total, left) if left else total
         return total.astype(jnp.float32) / num_parts
 
@@ -184,7 +185,9 @@ def mean_over_parts(parts: Tree, shardings: Tree, summed: Tree = None) -> Tree:
         )
 
     inputs = jax.tree.map(
-        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {REPLICAS})), shardings, summed
+        lambda s, more: PartitionSpec(axes + more, *without_axes(s.spec, {REPLICAS, *more})),
+        shardings,
+        summed,
     )
     results = jax.tree.map(lambda s: s.spec, shardings)
     with jax.named_scope("replicas"):

@@ -18,11 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import config as sections
 from ..models import Parameter, is_parameter
-from ..sharding import axis_size, parameter_spec
+from ..sharding import TABLE_ROWS, axis_size, parameter_spec
 
 Tree = Any
 STACKED = ("chunks", "layers", "experts")  # dims that stack several parameters of one kind
-OUTER = ("vocab", "positions", "one")  # dims of tables and heads, which are no hidden matrices
+OUTER = (*TABLE_ROWS, "positions", "one")  # dims of tables and heads, which are no hidden matrices
 
 
 def schedule_of(config: sections.RunConfig) -> optax.Schedule:
@@ -341,7 +341,8 @@ def _spec_of_sides(
         longer, shorter = (dims.first, dims.second) if first > second else (dims.second, dims.first)
         kept = (*kept[: len(dims.stack)], shorter if name == "v_row" else longer)
     if shape != tuple(math.prod(parameter.shape[dim] for dim in side) for side in kept):
-        return PartitionSpec(*spec[: spec.index("stage") + 1]) if "stage" in spec else PartitionSpec()
+        of_layers = "layers" in parameter.dims and "stage" in spec
+        return PartitionSpec(*spec[: spec.index("stage") + 1]) if of_layers else PartitionSpec()
     return PartitionSpec(*(_of_merged(side, spec) for side in kept))
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Key
 
 from ..config import PipelineSchedule, Ticks
 from ..models import Outcome
+from ..sharding import axes_of
 from ._gradients import mean_over_parts, own_axes, rows_spec
 from ._stage import AXIS, ContextOf, Stage, Staged, Totals
 
@@ -36,6 +37,7 @@ class Pipeline:
     ...] and their second dim is sharded over the stages.
     `context_of(key)`: the run's context for a microbatch's key; None for evaluation on held-out data.
     `shardings`: the gradients' shardings, a tree of the parameters' structure.
+    `specs`: the parameters' PartitionSpecs over the stages, a tree of the same structure.
     `formats`: those in which gradients are summed, a tree of the same structure.
     """
 
@@ -45,6 +47,7 @@ class Pipeline:
     num_layers: int
     context_of: ContextOf
     shardings: Tree
+    specs: Tree
     formats: Tree
 
     def scaled_gradients(self, state: Tree, batch: Tree, key: Key[Array, ""]) -> tuple[Array, Outcome, Tree]:
@@ -61,11 +64,10 @@ class Pipeline:
             totals = lax.pmean(totals, self.axes) if self.axes else totals
             return totals, jax.tree.map(lambda g: g[None], gradient)
 
-        specs = self._stage_specs
-        parts = jax.tree.map(lambda spec: PartitionSpec((*self.axes, *summed_axes(spec)), *spec), specs)
+        parts = jax.tree.map(lambda spec: PartitionSpec((*self.axes, *summed_axes(spec)), *spec), self.specs)
         each = self._on_each_stage(local, (_WHOLE, _WHOLE), (_TOTALS, parts))
         totals, gradient = each(state["parameters"], batch, jax.random.key_data(key), scale)
-        gradient = mean_over_parts(gradient, self.shardings, jax.tree.map(summed_axes, specs))
+        gradient = mean_over_parts(gradient, self.shardings, jax.tree.map(summed_axes, self.specs))
         if "loss_scale" in state:
             gradient = jax.tree.map(lambda g: g / scale, gradient)
         return totals.loss, Outcome({}, self._summary(totals)), gradient
@@ -110,25 +112,21 @@ class Pipeline:
         """The axes along which each device sums the gradients of its own tokens."""
         return own_axes(self.mesh)
 
-    @property
-    def _stage_specs(self) -> Tree:
-        """PartitionSpecs of the parameters over the stages."""
-
-        def spec(sharding: NamedSharding) -> PartitionSpec:
-            return PartitionSpec(*(AXIS if axis == AXIS else None for axis in sharding.spec[:2]))
-
-        return jax.tree.map(spec, self.shardings)
-
     def _on_each_stage(self, local: Any, more_inputs: Any, outputs: Any) -> Any:
         """Wrap `local` of parameters, batch and more to run on each stage of each part of the tokens."""
         return jax.shard_map(
             local,
             mesh=self.mesh,
-            in_specs=(self._stage_specs, rows_spec(self.axes), *more_inputs),
+            in_specs=(self.specs, rows_spec(self.axes), *more_inputs),
             out_specs=outputs,
             axis_names={AXIS, *self.axes},
             check_vma=False,
         )
+
+
+def over_stages(spec: PartitionSpec) -> PartitionSpec:
+    """Return a parameter's PartitionSpec in code that is manual along `stage` alone."""
+    return PartitionSpec(*(AXIS if AXIS in axes_of(axes) else None for axes in spec[:2]))
 
 
 def summed_axes(spec: PartitionSpec) -> tuple[str, ...]:

@@ -161,6 +161,7 @@ class _Carry(NamedTuple):
     """The values carried from tick to tick."""
 
     x: Array  # input of the next forward pass, from the previous stage
+    embedded: Array  # the next microbatch that the first stage begins with
     d_y: Array  # gradient of the output of the next backward pass, from the next stage
     outputs: Array  # [1, or under gpipe microbatches + 1; ...]: of the last stage, whose loss comes later
     d_x: Array  # gradient of the input of the last backward pass, for the embedding
@@ -393,9 +394,20 @@ class Stage:
 
     # Embedding and head
 
-    def embedded(self, x: Array, up: _Pass) -> Array:
-        """Return the first stage's input of a forward pass of its first chunk; other stages', `x`."""
-        return jnp.where(self.is_first, self.model.embed(self.parameters, *self.microbatch(up.microbatch)), x)
+    def embedded(self, number: Array) -> Array:
+        """Return a microbatch as the first stage begins with it.
+
+        All stages take part, for each has some rows of the embedding.
+        """
+        return self.model.embed(self.parameters, *self.microbatch(number))
+
+    def begun(self, carry: _Carry, tick: Array) -> _Carry:
+        """Let the first stage begin a microbatch; embed the next one, whose messages run beside this tick."""
+        number = self.pass_of(self.schedule.forward, tick, 0).microbatch
+        x = jnp.where(self.is_first, carry.embedded, carry.x)
+        return carry._replace(
+            x=x, embedded=self.embedded(jnp.minimum(number + 1, self.ticks.num_microbatches - 1))
+        )
 
     def embedding_gradient(self, carry: _Carry, tick: Array) -> _Carry:
         """Add the embedding's gradient of the backward pass that the first stage did in the tick before."""
@@ -489,7 +501,7 @@ class Stage:
         if work.judges:
             carry = self.head_pass(carry, backward, scale)
         if work.embeds:
-            carry = carry._replace(x=self.embedded(carry.x, up))
+            carry = self.begun(carry, forward)
         carry = self.through_layers(work, carry, up, down, scale)
         if work.forward:
             outputs = lax.dynamic_update_index_in_dim(carry.outputs, carry.x, self.output_place(forward), 0)
@@ -520,7 +532,8 @@ class Stage:
         waiting = self.ticks.num_microbatches + 1 if self.is_gpipe else 1
         outputs = jnp.zeros((waiting, *x.shape), x.dtype)
         gradient = jax.tree.map(lambda p, f: jnp.zeros(p.shape, f), self.parameters, self.formats)
-        return _Carry(x, x, outputs, x, slots, totals, self.pinned(gradient, self.shardings))
+        embedded = self.embedded(jnp.int32(0))
+        return _Carry(x, embedded, x, outputs, x, slots, totals, self.pinned(gradient, self.shardings))
 
     def zeros(self) -> tuple[Array, Totals]:
         """Return zeros in the shapes of a message between stages and of the totals."""
@@ -558,7 +571,9 @@ class Stage:
                 self.pass_of(self.schedule.forward, tick, stage) for stage in (0, self.number, self.behind)
             )
             embeds = first.exists & (first.chunk == 0)
-            x = lax.cond(embeds, lambda: self.embedded(x, here), lambda: x)
+            x = lax.cond(
+                embeds, lambda: jnp.where(self.is_first, self.embedded(first.microbatch), x), lambda: x
+            )
 
             def group(carry: tuple[Array, Totals], number: Array) -> tuple[tuple[Array, Totals], None]:
                 layers, used = self.layers_of(here, number), self.used_by(here, number)

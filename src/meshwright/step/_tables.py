@@ -1,10 +1,11 @@
 """Pad the rows of embedding and head for a step, where their number does not suit the devices.
 
 GPT-2's 50,257 rows divide over no axis. Between steps such a table has its own rows, and `tensor` splits its
-columns beside the axes that split them anyway. A step begins with an exchange over `tensor`, after which each
-device holds a part of the rows, padded with zeros to a multiple of `UNIT`. At its end the gradient goes the
-opposite way, and its padding is dropped. On GPUs without `tensor`, large tables are padded as well: their
-products are then aligned, and XLA copies none of their operands to pad them itself.
+columns beside the axes that split them anyway; stages hold all of it. A step begins with an exchange over
+`tensor`, after which each device holds a part of the rows, padded with zeros to a multiple of `UNIT`. Of an
+embedding each stage keeps its own part. At the step's end the gradient goes the opposite way, and its padding
+is dropped. On GPUs with neither axis, large tables are padded as well: their products are then aligned, and
+XLA copies none of their operands to pad them itself.
 
 So the padding has no parameter, moment or byte in a checkpoint, and a run goes on with any other layout. The
 loss leaves the logits of the padding out.
@@ -19,16 +20,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from ..models import Parameter, is_parameter
-from ..sharding import axis_size, on_each_device, parameter_spec
+from ..sharding import TABLE_ROWS, axes_of, axis_size, on_each_device, parameter_spec
+from ._gradients import without_axes
 
 Tree = Any
 UNIT = 128  # rows; as nanoGPT and Megatron-LM
 MOST_FOR_ALIGNMENT = 0.01  # of a table's rows; smaller tables would lose more by padding than they gain
-AXIS = "tensor"
 
 
 class PaddedTables:
@@ -42,22 +43,31 @@ class PaddedTables:
 
     def __init__(self, declared: Tree, mesh: Mesh, zero1: bool) -> None:
         self._mesh, self._zero1 = mesh, zero1
-        self._num_rows: Mapping[str, int] = {
-            name: p.shape[0]
+        self._stages, self._tensor = axis_size(mesh, "stage"), axis_size(mesh, "tensor")
+        self._tables: Mapping[str, Parameter] = {
+            name: p
             for name, p in declared.items()
-            if is_parameter(p) and "vocab" in p.dims and self._is_padded(p.shape[0])
+            if is_parameter(p) and p.dims[0] in TABLE_ROWS and self._is_padded(p.shape[0])
         }
 
     def declared(self, declared: Tree) -> Tree:
         """Return declarations with the padded shapes."""
 
-        def padded(table: Parameter, num_rows: int) -> Parameter:
-            return replace(table, shape=(self._rows_in_use(num_rows), *table.shape[1:]))
+        def padded(table: Parameter, at_rest: Parameter) -> Parameter:
+            return replace(table, shape=(self._rows_in_use(at_rest), *table.shape[1:]))
 
         return self._each(declared, padded)
 
+    def shardings(self, shardings: Tree) -> Tree:
+        """Return gradients' shardings with those of padded tables as a step uses these."""
+
+        def in_use(_: NamedSharding, table: Parameter) -> NamedSharding:
+            return NamedSharding(self._mesh, spec_in_step(table, self._mesh, self._zero1))
+
+        return self._each(shardings, in_use)
+
     def widened(self, parameters: Tree) -> Tree:
-        """Return parameters with padded tables, whose rows `tensor` splits."""
+        """Return parameters with padded tables, whose rows are split as a step uses them."""
         with jax.named_scope("pad_vocabulary"):
             return self._each(parameters, self._by_rows)
 
@@ -67,42 +77,56 @@ class PaddedTables:
             return self._each(gradients, self._by_columns)
 
     def _is_padded(self, num_rows: int) -> bool:
-        if axis_size(self._mesh, AXIS) > 1:
-            return num_rows % axis_size(self._mesh, AXIS) != 0
-        added = self._rows_in_use(num_rows) - num_rows
+        if self._stages * self._tensor > 1:
+            return num_rows % (self._stages * self._tensor) != 0
+        added = -num_rows % UNIT
         return self._mesh.devices.flat[0].platform == "gpu" and 0 < added < MOST_FOR_ALIGNMENT * num_rows
 
-    def _rows_in_use(self, num_rows: int) -> int:
-        unit = math.lcm(UNIT, axis_size(self._mesh, AXIS))
-        return -(-num_rows // unit) * unit
+    def _rows_in_use(self, table: Parameter) -> int:
+        unit = math.lcm(UNIT, self._stages * self._tensor)
+        return -(-table.shape[0] // unit) * unit
 
     def _each(self, tree: Tree, change: Any) -> Tree:
-        changed = {name: change(tree[name], n) for name, n in self._num_rows.items() if name in tree}
+        changed = {name: change(tree[name], table) for name, table in self._tables.items() if name in tree}
         return {**tree, **changed}
 
-    def _specs(self, num_rows: int, width: int) -> tuple[Any, Any]:
-        """Return the PartitionSpecs of a table between steps and within one."""
-        dims = ("vocab", "embed")
-        at_rest = parameter_spec(dims, self._mesh, self._zero1, (num_rows, width))
-        return at_rest, parameter_spec(dims, self._mesh, self._zero1)
+    def _at_rest(self, table: Parameter) -> PartitionSpec:
+        return parameter_spec(table.dims, self._mesh, self._zero1, table.shape)
 
-    def _by_rows(self, table: Float[Array, "rows embed"], num_rows: int) -> Float[Array, "padded embed"]:
-        at_rest, in_use = self._specs(*table.shape)
+    def _by_rows(self, x: Float[Array, "rows embed"], table: Parameter) -> Float[Array, "padded embed"]:
+        in_use = spec_in_step(table, self._mesh, self._zero1)
 
         def local(part: Array) -> Array:
-            part = jnp.pad(part, ((0, self._rows_in_use(num_rows) - num_rows), (0, 0)))
-            if axis_size(self._mesh, AXIS) == 1:
-                return part
-            return jax.lax.all_to_all(part, AXIS, split_axis=0, concat_axis=1, tiled=True)
+            part = jnp.pad(part, ((0, self._rows_in_use(table) - table.shape[0]), (0, 0)))
+            for axis in axes_of(in_use[0]):  # outermost first
+                if axis == "tensor":
+                    part = jax.lax.all_to_all(part, axis, split_axis=0, concat_axis=1, tiled=True)
+                else:
+                    held = part.shape[0] // self._stages
+                    part = jax.lax.dynamic_slice_in_dim(part, jax.lax.axis_index(axis) * held, held)
+            return part
 
-        return on_each_device(local, self._mesh, (at_rest,), in_use)(table)
+        return on_each_device(local, self._mesh, (self._at_rest(table),), in_use)(x)
 
-    def _by_columns(self, table: Float[Array, "padded embed"], num_rows: int) -> Float[Array, "rows embed"]:
-        at_rest, in_use = self._specs(num_rows, table.shape[1])
+    def _by_columns(self, x: Float[Array, "padded embed"], table: Parameter) -> Float[Array, "rows embed"]:
+        in_use = spec_in_step(table, self._mesh, self._zero1)
 
         def local(part: Array) -> Array:
-            if axis_size(self._mesh, AXIS) > 1:
-                part = jax.lax.all_to_all(part, AXIS, split_axis=1, concat_axis=0, tiled=True)
-            return part[:num_rows]
+            for axis in reversed(axes_of(in_use[0])):
+                if axis == "tensor":
+                    part = jax.lax.all_to_all(part, axis, split_axis=1, concat_axis=0, tiled=True)
+                else:
+                    part = jax.lax.all_gather(part, axis, axis=0, tiled=True)
+            return part[: table.shape[0]]
 
-        return on_each_device(local, self._mesh, (in_use,), at_rest)(table)
+        return on_each_device(local, self._mesh, (in_use,), self._at_rest(table))(x)
+
+
+def spec_in_step(declared: Parameter, mesh: Mesh, zero1: bool) -> PartitionSpec:
+    """Return the PartitionSpec of a parameter as a step uses it: a head is whole over the stages.
+
+    All stages share the loss by position, so each needs the whole head.
+    """
+    shape = None if declared.dims[0] in TABLE_ROWS else declared.shape
+    spec = parameter_spec(declared.dims, mesh, zero1, shape)
+    return without_axes(spec, ("stage",)) if declared.dims[0] == "vocab" else spec

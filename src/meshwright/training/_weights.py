@@ -101,7 +101,7 @@ class FirstWeights:
         shapes: dict[tuple[str, ...], tuple[int, ...]] = {}
         for path, (_, leaf) in zip(paths, flat, strict=True):
             matrix, part = matrix_of(path)
-            shape = shape_of_layers(leaf, self._num_layers)
+            shape = shape_of_layers(leaf, self._num_layers, path[-1])
             if part != SCALES:  # the codes lie two in a byte
                 shapes[matrix] = (*shape[:-1], 2 * shape[-1]) if part == CODES else shape
         if self._unrolled:
@@ -124,7 +124,7 @@ class FirstWeights:
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
             wanted = tuple(index or ())
-            if shape_of_layers(leaf, self._num_layers) != leaf.shape:
+            if shape_of_layers(leaf, self._num_layers, path[-1]) != leaf.shape:
                 return self._staged(leaf, wanted, read)
             if not held:
                 return np.ascontiguousarray(read(wanted), leaf.dtype)
