@@ -1,9 +1,12 @@
-"""Compare the compiled train step of some programs before and after a change: seconds by class, bytes.
+"""Compare the compiled train step of some programs before and after a change: seconds and bytes by class.
 
 Run: python benchmarks/step.py [--before CHECKOUT] [--record]. Nothing runs on a GPU: every figure is a
 prediction from a program that is compiled here. --before weighs with another checkout of this repository too,
 such as the commit before a change. --record writes records/DATE_step.toml after each program. A row that
 today's record already has, of the same program and commit, is not weighed again: a stopped run goes on.
+
+`memory_bound_gb` is what kernels without products or attention read and write in a step, on one device,
+`sent_gb` what a device sends, and `gib_by_category` its memory at the peak.
 """
 
 from __future__ import annotations
@@ -111,17 +114,25 @@ CASES = (
     ),
 )
 ONE = """
-import json, sys
+import collections, json, sys
 import meshwright as mw
+from meshwright.predict import machine_of
 config, fleet, overrides = json.loads(sys.argv[1])
 weighed = mw.weigh(config, on=fleet, overrides=overrides)
-made = weighed.prediction
+made, machine = weighed.prediction, machine_of(weighed.fleet, None)
+memory_bound = sum(each.seconds for each in made.slices if each.name == "memory-bound")
+sent = collections.Counter()
+for each in weighed.ledger.traffic:
+    sent[f"{each.kind}[{','.join(each.axes)}]"] += each.wire_bytes
 print(json.dumps({
     "tokens_per_second_per_device": made.tokens_per_second_per_device, "mfu": made.mfu,
     "model_tflops_per_second_per_device": weighed.ledger.flops.model / made.step_seconds.expected
         / weighed.fleet.num_devices / 1e12,
     "step_seconds": made.step_seconds.expected, "reserved_gib": weighed.ledger.memory.reserved_bytes / 2**30,
     "fits": weighed.fits, "compile_seconds": weighed.compiled.compile_seconds,
+    "memory_bound_gb": memory_bound * machine.memory_bytes_per_second * machine.memory_efficiency / 1e9,
+    "sent_gb": {name: sent_bytes / 1e9 for name, sent_bytes in sent.items() if sent_bytes > 1e6},
+    "gib_by_category": {name: held / 2**30 for name, held in weighed.ledger.memory.by_category.items()},
     "exposed_seconds": {each.name: each.exposed_seconds for each in made.slices},
 }))
 """
@@ -166,7 +177,8 @@ def line_of(row: dict[str, Any]) -> str:
     fits = "" if row["fits"] else ", does not fit"
     return (
         f"{start}{row['step_seconds']:.4g} s, {row['tokens_per_second_per_device']:,.0f} tokens/s, "
-        f"MFU {row['mfu']:.1%}, {row['reserved_gib']:.1f} GiB{fits} ({exposed})"
+        f"MFU {row['mfu']:.1%}, {row['reserved_gib']:.1f} GiB{fits}, memory-bound kernels move "
+        f"{row['memory_bound_gb']:.0f} GB ({exposed})"
     )
 
 

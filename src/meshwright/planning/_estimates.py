@@ -191,18 +191,17 @@ class _Form:
     # Memory
 
     def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
-        """Return the parameters that one device holds between steps, or within one (not `over_data`).
+        """Return the parameters that one device holds between steps (`over_data`), or within one.
 
-        Between steps ZeRO-1 divides them over data too, and stages share tables whose rows they divide. Within
-        a step a stage has its part of the embedding, and the whole head.
+        Between steps ZeRO-1 divides them over data too, and stages share tables whose rows they divide.
+        Within a step, a stage has its part of the embedding and the whole head.
         """
         ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
         blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
+        of_tables = np.ones_like(self.stage) if self.is_tied else (1 + 1 / self.stage) / 2
         if over_data:
             of_tables = np.where(self.vocab % (self.stage * self.tensor) == 0, 1 / self.stage, 1.0)
-        else:
-            of_tables = np.ones_like(self.stage) if self.is_tied else (1 + 1 / self.stage) / 2
         return (blocks + weights.norms / self.stage + of_tables * weights.tables / self.tensor) / ways
 
     def _held_trained(self, *, over_data: bool) -> Numbers:
