@@ -8,6 +8,9 @@ others, then those with the fewest notes on what was assumed, then spread evenly
 Factors are fitted to them as `meshwright calibrate --measured` fits, and multiply the exposed seconds of the
 other rows by class. A walk with the factors would also hide messages anew; that needs the programs.
 Where a source's software does otherwise than our program, those seconds are spread over the row's classes.
+
+`least` is the median error that would be left if one factor were fitted to all rows of the source and chip:
+calibration with a few whole steps cannot be expected to go below it by much.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
     rates = rates_digest(fleet, None)
     runs = MeasuredRuns(chip=fleet.chip.name, runs=tuple(measured_run(row, rates) for row in drawn))
     factors = machine_of(fleet, None, measured=runs).factors
+    all_rows = statistics.median(math.log(row["measured_seconds"] / row["predicted_seconds"]) for row in rows)
     scored = []
     for row in rows:
         if row in drawn:
@@ -89,7 +93,9 @@ def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
         seconds = {name: each * factors.of(name) for name, each in exposed_of(row).items()}
         ratio = sum(seconds.values()) / row["measured_seconds"]
         holds = abs(math.log(ratio)) <= TAIL * factors.deviation(seconds)
-        scored.append({"id": row["id"], "before": row["error"], "after": ratio - 1, "holds": holds})
+        least = math.exp(all_rows) * row["predicted_seconds"] / row["measured_seconds"] - 1
+        errors = {"before": row["error"], "after": ratio - 1, "least": least}
+        scored.append({"id": row["id"], **errors, "holds": holds})
     return {
         "calibrated_with": [row["id"] for row in drawn],
         "factors": {name: round(factor.value, 3) for name, factor in factors.by_class.items()},
@@ -98,11 +104,14 @@ def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median sizes of errors before and after, and the share of intervals that hold after."""
+    """Median sizes of errors before, after and at least, and the share of intervals that hold after."""
+    medians = {
+        key: round(statistics.median(abs(row[key]) for row in rows), 4)
+        for key in ("before", "after", "least")
+    }
     return {
         "rows": len(rows),
-        "before": round(statistics.median(abs(row["before"]) for row in rows), 4),
-        "after": round(statistics.median(abs(row["after"]) for row in rows), 4),
+        **medians,
         "holds": round(sum(row["holds"] for row in rows) / len(rows), 3),
     }
 
@@ -136,7 +145,7 @@ def main() -> None:
         print(json.dumps(scores, indent=1))
         return
     print(f"Median size of errors in % before and after calibrating with {asked.number} rows of each")
-    names = ("rows", "before", "after", "holds")
+    names = ("rows", "before", "after", "least", "holds")
     lines = [
         (name, str(found["rows"]), *(f"{100 * found[key]:.1f}" for key in names[1:]))
         for name, found in scores["summary"].items()

@@ -41,6 +41,13 @@ def test_a_source_that_is_slower_throughout_is_corrected_by_three_of_its_rows():
     )
 
 
+def test_the_least_error_is_that_of_one_factor_for_all_rows_of_a_source():
+    found = calibrated([row(n, ratio) for n, ratio in enumerate((1.0, 1.2, 1.1, 1.1, 1.1, 1.1, 1.32))], 3)
+    least = {each["id"]: round(each["least"], 3) for each in found["rows"]}
+    assert set(least.values()) <= {0.1, round(1.1 / 1.2 - 1, 3), 0.0, round(1.1 / 1.32 - 1, 3)}
+    assert 0.0 in least.values()
+
+
 def test_sources_are_scored_apart_and_small_ones_left_out():
     rows = [row(n, 1.3) for n in range(8)] + [row(n, 0.8, source="b") for n in range(7)]
     summary = scores_of([*rows, row(0, 1.0, source="c")], 3)["summary"]
