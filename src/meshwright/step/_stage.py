@@ -8,12 +8,12 @@ A tick with both passes goes through the layers once: the forward pass upwards a
 pass downwards. Neither needs the other, so messages of the one can run beside products of the other. The
 backward pass reads its slot first; otherwise XLA would copy all slots before the forward pass writes.
 
-Stages share the rows of the embedding: each finds what it has, and the sum over the stages is the input of the
-first (`look_up`). They share the loss too, but by positions: each has the whole head, receives its share of the
-positions of the last stage's output, and sends their gradients back. This takes two messages of a residual
-per microbatch. If the last stage did it alone, all others would wait: the head of Llama 3 8B has as many
-parameters as 2.5 of its 32 layers. The head's gradient is summed over the stages at the end; a tied table is a
-head. No tick has a branch: a table's gradient that is carried through one is copied in every tick.
+Stages share the rows of the embedding: each finds what it has, and the sum over the stages is the input of
+the first (`look_up`). They share the loss too, but by positions: each has the whole head, receives its share
+of the positions of the last stage's output, and sends their gradients back. This takes two messages of a
+residual per microbatch. If the last stage did it alone, all others would wait: the head of Llama 3 8B has as
+many parameters as 2.5 of its 32 layers. The head's gradient is summed over the stages at the end; a tied
+table is a head. No tick has a branch: a table's gradient that is carried through one is copied in every tick.
 
 The scope `busy_A_of_B` tells the ledger that A of B runs have a microbatch, and layers that are no padding;
 the others are the bubble.
