@@ -22,18 +22,11 @@ SHAPE = (7, 13)  # no other test's
 
 @pytest.fixture(scope="module", autouse=True)
 def searched() -> Iterator[ModuleType]:
-    """Leave the objects of all tests out of each search: none of them holds an array of a test here.
-
-    They are millions, and each question would look at all of them. What is to own an array must be made after
-    this; so the module that does is not this one.
-    """
-    gc.collect()
-    gc.freeze()
+    """A module that may own an array: this one was made before searches began to be kept short."""
     module = ModuleType("holding")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)
         yield module
-    gc.unfreeze()
 
 
 class Holder:
