@@ -33,8 +33,8 @@ if not _STARTED_BY_XDIST:
     os.environ["MESHWRIGHT_CACHE_DIR"] = tempfile.mkdtemp(prefix="meshwright-tests-")
     compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
-# What tests import and what jax keeps are millions of objects, and looking for garbage among them took a tenth
-# of the tests' time.
+# What tests import and what jax keeps are millions of objects, and looking for garbage among them took a
+# tenth of the tests' time.
 gc.set_threshold(20_000, 10, 10)
 
 # A shell without job control starts background jobs with Ctrl-C ignored; what tests start would inherit that.
@@ -118,8 +118,8 @@ def _quick_options(*arguments: Any, **named: Any) -> Any:
 def only_new_objects_are_searched() -> None:
     """Leave what is there when a file begins out of each search for garbage and for referrers.
 
-    Each run of `train` collects garbage, and asks what refers to its arrays: in a process that has been through
-    half of the files, both took seconds. So what is to own an array must be made after this.
+    Each run of `train` collects garbage, and asks what refers to its arrays: in a process that has been
+    through half of the files, both took seconds. So what is to own an array must be made after this.
     """
     gc.collect()
     gc.freeze()

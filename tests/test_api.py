@@ -180,9 +180,9 @@ def test_a_missing_compiler_is_named_with_its_extra(monkeypatch):
 
 def test_a_platform_without_a_compiler_can_be_simulated_and_is_marked():
     with pytest.raises(mw.InputError, match=r"cannot compile for MI300X without one: .* ROCm") as caught:
-        mw.weigh("bytes-nano", on="8xMI300X")
+        mw.weigh("linear", on="8xMI300X")
     assert "--simulate" in caught.value.hint
-    weighed = mw.weigh("bytes-nano", on="8xMI300X", simulate=True)
+    weighed = mw.weigh("linear", on="8xMI300X", simulate=True)
     assert weighed.to_dict()["source"] == "simulated on CPU"
     assert weighed.prediction is None
     assert "simulated on CPU" in weighed.no_prediction
@@ -225,5 +225,5 @@ def test_a_fleet_with_another_network_is_weighed_as_it_is():
 
 
 def test_a_link_that_the_catalog_does_not_know_is_null():
-    fleet = mw.weigh("bytes-nano", on="8xCPU").to_dict()["fleet"]
+    fleet = mw.weigh("linear", on="8xCPU").to_dict()["fleet"]
     assert fleet["between_bytes_per_second"] is None

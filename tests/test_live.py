@@ -111,8 +111,15 @@ def test_real_arrays_on_simulated_devices_are_as_shapes(mesh, abstract_mesh, for
     assert found.ledger.memory.by_category == expected.ledger.memory.by_category
 
 
-@pytest.mark.parametrize("name", ["rematerialised:train_step", "recurrent:train_step"])
-@pytest.mark.parametrize("fleet", ["8xH100", "8xCPU"])
+@pytest.mark.parametrize(
+    ("fleet", "name"),
+    [
+        ("8xH100", "rematerialised:train_step"),
+        ("8xCPU", "recurrent:train_step"),
+        pytest.param("8xH100", "recurrent:train_step", marks=pytest.mark.wide),
+        pytest.param("8xCPU", "rematerialised:train_step", marks=pytest.mark.wide),
+    ],
+)
 def test_a_function_and_its_name_are_one_program(name, fleet, mesh, monkeypatch, forked_workers):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.syspath_prepend(str(EXAMPLES))

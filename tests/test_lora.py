@@ -195,6 +195,7 @@ def test_the_ledger_shows_what_is_frozen_and_moments_of_adapters_alone():
     assert weighing.ledger.flops.rule_6nd is None, "the rule supposes that all parameters are trained"
 
 
+@pytest.mark.wide
 @pytest.mark.once
 def test_a_plan_ranks_layouts_of_a_run_with_adapters():
     fixed, run = ["rest", "remat=full", "microbatch=1"], ["lora.rank=16", "layer_loop=keep"]

@@ -33,6 +33,7 @@ def changed(before: MemoryLedger, after: MemoryLedger, *, least: float = 0.005) 
     }
 
 
+@pytest.mark.wide
 def test_twice_the_batch_doubles_what_hangs_on_rows_and_nothing_else(base):
     twice = memory("batch.sequences=128")
     # In jaxlib 0.12 the larger one's peak lies within the last layer's forward pass, with its values twice.

@@ -293,7 +293,7 @@ def counted(config):
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.long if kind in SIMPLE else ())
-        if kind not in ("sgd", "adamw")  # tests/test_oracle_memory.py weighs AdamW's
+        if kind not in ("sgd", "adamw", "muon")  # tests/test_oracle_memory.py weighs AdamW's
         else pytest.param(kind, marks=pytest.mark.wide)
         for kind in RATES
     ],

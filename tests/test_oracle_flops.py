@@ -249,6 +249,7 @@ def residual_network(torch, example):
     return lambda: loss(params, images)
 
 
+@pytest.mark.wide
 def test_a_residual_network_counts_as_torchs(torch, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(ROOT)

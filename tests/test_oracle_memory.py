@@ -133,6 +133,7 @@ def test_no_gathered_matrix_is_kept_for_the_backward_pass():
     assert not saved & {f"2,{E},{M}]", f"2,{M},{E}]", f"2,{E},4,16]", f"2,4,16,{E}]"}
 
 
+@pytest.mark.wide
 def test_attentions_blocks_are_computed_again_on_many_devices_as_on_one():
     """Kept, their scores would take rows x heads x positions squared of each layer."""
     overrides = ["remat=none", "precision=fp32"]

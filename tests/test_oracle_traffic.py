@@ -155,7 +155,11 @@ def test_with_fsdp_inside_a_host_accumulation_reduces_a_shard_once_between_hosts
 
 
 @pytest.mark.parametrize(
-    ("layout", "parts"), [("data=8", 1), pytest.param("data=2,fsdp=4", 4, marks=pytest.mark.wide)]
+    ("layout", "parts"),
+    [
+        pytest.param("data=8", 1, marks=pytest.mark.wide),
+        pytest.param("data=2,fsdp=4", 4, marks=pytest.mark.wide),
+    ],
 )
 def test_zero1_gathers_parameters_and_scatters_gradients_once(layout, parts):
     """Textbook (ZeRO, section 7): one gather of the parameters in bf16, one scatter of the fp32 sums, of a
@@ -281,6 +285,7 @@ def test_experts_buffers_are_gathered_and_scattered_over_tensor():
     assert found.pop("all-reduce tensor") == pytest.approx(residual, rel=0.05)
 
 
+@pytest.mark.wide
 def test_context_parallel_gathers_keys_and_values_twice_and_scatters_their_gradients():
     """Textbook (Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2): gradients are reduced as in a data
     parallel step. Each layer gathers keys and values in bf16, forward and backward, and scatters their

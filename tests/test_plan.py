@@ -283,6 +283,7 @@ def test_a_remembered_plan_that_cannot_be_read_is_no_answer(made, monkeypatch, t
     assert weighed.plan.layout is None
 
 
+@pytest.mark.wide
 @pytest.mark.once
 def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
     made = mw.plan(

@@ -56,21 +56,29 @@ def begun(said: list[str], until: Callable[[], bool]) -> tuple[subprocess.Popen[
     return parent, sorted(psutil.Process(parent.pid).children(), key=lambda child: child.pid)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Four processes of two devices each."""
-    folder = tmp_path_factory.mktemp("four") / "run"
-    layout = ("--layout", "data=2,fsdp=2,tensor=2", "--processes", "4", "--json")
-    return folder, ran(command("bytes-nano", folder, "8xCPU", 4, *layout, sets=TINY))
+# The number of processes, the configuration, the number of devices, the layout, and what else is set.
+SEVERAL = [
+    pytest.param((2, "linear", 2, "fsdp=2", ("model.input_dim=4096",)), id="two"),
+    # The processes of the second data replica hold copies.
+    pytest.param((4, "bytes-nano", 8, "data=2,fsdp=2,tensor=2", TINY), id="four", marks=pytest.mark.wide),
+]
 
 
-def test_four_processes_train_as_one_with_all_devices(four, tmp_path):
-    folder, done = four
-    layout = ("--layout", "data=2,fsdp=2,tensor=2")
-    ran(command("bytes-nano", tmp_path / "one", "8xCPU", 4, *layout, sets=TINY))
-    assert losses(folder) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-    answer = json.loads(done.stdout)  # nothing else is there, whatever gloo says
-    assert answer["measurement"]["num_devices"] == 8
+@pytest.fixture(scope="module", params=SEVERAL)
+def several(request, tmp_path_factory: pytest.TempPathFactory):
+    """What is run, the folder of several processes that ran it, and their answer."""
+    processes, config, devices, layout, sets = request.param
+    folder = tmp_path_factory.mktemp("several") / "run"
+    more = ("--layout", layout, "--processes", str(processes), "--json")
+    done = ran(command(config, folder, f"{devices}xCPU", 4, *more, sets=sets))
+    return (config, devices, layout, sets), folder, json.loads(done.stdout)
+
+
+def test_several_processes_train_as_one_with_all_devices(several, tmp_path):
+    (config, devices, layout, sets), folder, answer = several  # stdout has it alone, whatever gloo says
+    ran(command(config, tmp_path / "one", f"{devices}xCPU", 4, "--layout", layout, sets=sets))
+    assert losses(folder) == pytest.approx(losses(tmp_path / "one"), rel=1e-5, abs=1e-5)
+    assert answer["measurement"]["num_devices"] == devices
     assert answer["measurement"]["fingerprint"] == answer["weighing"]["compile"]["fingerprint"]
 
 
@@ -84,17 +92,17 @@ def test_processes_whose_rows_lie_apart_train_as_one(tmp_path):
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-6)
 
 
-def test_what_one_process_looked_at_is_not_told_of_all(four):
-    measured = json.loads((four[0] / "measurement.json").read_text())
+def test_what_one_process_looked_at_is_not_told_of_all(several):
+    measured = json.loads((several[1] / "measurement.json").read_text())
     assert measured["process_rss_growth_bytes"] is None
     assert "several processes" in measured["not_measured"]["process_rss_growth_bytes"]
 
 
-def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_once(four):
-    found = newest_checkpoint(four[0] / "checkpoints")
+def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_once(several):
+    folder = several[1]
+    found = newest_checkpoint(folder / "checkpoints")
     assert found is not None
     assert found.step == 4
-    # Layout data=2,fsdp=2,tensor=2: the processes of the second data replica hold copies.
     databases = {file.name.split("/")[1] for file in found.manifest.files if file.name.count("/") > 1}
     assert databases == {"d", "ocdbt.process_1"}
     files = [found.folder / file.name for file in found.manifest.files if "/d/" in file.name]
@@ -104,23 +112,27 @@ def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_
     assert sum(path.stat().st_size for path in files) < 1.5 * num_bytes  # with what describes the arrays
 
 
-def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "killed", "fewer"), [(2, 1, 1), pytest.param(4, 2, 2, marks=pytest.mark.wide)]
+)
+def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(processes, killed, fewer, tmp_path):
     folder = tmp_path / "run"
     every = ("checkpoint.every_steps=5",)
-    said = command("linear", folder, "4xCPU", 100_000, "--processes", "4", sets=every)
+    said = command("linear", folder, "4xCPU", 100_000, "--processes", str(processes), sets=every)
     parent, children = begun(said, lambda: (folder / "checkpoints/10").exists())
-    children[2].kill()
-    killed = time.monotonic()
+    children[killed].kill()
+    at = time.monotonic()
     talk = parent.communicate(timeout=60)[1]
-    assert time.monotonic() - killed < 30  # jax alone would wait for longer before it gives a process up
+    assert time.monotonic() - at < 30  # jax alone would wait for longer before it gives a process up
     assert parent.returncode == 4
-    assert f"error: process 2 of 4 ({children[2].pid} on {os.uname().nodename}) was killed by SIGKILL" in talk
+    who = f"process {killed} of {processes} ({children[killed].pid} on {os.uname().nodename})"
+    assert f"error: {who} was killed by SIGKILL" in talk
     assert not any(child.is_running() for child in children)
 
     found = newest_checkpoint(folder / "checkpoints")
     assert found is not None
     assert not found.rejected
-    ran(command("linear", folder, "4xCPU", found.step + 3, "--processes", "2", "--resume", sets=every))
+    ran(command("linear", folder, "4xCPU", found.step + 3, "--processes", str(fewer), "--resume", sets=every))
     resumed = [line for line in lines(folder, "notices.jsonl") if line["kind"] == "resumed"]
     assert resumed[-1]["step"] == found.step
     whole = tmp_path / "whole"

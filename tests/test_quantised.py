@@ -159,7 +159,7 @@ def test_layouts_train_alike(axes, unroll, mesh):
 @pytest.mark.parametrize(
     ("remat", "fleet"),
     [
-        ("none", "1xH100"),
+        WIDE("none", "1xH100"),
         WIDE("full", "2xH100"),
         LONG("none", "2xH100"),
         LONG("dots-attention", "1xH100"),

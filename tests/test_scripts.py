@@ -119,7 +119,8 @@ def test_a_script_like_nanogpt_is_weighed_by_its_training_step_and_writes_nothin
     assert not out.exists()
 
 
-@pytest.mark.parametrize("name", ["nnx_modules", pytest.param("filtered", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["nnx_modules", "filtered"])
 def test_the_modules_of_a_script_have_the_roles_of_their_classes(name, forked_workers):
     (made,) = mw.weigh_script(["python", str(SCRIPTS / f"{name}.py")], on="1xH100")
     num_bytes = dict.fromkeys(("parameters", "optimizer_state"), 0)
@@ -272,8 +273,15 @@ for _ in range(5):
 """
 
 
-@pytest.mark.parametrize("num_devices", [8, 16])  # one process, and two
-@pytest.mark.parametrize("text", [PMAPPED, MAPPED], ids=["pmap", "shard_map"])
+@pytest.mark.parametrize(  # on one process, and on two
+    ("text", "num_devices"),
+    [
+        pytest.param(PMAPPED, 8, id="pmap-8"),
+        pytest.param(MAPPED, 16, id="shard_map-16"),
+        pytest.param(PMAPPED, 16, id="pmap-16", marks=pytest.mark.wide),
+        pytest.param(MAPPED, 8, id="shard_map-8", marks=pytest.mark.wide),
+    ],
+)
 def test_a_step_that_is_mapped_outside_jit_holds_a_slice_on_each_device(
     text, num_devices, tmp_path, forked_workers
 ):
@@ -381,7 +389,11 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "num_devices"),
-    [("parts/train.py:on_the_fleet", 8), ("mine:Trainer.program", 8), ("mine:on_no_mesh", 1)],
+    [
+        pytest.param("parts/train.py:on_the_fleet", 8, marks=pytest.mark.wide),
+        ("mine:Trainer.program", 8),
+        ("mine:on_no_mesh", 1),
+    ],
 )
 def test_files_methods_and_functions_without_a_mesh_are_programs(name, num_devices, program, forked_workers):
     weighed = mw.weigh(name, on="8xH100", tokens_per_step=32, tokens="3200")

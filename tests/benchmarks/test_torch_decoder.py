@@ -55,7 +55,7 @@ def both(case, mesh):
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=pytest.mark.wide if case.startswith("llama") else ()) for case in CASES],
+    [pytest.param(case, marks=pytest.mark.wide) for case in CASES],
 )
 def test_losses_are_ours_before_and_after_updates(case, mesh):
     config, built, state, batch, theirs, tokens = both(case, mesh)

@@ -66,7 +66,10 @@ def test_ratio_and_mfu_by_hand():
 
 @pytest.mark.parametrize(
     ("model", "precision"),
-    [pytest.param("gpt2-124m", "bf16", marks=pytest.mark.wide), ("llama-1b", "fp8")],
+    [
+        pytest.param("gpt2-124m", "bf16", marks=pytest.mark.wide),
+        pytest.param("llama-1b", "fp8", marks=pytest.mark.wide),
+    ],
 )
 def test_both_sides_learn_alike_on_a_cpu(model, precision, monkeypatch):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -55,26 +55,44 @@ def test_a_fleet_makes_it_a_weighing(meshwright, tmp_path):
     assert "--explain needs a compiled step" in refused.talk
 
 
-def test_a_functions_arguments_are_set_by_name_and_checked(meshwright, tmp_path, monkeypatch):
+def test_a_functions_arguments_are_set_by_name(meshwright, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     (tmp_path / "stacks.py").write_text(STACKS)
     monkeypatch.chdir(tmp_path)
     command = ("weigh", "stacks:stack", "--on", "2xH100", "--json")
-    widths = [meshwright(*command), meshwright(*command, "--set", "width=128", "--set", "bias=true")]
-    assert [done.json["num_parameters"] for done in widths] == [2 * 64 * 64, 2 * (128 * 128 + 128)]
-    fields = widths[0].json["pytorch"]
+    done = meshwright(*command, "--set", "width=128", "--set", "bias=true")
+    assert done.json["num_parameters"] == 2 * (128 * 128 + 128)
+    fields = done.json["pytorch"]
     named = set(
         re.findall(r"`pytorch\.(?:(?:messages|ranks)\[\]\.)?(\w+)`", (ROOT / "docs/pytorch.md").read_text())
     )
     assert named == {*fields, *fields["messages"][0], *fields["ranks"][0]} - {"messages", "ranks"}
-    for setting, words in (
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
         ("wdth=3", "stacks:stack has no argument 'wdth'"),
-        ("width=x", "stacks:stack: width='x' is no int"),
-        ("bias=3", "stacks:stack: bias='3' is neither true nor false"),
-    ):
-        refused = meshwright(*command[:-1], "--set", setting)
-        assert refused.status == 2
-        assert refused.talk.startswith(f"error: {words}"), refused.talk
+        pytest.param("width=x", "stacks:stack: width='x' is no int", marks=pytest.mark.wide),
+        pytest.param("bias=3", "stacks:stack: bias='3' is neither true nor false", marks=pytest.mark.wide),
+    ],
+)
+def test_a_functions_arguments_are_checked(meshwright, tmp_path, monkeypatch, setting, words):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "stacks.py").write_text(STACKS)
+    monkeypatch.chdir(tmp_path)
+    refused = meshwright("weigh", "stacks:stack", "--on", "2xH100", "--set", setting)
+    assert refused.status == 2
+    assert refused.talk.startswith(f"error: {words}"), refused.talk
+
+
+@pytest.mark.wide
+def test_arguments_that_are_not_set_have_their_defaults(meshwright, tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "stacks.py").write_text(STACKS)
+    monkeypatch.chdir(tmp_path)
+    done = meshwright("weigh", "stacks:stack", "--on", "2xH100", "--json")
+    assert done.json["num_parameters"] == 2 * 64 * 64
 
 
 def test_a_function_that_ends_its_process_is_told_with_its_last_words(meshwright, tmp_path, monkeypatch):

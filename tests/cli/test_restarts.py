@@ -73,7 +73,7 @@ def test_a_folder_that_is_not_named_is_chosen_once(run):
 
 
 def test_sigterm_is_passed_on_and_ends_both(tmp_path):
-    said = [sys.executable, "-m", "meshwright", "train", "bytes-nano", "--on", "1xCPU", "--steps", "100000"]
+    said = [sys.executable, "-m", "meshwright", "train", "linear", "--on", "1xCPU", "--steps", "1000000"]
     said += ["--folder", str(tmp_path / "run"), "--restarts", "5"]
     process = subprocess.Popen(said, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     metrics = tmp_path / "run/metrics.jsonl"

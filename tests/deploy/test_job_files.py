@@ -61,6 +61,7 @@ def test_the_file_for_slurm_asks_for_one_task_per_gpu():
     assert "requeue" in options
 
 
+@pytest.mark.wide
 def test_the_file_for_slurm_trains_in_all_tasks_of_a_step(tmp_path):
     told = {
         "SLURM_JOB_ID": str(free_port()),

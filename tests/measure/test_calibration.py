@@ -87,6 +87,7 @@ def test_a_probe_that_never_ends_is_stopped(monkeypatch, tmp_path):
         calibration_of_this_machine()
 
 
+@pytest.mark.wide
 def test_asking_for_a_calibration_imports_no_jax(tmp_path):
     code = (
         "import sys; from meshwright.measure import calibration_of_this_machine as c; c(); "

@@ -190,7 +190,7 @@ LATENT = {
     ("fleet", "heads"),
     [
         pytest.param("1xH100", {"model.head_dim": 256}, marks=pytest.mark.wide),
-        ("1xH100", LATENT),
+        pytest.param("1xH100", LATENT, marks=pytest.mark.wide),
         pytest.param("1xB200", LATENT, marks=pytest.mark.wide),
     ],
 )
@@ -255,6 +255,7 @@ def test_with_cudnn_packed_documents_compile_for_a_gpu_that_is_not_there_and_cou
     assert 0 < more <= 1.25 * 2 * (4 * 128 * 128 * 2) + 64 * 1024  # a bias and its gradient in bf16
 
 
+@pytest.mark.wide
 def test_heads_that_are_no_multiple_of_eight_are_filled_for_cudnn_and_count_as_they_are():
     """Of 100 numbers (OpenLLaMA 3B): 104 run, 100 are needed; scores are scaled by the root of 100."""
     weighed, plain = (

@@ -23,6 +23,7 @@ def test_a_backward_pass_waits_for_no_sum_over_tensor(layout, changes):
     assert 0 < found.exposed_seconds < found.seconds / 2
 
 
+@pytest.mark.wide
 def test_with_adapters_no_gradient_of_a_frozen_matrix_is_computed():
     """By hand: for each matrix of a block 2 x tokens x parameters less; 1 % is left for the adapters."""
     changes = ["layout=tensor=8", *LOOP, "remat=dots-attention"]

@@ -90,6 +90,7 @@ def test_on_a_mesh_each_device_has_its_own_scale_and_gradients_are_summed(operan
     assert not jnp.any(alone(x, weight)[1])  # with one scale nothing is left of it
 
 
+@pytest.mark.wide
 def test_matrices_are_gathered_in_eight_bits_and_no_device_waits_for_a_scale_of_activations():
     sizes = ("model.embed_dim=256", "model.num_kv_heads=4", "model.mlp_dim=512", "remat=none")
     batch = ("batch.sequences=16", "batch.sequence_length=128", "data.source=synthetic", "precision=fp8")
@@ -172,6 +173,7 @@ def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eigh
     assert set(memory.by_category_and_format["parameters"]) == {"fp32"}
 
 
+@pytest.mark.wide
 def test_experts_products_take_eight_bits_on_a_gpu_that_has_them():
     """Without a capacity factor an expert has a slot for every token, and all slots are multiplied."""
     sizes = ("model.num_layers=1", "model.embed_dim=128", "model.num_heads=2", "model.num_kv_heads=2")

@@ -78,6 +78,7 @@ def test_microbatches_make_no_second_copy_of_the_layers_gradients():
     assert gradients < 4 * found.config.model.num_parameters + 2 * layers / 4  # at most one layer's beside
 
 
+@pytest.mark.wide
 def test_an_unrolled_loop_copies_no_layer_out_of_its_stack():
     found = mw.weigh("bytes-nano", on="1xH100", overrides=["remat=dots-attention"])
     text = read_text(found.folder, "program.hlo.txt")

@@ -93,7 +93,12 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
 
 @pytest.mark.parametrize(
     "layout",
-    [{"data": 4}, {"data": 2, "fsdp": 2}, {"stage": 2, "data": 2}, {"context": 2, "tensor": 2}],
+    [
+        pytest.param({"data": 4}, marks=pytest.mark.wide),
+        {"data": 2, "fsdp": 2},
+        pytest.param({"stage": 2, "data": 2}, marks=pytest.mark.wide),
+        pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.wide),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("more", [(), ("zero1=true",)], ids=["whole", "zero1"])
@@ -130,6 +135,7 @@ def _weighed(gradient_sum, layout, microbatch):
     return ledger, payloads
 
 
+@pytest.mark.wide
 def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
     (wide, messages), (narrow, fewer) = (_weighed(format, "data=8", 1) for format in ("fp32", "bf16"))
     assert messages["all-reduce"] - fewer["all-reduce"] == 2 * (BLOCKS + 2 * TABLE)
@@ -143,14 +149,17 @@ def test_gradients_all_in_fp32_cross_fsdp_and_data_in_four_bytes_and_weights_sti
     assert wide["all-reduce"] - narrow["all-reduce"] == 2 * (BLOCKS + 2 * TABLE) / 4
 
 
+STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_sequences=2",))
+
+
 @pytest.mark.parametrize(
     ("layout", "more"),
     [
-        ({"fsdp": 8}, ()),
+        pytest.param({"fsdp": 8}, (), marks=pytest.mark.wide),
         ({"data": 2, "fsdp": 2, "tensor": 2}, ("batch.microbatch_sequences=2",)),
-        ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_sequences=2",)),
+        pytest.param(*STAGE_FSDP_CONTEXT, marks=pytest.mark.wide),
         ({"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true")),
-        ({"fsdp": 2, "tensor": 2}, ("precision=fp8",)),
+        pytest.param({"fsdp": 2, "tensor": 2}, ("precision=fp8",), marks=pytest.mark.wide),
         ({"fsdp": 2}, ("lora.rank=4",)),
     ],
     ids=str,
@@ -167,7 +176,7 @@ def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, 
         assert np.linalg.norm(ours - theirs) <= near * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("remat", ["dots", "alternate-dots"])
+@pytest.mark.parametrize("remat", ["dots", pytest.param("alternate-dots", marks=pytest.mark.wide)])
 def test_gradients_all_in_fp32_change_nothing_of_what_a_policy_repeats(remat):
     chosen = {"precision": "bf16", "remat": remat}
     flops = [
@@ -177,6 +186,7 @@ def test_gradients_all_in_fp32_change_nothing_of_what_a_policy_repeats(remat):
     assert flops[0].executed == flops[1].executed
 
 
+@pytest.mark.wide
 def test_of_a_run_with_adapters_only_their_gradients_are_in_fp32():
     """A frozen matrix that was widened would be saved so for the backward pass, for each layer of a loop."""
     chosen = {"precision": "bf16", "remat": "none", "layer_loop": "keep", "lora.rank": 4}
@@ -285,7 +295,9 @@ def held_out_loss(built_on):
     return train
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", pytest.param("fp8", marks=pytest.mark.wide)])
+@pytest.mark.parametrize(
+    "precision", ["bf16", *(pytest.param(each, marks=pytest.mark.wide) for each in ("fp16", "fp8"))]
+)
 def test_each_precision_learns_what_fp32_learns(mesh, held_out_loss, precision):
     plain = held_out_loss(mesh(), "fp32")
     assert plain < 4.0  # from 5.5 nats of equal chances
@@ -319,6 +331,7 @@ def test_eight_devices_compute_what_one_computes(mesh, built_on, precision):
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+@pytest.mark.wide
 def test_latent_attention_in_eight_bits_computes_the_same_on_eight_devices(mesh, built_on):
     latent = ("model.latent_rank=16", "model.rotary_dim=8", "model.query_rank=24", "model.num_kv_heads=4")
     losses = []

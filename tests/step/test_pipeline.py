@@ -185,7 +185,8 @@ CASES = [
     pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
     pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
     pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2", marks=WIDE),
-    pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="fsdp, dropout"),
+    pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout"),
+    pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="four stages, fsdp, dropout", marks=WIDE),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
         {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=LONG
@@ -302,7 +303,11 @@ def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keep
 @pytest.mark.program
 @pytest.mark.parametrize(
     ("stages", "chunks", "schedule", "slots"),
-    [(2, 1, "1f1b", 4), (2, 2, "1f1b", 5), pytest.param(2, 2, "gpipe", 17, marks=WIDE)],
+    [
+        (2, 1, "1f1b", 4),
+        pytest.param(2, 2, "1f1b", 5, marks=WIDE),
+        pytest.param(2, 2, "gpipe", 17, marks=WIDE),
+    ],
 )
 def test_the_compiled_pipeline_has_as_many_slots_as_the_closed_form(stages, chunks, schedule, slots, mesh):
     """(V + 1) S of a chunk, one less if a chunk is one layer; under gpipe V M, and one for dropped passes."""
@@ -345,6 +350,7 @@ def test_a_weighed_pipeline_sends_and_executes_what_is_counted_by_hand():
     assert paid("all-reduce") == pytest.approx(2 * (passes + 1) * activation + 16 * 4, abs=128)
 
 
+@pytest.mark.wide
 def test_a_pipeline_sums_gradients_over_context_once_a_step():
     """However many ticks it has; in them only keys and values are gathered, and their gradients scattered."""
     overrides = (*TINY, "precision=fp32", "batch.sequences=8", "batch.microbatch_sequences=1")

@@ -58,6 +58,7 @@ def test_a_checkpoint_is_restored_on_other_layouts(mesh, tmp_path):
     checkpoints.close()
 
 
+@pytest.mark.wide
 def test_the_models_flops_are_those_of_one_device():
     more = (*RUN, *SMALL, "data.source=synthetic")
     one, many = (

@@ -67,8 +67,13 @@ def words(rows: int):
     ("axes", "name", "options"),
     [
         ((("data", 2), ("fsdp", 4)), "AdamW", {"lr": 1e-2, "weight_decay": 0.1}),
-        ((("fsdp", 8),), "SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-        ((("data", 8),), "Adam", {"lr": 1e-2}),
+        pytest.param(
+            (("fsdp", 8),),
+            "SGD",
+            {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+            marks=pytest.mark.wide,
+        ),
+        pytest.param((("data", 8),), "Adam", {"lr": 1e-2}, marks=pytest.mark.wide),
     ],
     ids=["hybrid", "fsdp", "data"],
 )

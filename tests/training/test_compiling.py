@@ -85,6 +85,7 @@ print(json.dumps([names, len(hits)]))
 """
 
 
+@pytest.mark.wide
 def test_a_run_loads_the_step_that_was_weighed_and_the_next_run_loads_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,6 +32,7 @@ def test_the_program_that_runs_on_one_device_is_the_one_weighed(one_device):
     assert one_device.measurement.fingerprint == weighed
 
 
+@pytest.mark.wide
 def test_the_program_that_runs_on_eight_devices_is_the_one_weighed(eight_devices):
     weighed = weighed_fingerprint(eight_devices.config, "8xCPU", "data=2,fsdp=2,tensor=2", 8)
     assert eight_devices.measurement.fingerprint == weighed

@@ -164,7 +164,7 @@ CASES = {
 
 WIDE = {
     *("llama, yarn", "deepseek-v3, yarn", "phi3, short sequences", "gpt2, a head of its own"),
-    *("ministral", "seed-oss", "glm"),
+    *("ministral", "seed-oss", "glm", "gemma3, stretched", "deepseek-v2, lite"),
 }
 
 

@@ -24,10 +24,10 @@ PLANS = {
     "data": (2, 4),
     "hybrid": (4,),
 }
-# In `make test`: uneven shards with gathers.
-ALWAYS = {("perceptrons", "fsdp", 2)}
-# In `make test-wide`: every plan and model, in few pairs. `mixed` has functional collectives in a block.
+# In `make test-wide`: every plan and model, in few pairs. The first has uneven shards with gathers; `mixed`
+# has functional collectives in a block.
 WIDE = {
+    ("perceptrons", "fsdp", 2),
     *(("decoder", plan, 4) for plan in ("fsdp_tensor", "hybrid")),
     *(("decoder", plan, 2) for plan in ("kept", "tensor")),
     ("perceptrons", "data", 2),
@@ -41,9 +41,7 @@ NOT_RUN = {("convolutions", "bf16")}  # the CPU's batch norm takes no weights an
 
 
 def _marks(model: str, plan: str, num_ranks: int) -> list[pytest.MarkDecorator]:
-    """What is in neither set runs in `make test-long`."""
-    if (model, plan, num_ranks) in ALWAYS:
-        return []
+    """What is not in that set runs in `make test-long`."""
     return [pytest.mark.wide if (model, plan, num_ranks) in WIDE else pytest.mark.long]
 
 
