@@ -100,6 +100,10 @@ NUMBERS = (
     "test_small_models",
     "test_sweep",
     "test_chunks",
+    "test_operations",
+    "test_step",
+    "test_sample",
+    "test_models",
 )
 # XLA's older generator of CPU code does the same arithmetic and takes half the time to write it, but fuses a
 # little otherwise. jax 0.12 no longer has it, and ends the process that asks for it.

@@ -307,16 +307,19 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
 
 
 @pytest.mark.parametrize(
-    ("how", "budget", "tried"),
+    ("how", "budget", "tried", "few"),
     [
-        pytest.param("auto", 60, True, marks=pytest.mark.wide),
-        ("unroll", 60, True),
-        ("keep", 60, False),
-        ("auto", 5, False),
+        pytest.param("auto", 60, True, False, marks=pytest.mark.wide),
+        pytest.param("unroll", 60, True, False, marks=pytest.mark.wide),
+        ("unroll", 60, True, True),
+        ("keep", 60, False, True),
+        ("auto", 5, False, False),
     ],
 )
-def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, forked_workers):
-    deep = {"model.num_layers": 17, "layer_loop": how}
+def test_a_plan_tries_its_best_without_the_loop_over_layers(how, budget, tried, few, forked_workers):
+    """Seventeen layers are too many to unroll without a question, and so are layers of two kinds."""
+    two_kinds = {"model.num_layers": 4, "model.window": 16, "model.global_every": 2}
+    deep = {**(two_kinds if few else {"model.num_layers": 17}), "layer_loop": how}
     made = mw.plan("bytes-nano", on="1xH100", fix="rest", overrides=deep, budget_seconds=budget)
     looped, *unrolled = made.candidates
     assert "layer_loop" not in looped.overrides

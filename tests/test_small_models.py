@@ -95,6 +95,7 @@ def test_lenet_learns_its_patterns():
     assert np.mean(losses[-5:]) < 0.5
 
 
+@pytest.mark.wide
 @pytest.mark.program
 def test_lenet_is_given_the_bytes_that_were_weighed(tmp_path):
     """Its peak lies where the images are not in use any more; they were given to the step all the same."""

@@ -50,6 +50,12 @@ def test_a_fleet_makes_it_a_weighing(meshwright, tmp_path):
     assert "FITS: " in done.output
     assert "by PyTorch" in done.output
     assert "Collectives of one rank by phase" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.wide
+def test_a_weighing_that_compiles_nothing_has_nothing_to_explain(meshwright):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    command = ("weigh", "examples.torch_modules:gpt_block", "--on", "8xH100", "--tokens-per-step", "32768")
     refused = meshwright(*command, "--explain")
     assert refused.status == 2
     assert "--explain needs a compiled step" in refused.talk

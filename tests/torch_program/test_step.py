@@ -149,6 +149,7 @@ def test_a_weighing_says_what_it_is_of(weighing):
     assert weighing.prediction is not None
 
 
+@pytest.mark.wide
 def test_a_checkpoint_of_the_module_recomputes():
     def flops(again: bool):
         with torch.device("meta"):

@@ -58,7 +58,7 @@ CASES = {  # family, sizes, overrides
 
 WIDE = (
     *("qwen2, queries and values", "gpt-neox, fused by head", "glm4, fused gate and up"),
-    *("starcoder2, without a gate", "gpt2, inputs first"),
+    *("starcoder2, without a gate", "gpt2, inputs first", "phi3, fused products"),
 )
 
 
