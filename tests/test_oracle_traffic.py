@@ -219,6 +219,7 @@ def paid(layout: str, *overrides: str) -> Counter[str]:
     return found
 
 
+@pytest.mark.wide
 def test_experts_exchange_their_buffers_four_times_a_layer():
     """Textbook (https://arxiv.org/abs/2006.16668, section 3.2): an all-to-all to the experts and one back,
     and both again for the gradients, each of capacity x experts x embed. Here the routers' weights go with

@@ -251,6 +251,7 @@ def test_a_functions_knobs_can_be_weighed_by_name(own, forked_workers):
         mw.weigh(own, on="2xH100", overrides={"times": 7})
 
 
+@pytest.mark.wide
 @pytest.mark.once
 def test_weigh_names_the_command_and_the_answer_that_an_earlier_plan_found(made):
     poor = {**RUN, "layout": "data=4,tensor=2", "remat": "full"}

@@ -241,7 +241,9 @@ def many_texts(folder: Path, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("times", "count"), [(4, 1500), pytest.param(25, 9000, marks=pytest.mark.long)], ids=["few", "many"]
+    ("times", "count"),
+    [pytest.param(4, 1500, marks=pytest.mark.wide), pytest.param(25, 9000, marks=pytest.mark.long)],
+    ids=["few", "many"],
 )
 def test_killed_at_any_moment_no_document_is_lost_or_doubled(tmp_path: Path, times: int, count: int):
     (tmp_path / "texts").mkdir()

@@ -238,6 +238,7 @@ def test_attention_stays_inside_documents_whatever_the_blocks(context, small_blo
         np.testing.assert_allclose(out[:, part], wanted, atol=2e-6)
 
 
+@pytest.mark.wide
 def test_with_cudnn_packed_documents_compile_for_a_gpu_that_is_not_there_and_count_as_one_window():
     sizes = ["model.num_layers=2", "precision=bf16", "batch.sequence_length=128", "batch.sequences=4"]
     data = ["data.source=tokens", "data.path=absent.bin", "data.dtype=uint16"]

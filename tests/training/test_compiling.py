@@ -41,6 +41,7 @@ def test_a_run_compiles_each_program_once_and_nothing_else(train: Callable[..., 
     assert Counter(COMPILED) == Counter(PROGRAMS)
 
 
+@pytest.mark.wide
 def test_a_resumed_run_compiles_no_initial_state(train: Callable[..., Any], tmp_path: Path):
     config, folder = small(learning_rate=0.0022), tmp_path / "run"
     train(config, folder, steps=2)

@@ -155,7 +155,7 @@ def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, t
 @pytest.mark.parametrize(
     ("unroll", "layout"),
     [
-        ("false", "fsdp=2,tensor=2"),
+        pytest.param("false", "fsdp=2,tensor=2", marks=pytest.mark.wide),
         pytest.param("false", "data=1", marks=pytest.mark.wide),
         pytest.param("true", "data=1", marks=pytest.mark.wide),
     ],
