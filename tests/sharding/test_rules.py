@@ -31,6 +31,14 @@ def test_a_parameter_is_split_by_fsdp_along_embed_and_by_tensor_along_what_tenso
     assert parameter_spec(("vocab", "embed"), all_three) == P("tensor", "fsdp")
 
 
+def test_stages_and_tensor_split_the_rows_of_tables_if_both_divide_them(mesh):
+    on = mesh(stage=2, tensor=2)
+    assert parameter_spec(("vocab", "embed"), on, shape=(64, 8)) == P(("tensor", "stage"), None)
+    assert parameter_spec(("token", "embed"), on, shape=(64, 8)) == P(("stage", "tensor"), None)
+    assert parameter_spec(("token", "embed"), on, shape=(66, 8)) == P(None, "tensor")
+    assert parameter_spec(("token", "embed"), mesh(stage=2), shape=(65, 8)) == P(None, None)
+
+
 def test_an_activation_is_split_by_batch_and_by_tensor_inside_or_between_blocks(mesh):
     all_three = mesh(data=2, fsdp=2, tensor=2)
     assert activation_spec(("batch", "sequence", "mlp"), all_three) == P(("data", "fsdp"), None, "tensor")

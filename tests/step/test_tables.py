@@ -33,6 +33,30 @@ def test_between_steps_tensor_splits_the_columns_of_a_table_and_no_row_is_paddin
             assert tree[name].sharding.spec == P(None, columns)
 
 
+@pytest.mark.parametrize(
+    ("more", "num_rows"),
+    [((), 259), (("model.vocab_size=260",), 260), (("model.tied_embeddings=true",), 259)],
+    ids=["padded", "in parts", "tied"],
+)
+def test_a_checkpoint_with_stages_has_whole_tables_and_is_restored_on_other_layouts(
+    more, num_rows, mesh, tmp_path
+):
+    config = load_config("bytes-nano", (*RUN, "model.num_layers=3", "batch.microbatch_sequences=1", *more))
+    layouts = ({"stage": 2, "tensor": 2}, {}, {"stage": 4}, {"fsdp": 4, "tensor": 2})
+    built = [build_step(config, mesh(**axes)) for axes in layouts]
+    with_stages, alone = (each.init(np.uint32(3)) for each in built[:2])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(with_stages):
+        is_table = jax.tree_util.keystr(path).endswith(("['embedding']", "['head']"))
+        assert not is_table or leaf.shape == (num_rows, 64)
+    checkpoints = Checkpoints(tmp_path, num_layers=3)
+    checkpoints.save(1, with_stages, {})
+    for other in built:
+        restored = restore(checkpoints.newest(), other.state, num_layers=3)
+        for name in ("embedding", "final_norm"):
+            assert are_equal(restored["parameters"][name], alone["parameters"][name])
+    checkpoints.close()
+
+
 def test_key_value_heads_are_whole_where_tensor_has_more_devices(mesh):
     config = load_config("bytes-nano", (*RUN, "model.qkv_bias=true"))
     attention = build_step(config, mesh(tensor=4)).state["parameters"]["layers"]["attention"]
