@@ -321,11 +321,11 @@ def test_gradients_are_those_of_fp32_whatever_the_scale(mesh, built_on, precisio
     assert norms[1] == pytest.approx(norms[0], rel=tolerance)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_eight_devices_compute_what_one_computes(mesh, built_on, precision):
+@pytest.mark.parametrize(("precision", "more"), [("fp16", ()), ("fp8", ()), ("fp8", ("remat=none",))])
+def test_eight_devices_compute_what_one_computes(mesh, built_on, precision, more):
     losses = []
     for axes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
-        built, data = built_on(mesh(**axes), precision)
+        built, data = built_on(mesh(**axes), precision, *(more if axes else ()))
         _, metrics = built.step(built.init(np.uint32(0)), place(data.batch(0, "train"), built))
         losses.append([float(metrics["loss"]), float(metrics["gradient_norm"])])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)

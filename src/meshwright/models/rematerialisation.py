@@ -80,13 +80,24 @@ def _saves_attention(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
+def _is_narrow(x: Any) -> bool:
+    """Return whether an array has eight bits: two numbers of a matrix in four bits, or a number in fp8.
+
+    Such an array is never saved. `jax.checkpoint` rounds what it saves to the format's bits as if all ones in
+    the exponent were infinity. In E4M3 they are the numbers from 256 to 448, which would become NaN.
+    """
+    return getattr(x, "dtype", None) in (jnp.uint8, jnp.float8_e4m3fn, jnp.float8_e5m2)
+
+
 def _saves_all_but_gathered(primitive: Any, *operands: Any, **params: Any) -> bool:
     # A saved gathered weight would stay in memory until the backward pass uses it. Repeating casts and
     # gathers costs no arithmetic; every matmul is saved.
-    if any(getattr(operand, "dtype", None) == jnp.uint8 for operand in operands):
-        return False  # a matrix that is held in four bits
+    if any(_is_narrow(operand) for operand in operands):
+        return False
     if primitive.name == "custom_vjp_call":  # `gather`'s, or cuDNN's attention
-        return any(_saves_all_but_gathered(inner.primitive) for inner in params["call_jaxpr"].eqns)
+        call = params["call_jaxpr"]
+        gathers = any(_is_narrow(result) for result in call.out_avals)
+        return not gathers and any(_saves_all_but_gathered(inner.primitive) for inner in call.eqns)
     if any(len(getattr(operand, "shape", ())) > SCORES_RANK - 1 for operand in operands):
         return False  # attention's blocks have their own checkpoint, and jax applies this policy to it too
     return primitive.name not in ("convert_element_type", "sharding_constraint", "all_gather")
