@@ -78,6 +78,7 @@ NUMBERS = (
     "test_lora",
     "test_layouts",
     "test_layouts_of_families",
+    "test_layouts_of_options",
     "test_quantised",
     "test_optimizers",
     "test_gradients",
