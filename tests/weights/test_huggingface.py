@@ -239,37 +239,25 @@ def test_every_array_of_the_file_is_read_and_written_as_it_was(theirs, ours):
         np.testing.assert_allclose(array, arrays[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_logits_agree(theirs, ours, tokens, context):
-    model, _, _, parameters = ours
-    with torch.no_grad():
-        expected = theirs[0](torch.tensor(tokens)).logits.numpy()
-    tree, run = tree_of(parameters), context()
-
-    @jax.jit  # one program: operation by operation, each is compiled alone
-    def logits_of(tree, tokens):
-        hidden, _ = model.hidden(tree, tokens, run)
-        return model.logits(tree, hidden, run)
-
-    with jax.default_matmul_precision("highest"):
-        logits = np.asarray(logits_of(tree, jnp.asarray(tokens)))
-    assert np.abs(logits - expected).max() < 1e-4 * max(1.0, np.abs(expected).max())
-
-
-def test_loss_and_gradients_agree(theirs, ours, tokens, context):
+def test_logits_loss_and_gradients_agree(theirs, ours, tokens, context):
     model, weights, shapes, parameters = ours
     theirs_model = theirs[0]
     theirs_model.zero_grad()
     given = torch.tensor(tokens)
-    logits = theirs_model(given).logits[:, :-1].reshape(-1, VOCABULARY)
-    expected = torch.nn.functional.cross_entropy(logits, given[:, 1:].reshape(-1))
+    logits = theirs_model(given).logits
+    before_last = logits[:, :-1].reshape(-1, VOCABULARY)
+    expected = torch.nn.functional.cross_entropy(before_last, given[:, 1:].reshape(-1))
     expected.backward()
     batch = {"tokens": jnp.asarray(tokens, jnp.int32)}
 
     def loss(tree):
-        return model.loss(tree, {}, batch, context())[0]
+        hidden, _ = model.hidden(tree, batch["tokens"], context())
+        return model.loss(tree, {}, batch, context())[0], model.logits(tree, hidden, context())
 
     with jax.default_matmul_precision("highest"):
-        found, gradients = jax.jit(jax.value_and_grad(loss))(tree_of(parameters))
+        (found, our_logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(tree_of(parameters))
+    their_logits = logits.detach().numpy()
+    assert np.abs(np.asarray(our_logits) - their_logits).max() < 1e-4 * max(1.0, np.abs(their_logits).max())
     assert float(found) == pytest.approx(expected.item(), rel=1e-5)
     flat = {
         tuple(key.key for key in path): np.asarray(leaf)

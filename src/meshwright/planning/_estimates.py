@@ -37,7 +37,7 @@ from meshwright.errors import InputError
 from meshwright.predict import Machine, attention_seconds, collective_seconds
 
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
-from ._state import Weights, moments_of, weights_of
+from ._state import Weights, moments_of, share_of_tables, weights_of
 
 Numbers = NDArray[np.float64]
 
@@ -163,7 +163,6 @@ class _Form:
         self.layers_of_stage = np.where(self.stage > 1, self.layers_of_stage, self.layers)
         self.width = float(model.embed_dim if isinstance(model, TransformerModel) else 0)
         self.heads_width = self.hidden = self.vocab = self.seen = 0.0
-        self.is_tied = isinstance(model, TransformerModel) and model.tied_embeddings
         self.keys_width = np.zeros_like(self.tensor)
         self.repeats = np.ones_like(self.tensor)  # devices along `tensor` that use each key-value head
         self.loss_chunk = 1.0
@@ -191,18 +190,15 @@ class _Form:
     # Memory
 
     def _held(self, weights: Weights, *, over_data: bool) -> Numbers:
-        """Return the parameters that one device holds between steps (`over_data`), or within one.
+        """Return the parameters that one device holds between steps, or within one (not `over_data`).
 
-        Between steps ZeRO-1 divides them over data too, and stages share tables whose rows they divide.
-        Within a step, a stage has its part of the embedding and the whole head.
+        Between steps ZeRO-1 divides them over data too.
         """
         ways = self.fsdp * np.where(self.zero1, self.data, 1.0) if over_data else self.fsdp
         of_blocks = weights.blocks + np.where(self.repeats > 1, weights.keys * (self.tensor - 1), 0)
         blocks = (of_blocks / self.tensor + weights.experts / (self.tensor * self.expert)) / self.stage
-        of_tables = np.ones_like(self.stage) if self.is_tied else (1 + 1 / self.stage) / 2
-        if over_data:
-            of_tables = np.where(self.vocab % (self.stage * self.tensor) == 0, 1 / self.stage, 1.0)
-        return (blocks + weights.norms / self.stage + of_tables * weights.tables / self.tensor) / ways
+        tables = share_of_tables(self.config, self.stage, self.tensor, between_steps=over_data)
+        return (blocks + weights.norms / self.stage + tables * weights.tables / self.tensor) / ways
 
     def _held_trained(self, *, over_data: bool) -> Numbers:
         """Return the trained parameters that one device holds; adapters as if both axes divided all."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshwright.config import (
     AdafactorOptimizer,
     AdaGradOptimizer,
@@ -44,6 +47,22 @@ def weights_of(config: RunConfig) -> Weights:
     keys = 0 if model.latent_rank else 2 * layers * width * model.num_kv_heads * model.head_dim
     norms = model.num_parameters - blocks - experts - tables
     return Weights(blocks=blocks, keys=keys, experts=experts, norms=norms, tables=tables)
+
+
+def share_of_tables(
+    config: RunConfig, stages: NDArray[np.float64], tensor: NDArray[np.float64], *, between_steps: bool
+) -> NDArray[np.float64]:
+    """Return the share of embedding and head that a stage holds, before `tensor` divides it, by candidate.
+
+    Between steps stages share tables whose rows they and `tensor` divide. Within one, a stage has its part of
+    the embedding, and the whole head, which a tied table is.
+    """
+    model = config.model
+    if not isinstance(model, TransformerModel):
+        return np.ones_like(stages)
+    if between_steps:
+        return np.where(model.vocab_size % (stages * tensor) == 0, 1 / stages, 1.0)
+    return np.ones_like(stages) if model.tied_embeddings else (1 + 1 / stages) / 2
 
 
 def moments_of(config: RunConfig) -> tuple[float, float]:
