@@ -313,7 +313,7 @@ def test_all_knobs_that_are_not_named_can_be_kept(forked_workers):
         pytest.param("auto", 60, True, False, marks=pytest.mark.wide),
         pytest.param("unroll", 60, True, False, marks=pytest.mark.wide),
         ("unroll", 60, True, True),
-        ("keep", 60, False, True),
+        pytest.param("keep", 60, False, True, marks=pytest.mark.wide),
         ("auto", 5, False, False),
     ],
 )

@@ -158,7 +158,9 @@ STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_
         pytest.param({"fsdp": 8}, (), marks=pytest.mark.wide),
         ({"data": 2, "fsdp": 2, "tensor": 2}, ("batch.microbatch_sequences=2",)),
         pytest.param(*STAGE_FSDP_CONTEXT, marks=pytest.mark.wide),
-        ({"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true")),
+        pytest.param(
+            {"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true"), marks=pytest.mark.wide
+        ),
         pytest.param({"fsdp": 2, "tensor": 2}, ("precision=fp8",), marks=pytest.mark.wide),
         ({"fsdp": 2}, ("lora.rank=4",)),
     ],
@@ -176,7 +178,8 @@ def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, 
         assert np.linalg.norm(ours - theirs) <= near * np.linalg.norm(theirs)
 
 
-@pytest.mark.parametrize("remat", ["dots", pytest.param("alternate-dots", marks=pytest.mark.wide)])
+@pytest.mark.wide
+@pytest.mark.parametrize("remat", ["dots", "alternate-dots"])
 def test_gradients_all_in_fp32_change_nothing_of_what_a_policy_repeats(remat):
     chosen = {"precision": "bf16", "remat": remat}
     flops = [

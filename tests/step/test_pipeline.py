@@ -129,6 +129,7 @@ def alone():
     return functools.cache(lambda run, mesh: run.alone(mesh))
 
 
+@pytest.mark.wide
 def test_experts_are_balanced_over_all_stages_and_their_figures_shown(mesh):
     experts = ("model.num_experts=4", "model.experts_per_token=2", "model.balancing_loss=0.1")
     config = load_config("bytes-nano", (*TINY, *experts, "precision=fp32", "batch.microbatch_sequences=2"))
