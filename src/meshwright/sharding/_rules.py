@@ -111,7 +111,7 @@ def parameter_spec(
     rules = ZERO1_RULES if zero1 else PARAMETER_RULES
     if shape is not None and num_repeats(dims, shape, mesh) > 1:
         rules = {**rules, KV_HEADS: ()}
-    if shape is not None and dims[0] in TABLE_ROWS:
+    if shape and dims[0] in TABLE_ROWS:
         ways = math.prod(axis_size(mesh, axis) for axis in rules[dims[0]])
         if shape[0] % ways:
             rules = {**rules, dims[0]: (), "embed": (*rules["embed"], "tensor")}

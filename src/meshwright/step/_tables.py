@@ -47,7 +47,7 @@ class PaddedTables:
         self._tables: Mapping[str, Parameter] = {
             name: p
             for name, p in declared.items()
-            if is_parameter(p) and p.dims[0] in TABLE_ROWS and self._is_padded(p.shape[0])
+            if is_parameter(p) and _is_table(p) and self._is_padded(p.shape[0])
         }
 
     def declared(self, declared: Tree) -> Tree:
@@ -127,6 +127,11 @@ def spec_in_step(declared: Parameter, mesh: Mesh, zero1: bool) -> PartitionSpec:
 
     All stages share the loss by position, so each needs the whole head.
     """
-    shape = None if declared.dims[0] in TABLE_ROWS else declared.shape
-    spec = parameter_spec(declared.dims, mesh, zero1, shape)
+    if not _is_table(declared):
+        return parameter_spec(declared.dims, mesh, zero1, declared.shape)
+    spec = parameter_spec(declared.dims, mesh, zero1)
     return without_axes(spec, ("stage",)) if declared.dims[0] == "vocab" else spec
+
+
+def _is_table(declared: Parameter) -> bool:
+    return bool(declared.dims) and declared.dims[0] in TABLE_ROWS
