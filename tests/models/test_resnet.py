@@ -156,6 +156,7 @@ def test_eight_devices_give_what_one_gives(context):
     assert float(spread[0][0]) == pytest.approx(float(alone[0][0]), rel=1e-5)
 
 
+@pytest.mark.wide
 def test_rows_of_weight_zero_change_nothing(context):
     parameters, state, batch = given()
     few = {name: array[:5] for name, array in batch.items()}

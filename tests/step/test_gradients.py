@@ -142,6 +142,7 @@ def test_sums_in_bf16_halve_the_gradients_memory_and_what_crosses_data():
     assert wide.memory.reserved_bytes - narrow.memory.reserved_bytes > 1.5 * (BLOCKS + 2 * TABLE)
 
 
+@pytest.mark.wide
 def test_gradients_all_in_fp32_cross_fsdp_and_data_in_four_bytes_and_weights_still_in_two():
     narrow, wide = (_weighed(format, "data=2,fsdp=4", 2)[1] for format in ("fp32", "all-fp32"))
     assert wide["all-gather"] == narrow["all-gather"]
@@ -162,7 +163,7 @@ STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_
             {"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true"), marks=pytest.mark.wide
         ),
         pytest.param({"fsdp": 2, "tensor": 2}, ("precision=fp8",), marks=pytest.mark.wide),
-        ({"fsdp": 2}, ("lora.rank=4",)),
+        pytest.param({"fsdp": 2}, ("lora.rank=4",), marks=pytest.mark.wide),
     ],
     ids=str,
 )

@@ -186,7 +186,7 @@ CASES = [
     pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
     pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
     pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2", marks=WIDE),
-    pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout"),
+    pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout", marks=WIDE),
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="four stages, fsdp, dropout", marks=WIDE),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
