@@ -349,8 +349,9 @@ def test_parameters_and_moments_are_split_over_fsdp_and_data(mesh):
 def test_the_copy_of_a_step_is_whole_over_data_and_matrices_are_in_the_computations_format(mesh):
     axes = mesh(data=2, fsdp=2)
     parameters = initial_parameters(DECLARED, jax.random.key(0))
-    laid = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(axes, P(("fsdp", "data")))), parameters)
-    copy = jax.jit(lambda p: whole_over_replicas(p, DECLARED, axes, jnp.bfloat16))(laid)
+    shardings = jax.tree.map(lambda _: NamedSharding(axes, P(("fsdp", "data"))), parameters)
+    laid = jax.device_put(parameters, shardings)
+    copy = jax.jit(lambda p: whole_over_replicas(p, DECLARED, shardings, jnp.bfloat16))(laid)
     for name, dtype in (("matrix", jnp.bfloat16), ("router", jnp.float32), ("scale", jnp.float32)):
         assert copy[name].dtype == dtype
         assert copy[name].sharding.is_equivalent_to(NamedSharding(axes, P("fsdp")), copy[name].ndim)

@@ -57,6 +57,17 @@ def test_a_checkpoint_with_stages_has_whole_tables_and_is_restored_on_other_layo
     checkpoints.close()
 
 
+@pytest.mark.parametrize("num_rows", [259, 260])
+def test_stages_gather_a_head_once_a_step_unless_each_has_all_of_it_padded(num_rows):
+    """For the loss, gradients of 8 microbatches of 16 positions are gathered too, 64 numbers each."""
+    more = ("model.tied_embeddings=true", f"model.vocab_size={num_rows}", "model.num_layers=2", *SMALL)
+    more += ("batch.microbatch_sequences=1", "precision=fp32", "data.source=synthetic")
+    weighed = mw.weigh("bytes-nano", on="2xCPU", layout="stage=2", overrides=(*RUN, *more))
+    gathered = sum(item.payload_bytes for item in weighed.ledger.traffic if item.kind == "all-gather")
+    head = 0 if num_rows % 2 else num_rows * 64 * 4
+    assert gathered == 8 * 16 * 64 * 4 + head
+
+
 def test_key_value_heads_are_whole_where_tensor_has_more_devices(mesh):
     config = load_config("bytes-nano", (*RUN, "model.qkv_bias=true"))
     attention = build_step(config, mesh(tensor=4)).state["parameters"]["layers"]["attention"]

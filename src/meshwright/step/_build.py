@@ -121,14 +121,14 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
         return model.loss(parameters, model_state, microbatch, replace(context_of(key), sums=sums))
 
     def evaluate(parameters: Tree, model_state: Tree, batch: Tree) -> dict[str, Array]:
-        parameters = _as_computed(config, used, mesh, tables.widened(parameters), batch)
+        parameters = _as_computed(config, used, shardings, tables.widened(parameters), batch)
         if pipeline is not None:
             return pipeline.metrics(parameters, batch)
         return _mean_metrics(lambda microbatch: loss(parameters, model_state, microbatch, None), batch)
 
     def gradients(state: Tree, batch: Tree) -> tuple[Array, Outcome, Tree]:
         parameters = tables.widened(state["parameters"])
-        now = {**state, "parameters": _as_computed(config, used, mesh, parameters, batch)}
+        now = {**state, "parameters": _as_computed(config, used, shardings, parameters, batch)}
         if frozen is not None:
             now["frozen"] = tables.widened(state["frozen"])
         key = jax.random.fold_in(jax.random.wrap_key_data(state["key"]), state["step"])
@@ -152,7 +152,7 @@ def build_step(config: RunConfig, mesh: Mesh) -> TrainStep:
     )
 
 
-def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree, batch: Tree) -> Tree:
+def _as_computed(config: RunConfig, declared: Tree, shardings: Tree, parameters: Tree, batch: Tree) -> Tree:
     """Return the parameters as all microbatches of a batch use them.
 
     With ZeRO-1 they are gathered over `data`, and in a pipeline all are cast to the compute format. Otherwise
@@ -161,8 +161,8 @@ def _as_computed(config: RunConfig, declared: Tree, mesh: Mesh, parameters: Tree
     float32, for autodiff gives a gradient the format of its parameter.
     """
     dtype = grads.FORMATS[config.precision]
-    if config.zero1 or mesh.shape.get("stage", 1) > 1:
-        return whole_over_replicas(parameters, declared, mesh, dtype, config.zero1)
+    if config.zero1 or jax.tree.leaves(shardings)[0].mesh.shape.get("stage", 1) > 1:
+        return whole_over_replicas(parameters, declared, shardings, dtype, config.zero1)
     num_microbatches = jax.tree.leaves(batch)[0].shape[0]
     if config.lora.rank is not None or num_microbatches == 1 or config.gradient_sum == "all-fp32":
         return parameters
@@ -373,26 +373,28 @@ def moved(optimizer: Tree, space: Any) -> Tree:
 
 
 def whole_over_replicas(
-    parameters: Tree, declared: Tree, mesh: Mesh, dtype: jax.typing.DTypeLike, zero1: bool = True
+    parameters: Tree, declared: Tree, shardings: Tree, dtype: jax.typing.DTypeLike, zero1: bool = True
 ) -> Tree:
     """Return the copy of the parameters with which a step computes: cast, and under ZeRO-1 gathered.
 
     Under ZeRO-1 it is whole over `data`, and a pipeline's head is whole over `stage`. It stays sharded by the
     other axes. Matrices and tables are cast to `dtype` before they cross the network. Vectors stay in
     float32, and so do matrices with `Parameter.wide`.
+
+    Args:
+        shardings: of `parameters`, a tree of the same structure.
     """
 
-    def one(declared: Parameter, x: Array) -> Array:
+    def one(declared: Parameter, x: Array, split: NamedSharding) -> Array:
         cast = x.astype(dtype if is_matrix(declared) and not declared.wide else jnp.float32)
-        at_rest = parameter_spec(declared.dims, mesh, zero1, declared.shape)
-        split, whole = (NamedSharding(mesh, spec) for spec in (at_rest, spec_in_step(declared, mesh, False)))
+        whole = NamedSharding(split.mesh, spec_in_step(declared, split.mesh, False))
         if not zero1 and split == whole:
             return cast
         # Without the inner constraint the partitioner gathers before it casts, which moves twice the bytes.
         return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(cast, split), whole)
 
     with jax.named_scope("gather_over_data"):
-        return jax.tree.map(one, declared, parameters, is_leaf=is_parameter)
+        return jax.tree.map(one, declared, parameters, shardings, is_leaf=is_parameter)
 
 
 def abstract_state(

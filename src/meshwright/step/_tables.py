@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from ..models import Parameter, is_parameter
-from ..sharding import TABLE_ROWS, axes_of, axis_size, on_each_device, parameter_spec
+from ..sharding import TABLE_ROWS, AnyMesh, axes_of, axis_size, on_each_device, parameter_spec
 from ._gradients import without_axes
 
 Tree = Any
@@ -122,7 +122,7 @@ class PaddedTables:
         return on_each_device(local, self._mesh, (in_use,), self._at_rest(table))(x)
 
 
-def spec_in_step(declared: Parameter, mesh: Mesh, zero1: bool) -> PartitionSpec:
+def spec_in_step(declared: Parameter, mesh: AnyMesh, zero1: bool) -> PartitionSpec:
     """Return the PartitionSpec of a parameter as a step uses it: a head is whole over the stages.
 
     All stages share the loss by position, so each needs the whole head.
