@@ -330,6 +330,12 @@ def test_a_command_that_is_no_script_is_refused(command, words):
         mw.weigh_script(command, on="8xH100")
 
 
+def test_overrides_without_their_option_are_told_how_to_be_written():
+    with pytest.raises(mw.InputError, match="runs no Python script") as refused:
+        mw.weigh_script(["llama-1b", "precision=fp8", "model.num_layers=2"], on="8xH100")
+    assert refused.value.hint == "llama-1b --set precision=fp8 --set model.num_layers=2"
+
+
 def test_a_release_of_jax_without_a_private_name_is_refused_in_words():
     from meshwright.worker._shapes import _private
 

@@ -174,6 +174,20 @@ def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eigh
     assert set(memory.by_category_and_format["parameters"]) == {"fp32"}
 
 
+def test_a_step_in_eight_bits_takes_no_more_memory_than_one_in_sixteen():
+    """Eight layers: operands in eight bits of all their gradients of weights must not wait for the end."""
+    sizes = {"embed_dim": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 8, "mlp_dim": 2048}
+    overrides = {f"model.{name}": size for name, size in sizes.items()} | {"model.vocab_size": 512}
+    overrides |= {"batch.sequences": 16, "batch.microbatch_sequences": 8, "batch.sequence_length": 1024}
+    reserved = {
+        precision: mw.weigh(
+            "llama-1b", on="1xH100", overrides={**overrides, "precision": precision}
+        ).ledger.memory.reserved_bytes
+        for precision in ("bf16", "fp8")
+    }
+    assert reserved["fp8"] <= reserved["bf16"]
+
+
 @pytest.mark.wide
 def test_experts_products_take_eight_bits_on_a_gpu_that_has_them():
     """Without a capacity factor an expert has a slot for every token, and all slots are multiplied."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ..units import format_rate
 from ._weigh import RunFacts, named_fleet, request_of, totals_of, weigh_lowered
 
 PYTHON = re.compile(r"python(\d(\.\d+)?)?$")
+OVERRIDE = re.compile(r"[a-z][\w.]*=.*")
 MOST_LISTED = 5
 
 
@@ -143,11 +145,12 @@ def _script_of(command: Sequence[str]) -> tuple[str, ...]:
     if words and words[0] == "-m" and len(words) > 1:
         return tuple(words)
     if not words or not words[0].endswith(".py"):
-        raise InputError(
-            f"{shown!r} runs no Python script",
-            hint="meshwright weigh --on 8xH100 -- python train.py ARGS; without options of python, and "
-            "without a launcher: the script sees the whole fleet as process 0",
-        )
+        hint = "meshwright weigh --on 8xH100 -- python train.py ARGS; without options of python, and "
+        hint += "without a launcher: the script sees the whole fleet as process 0"
+        overrides = [word for word in words[1:] if OVERRIDE.fullmatch(word)]
+        if overrides and len(overrides) == len(words) - 1:
+            hint = f"{words[0]} {' '.join(f'--set {shlex.quote(each)}' for each in overrides)}"
+        raise InputError(f"{shown!r} runs no Python script", hint=hint)
     if not Path(words[0]).is_file():
         raise InputError(f"no file {words[0]}", hint=f"it is looked up in {os.getcwd()}")
     return tuple(words)

@@ -1,10 +1,11 @@
-"""Order a block's backward pass so that its messages over `tensor` have products to run beside.
+"""Order a block's backward pass: the gradient of its input waits for the gradients of its weights.
 
-The gradient of a product's input crosses `tensor`, and the rest of the backward pass waits for it. The
-gradients of the weights depend on no such message, and only the optimizer needs them. XLA's scheduler works
-from the last operation to the first. It therefore puts the weights' gradients at the end of a block, where
-few messages are left to hide. Here the gradient of a block's input must wait for the weights' gradients, so
-they run while the message is under way.
+Nothing in the backward pass needs the gradients of the weights; only the optimizer does. XLA's scheduler
+works from the last operation to the first, and therefore puts them late. That costs
+
+* time over `tensor`: the gradient of a product's input crosses that axis, and the rest of the backward pass
+  waits for it. The gradients of the weights could run while the message is under way;
+* memory in eight bits: until a weight's gradient is computed, copies of its operands in eight bits are alive.
 
 This is done only if no other axis splits the tokens. Otherwise a weight's gradient is itself reduced by a
 message, and the backward pass would wait for that one.
@@ -44,9 +45,9 @@ def ordered(x: Array, layer: Tree, group: str, names: Container[str], context: C
         group: the group of parameters in `layer` that holds the matrices.
         names: the matrices' names.
     """
-    is_split = axis_size(context.mesh, "tensor") > 1 and not token_axes(context.mesh)
+    gains = axis_size(context.mesh, "tensor") > 1 or context.fp8
     chosen = {name: w for name, w in layer.get(group, {}).items() if name in names}
-    if not is_split or not chosen:
+    if not gains or token_axes(context.mesh) or not chosen:
         return x, layer
     x, chosen = _together(x, chosen)
     return x, {**layer, group: {**layer[group], **chosen}}
