@@ -39,7 +39,7 @@ def make_request(
         topology={} if on.chip.platform == "cpu" else topology_arguments(on),
         num_devices=on.num_devices,
         mesh_axes=Layout.parse(layout, free_names=foreign).resolve(on.num_devices).axes,
-        options=requested_options(on.chip.platform, on.num_devices),
+        options=requested_options(on.chip.platform, [on.num_devices]),
         config=None if foreign else load_config(what, overrides).model_dump(mode="json"),
         function=what if foreign else None,
         search_path=search_path or (str(EXAMPLES),) if foreign else (),

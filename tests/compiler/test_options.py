@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.compiler import accepted_options, read_text, requested_options
+from meshwright.compiler import Request, accepted_options, read_text, requested_options
 from meshwright.compiler._options import OPTIONS, CompilerOption
 
 
@@ -23,17 +23,41 @@ def identity():
 def test_programs_that_communicate_ask_to_hide_it():
     over_links = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
     alone = ("products by cuBLAS", "fusions untimed")
-    assert requested_options("cuda", 8) == (*alone, *over_links)
-    assert requested_options("cuda", 1) == alone
-    assert requested_options("cuda", 1, eight_bits=True) == (*alone, "products apart")
-    assert requested_options("cpu", 8) == requested_options("tpu", 8) == ()
+    assert requested_options("cuda", (8,)) == requested_options("cuda", (1, 8)) == (*alone, *over_links)
+    assert requested_options("cuda", (2, 8)) == (*alone, *over_links, "two messages at once")
+    assert requested_options("cuda", (1,)) == alone
+    assert requested_options("cuda", (1,), eight_bits=True) == (*alone, "products apart")
+    assert requested_options("cpu", (8,)) == requested_options("tpu", (8,)) == ()
+
+
+COLLECTIVE = re.compile(r" (?:all-gather|all-reduce|reduce-scatter|collective-permute|async)-(start|done)\(")
+
+
+def most_in_flight(text):
+    """The most collectives that have started and not ended, anywhere in a scheduled program."""
+    most = now = 0
+    for line in text.splitlines():
+        if line.startswith(("%", "ENTRY")):
+            now = 0
+        if found := COLLECTIVE.search(line):
+            now += 1 if found[1] == "start" else -1
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(("layout", "most"), [("fsdp=16", 1), ("fsdp=2,tensor=8", 2)])
+def test_messages_over_two_axes_are_under_way_at_once(layout, most):
+    sizes = ("model.num_heads=8", "model.num_kv_heads=8", "model.embed_dim=256")
+    more = ("batch.sequences=32", "data.source=synthetic", "precision=bf16")
+    weighed = mw.weigh("bytes-nano", on="16xH100", layout=layout, overrides=(*sizes, *more))
+    assert most_in_flight(read_text(weighed.folder, "program.hlo.txt")) == most
 
 
 def test_a_deterministic_program_asks_for_no_operation_that_adds_in_undefined_order(identity):
-    asked = accepted_options(requested_options("cuda", 1, deterministic=True), identity).options
+    asked = accepted_options(requested_options("cuda", (1,), deterministic=True), identity).options
     assert asked["xla_gpu_exclude_nondeterministic_ops"] is True
-    assert set(requested_options("cuda", 8, deterministic=True)) > set(requested_options("cuda", 8))
-    assert requested_options("cpu", 8, deterministic=True) == ()
+    assert set(requested_options("cuda", (8,), deterministic=True)) > set(requested_options("cuda", (8,)))
+    assert requested_options("cpu", (8,), deterministic=True) == ()
 
 
 def test_the_installed_compiler_takes_every_option_that_it_is_said_to_accept(identity):
@@ -61,13 +85,34 @@ def test_an_option_that_the_compiler_lacks_is_left_out_and_its_consequence_said(
     )
 
 
+def test_an_option_that_the_user_sets_in_xla_flags_is_left_to_them_and_said(identity, monkeypatch):
+    name = "xla_gpu_experimental_parallel_collective_overlap_limit"
+    purposes = requested_options("cuda", (2, 8))
+    assert accepted_options(purposes, identity).options[name] == "2"
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 --{name}=1")
+    accepted = accepted_options(purposes, identity)
+    assert name not in accepted.options
+    assert accepted.without == (f"XLA_FLAGS sets {name} to 1",)
+
+
+def test_a_program_under_other_xla_flags_is_another_entry_of_the_cache(monkeypatch):
+    sizes = {"num_devices": 1, "mesh_axes": (("data", 1),), "topology": {}, "options": ()}
+    request = Request(name="a", fleet="1xCPU", platform="cpu", source="target compiler", **sizes)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    one = request.key()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_dump_to=here")
+    assert request.key() == one, "neither changes a program"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math")
+    assert request.key() != one
+
+
 def test_an_error_that_is_not_about_the_option_is_not_taken_for_a_refusal():
     class Broken:
         def compile(self, *, compiler_options):
             raise jax.errors.JaxRuntimeError("INTERNAL: out of memory")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
-        accepted_options(requested_options("cuda", 8), Broken())
+        accepted_options(requested_options("cuda", (8,)), Broken())
 
 
 # Compile a preset's step by a file of results, and print the error.

@@ -11,6 +11,7 @@ choices to a file, and compile by such a file without the GPU (`autotune_results
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -63,6 +64,13 @@ OPTIONS = {
             ("xla_gpu_pipeline_all_reduce", "COLLECTIVE_PIPELINING_MODE_ON"),  # 0.11 and 0.12
         ),
         without="all-reduces of gradients wait for the end of each layer, so more of their time is exposed",
+    ),
+    # Run a message beside one over another axis, such as the gather of weights over `fsdp` beside that of
+    # activations over `tensor`. XLA does so only for groups that share at most one device, which cannot wait
+    # for each other; messages over one axis run in turn (docs/adr/0002).
+    "two messages at once": CompilerOption(
+        spellings=(("xla_gpu_experimental_parallel_collective_overlap_limit", "2"),),
+        without="messages over different axes run in turn, so more of their time is exposed",
     ),
     # XLA would compile small all-reduces to Triton kernels, and crash on a scalar over several hosts ("size
     # mismatch when packing elements for LLVM struct"). This value selects NCCL, which 0.10 uses without it.
@@ -118,6 +126,7 @@ PRODUCTS: dict[Autotuning, tuple[str, ...]] = {
 }
 EIGHT_BITS = ("products apart",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
+SEVERAL_AXES = ("two messages at once",)
 DETERMINISM = ("no operation of undefined order", "deterministic operations")
 HOW_TO_WRITE = (
     "name a file that does not exist: `meshwright train` on that GPU writes it; "
@@ -128,12 +137,14 @@ DESCRIPTION = re.compile(
     r"(?P<model>CUDA: [\d.]+), Cores: (?P<cores>\d+), .*Memory bandwidth: (?P<rate>\d[\d.]*) GB/s"
 )
 SAME_RATE = 0.05  # catalog and driver differ by less, an H100 and an H200 by more
+# Names in XLA_FLAGS of what changes no program: how many devices a host has, dumps, and time limits.
+UNCHANGING = ("xla_force_host_platform_device_count", "xla_dump", "xla_cpu_collective_timeout_seconds")
 REFUSALS = ("No such compile option", "While setting option")
 
 
 def requested_options(
     platform: str,
-    num_devices: int,
+    axis_sizes: Iterable[int],
     *,
     deterministic: bool = False,
     eight_bits: bool = False,
@@ -143,19 +154,26 @@ def requested_options(
 
     A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
 
-    >>> requested_options("cuda", 1)
+    Args:
+        axis_sizes: devices along each axis of the mesh.
+
+    >>> requested_options("cuda", (1,))
     ('products by cuBLAS', 'fusions untimed')
-    >>> requested_options("cpu", 8)
+    >>> requested_options("cpu", (4, 2))
     ()
     """
     if platform != "cuda":
         return ()
     products = (*PRODUCTS[autotuning], *(EIGHT_BITS if eight_bits else ()))
-    return (*products, *(DETERMINISM if deterministic else ()), *(COMMUNICATION if num_devices > 1 else ()))
+    split = sum(size > 1 for size in axis_sizes)
+    messages = (*(COMMUNICATION if split else ()), *(SEVERAL_AXES if split > 1 else ()))
+    return (*products, *(DETERMINISM if deterministic else ()), *messages)
 
 
 def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOptions:
     """Return the spelling of each purpose that the installed compiler accepts.
+
+    An option that the user's `XLA_FLAGS` sets is left as it is there, and reported with the missing ones.
 
     Args:
         purposes: keys of `OPTIONS`.
@@ -167,8 +185,12 @@ def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOpti
     """
     options: dict[str, OptionValue] = {}
     without: list[str] = []
+    set_by_user = user_flags()
     for purpose in purposes:
         option = OPTIONS[purpose]
+        if theirs := [name for name, _ in option.spellings if name in set_by_user]:
+            without.append(f"XLA_FLAGS sets {theirs[0]} to {set_by_user[theirs[0]]}")
+            continue
         accepted = next((each for each in option.spellings if _accepts(identity, *each)), None)
         if accepted is not None:
             options.update([accepted])
@@ -176,6 +198,12 @@ def accepted_options(purposes: Iterable[str], identity: Lowered) -> AcceptedOpti
             names = " or ".join(name for name, _ in option.spellings)
             without.append(f"this release of XLA has no option {names}: {option.without}")
     return AcceptedOptions(options=options, without=tuple(without))
+
+
+def user_flags() -> dict[str, str]:
+    """Return the options in `XLA_FLAGS` that may change a program, by name; without a value they are true."""
+    flags = (flag.lstrip("-").partition("=") for flag in os.environ.get("XLA_FLAGS", "").split())
+    return {name: value or "true" for name, _, value in flags if not name.startswith(UNCHANGING)}
 
 
 def _accepts(identity: Lowered, name: str, value: OptionValue) -> bool:

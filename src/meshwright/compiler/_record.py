@@ -27,6 +27,7 @@ from typing import Any
 from ..errors import InputError
 from ..records import EXACT, read_record
 from ._kernels import NamedKernel, RulesFile
+from ._options import user_flags
 
 SCHEMA = 1
 TEXTS = ("program.hlo.txt", "buffer-assignment.txt", "live-range.txt")
@@ -177,8 +178,13 @@ class Request:
         return read_record(Request, text, name="a compile request", hint="report it: Meshwright wrote it")
 
     def key(self, lowered: str = "") -> str:
-        """Return the cache key, from the request, versions, our source, and a foreign step's lowered text."""
-        parts = [str(SCHEMA), self.to_json(), json.dumps(installed_versions()), _source_digest(), lowered]
+        """Return the cache key.
+
+        It is made of the request, versions, our source, the user's flags of XLA, and a foreign step's
+        lowered text.
+        """
+        around = json.dumps([installed_versions(), sorted(user_flags().items())])
+        parts = [str(SCHEMA), self.to_json(), around, _source_digest(), lowered]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
