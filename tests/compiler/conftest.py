@@ -31,6 +31,7 @@ def make_request(
     """The request that `what` (a preset, or module:function) makes for a fleet laid out so."""
     on = Fleet.parse(fleet)
     foreign = ":" in what
+    axes = Layout.parse(layout, free_names=foreign).resolve(on.num_devices).axes
     return Request(
         name=what,
         fleet=fleet,
@@ -38,8 +39,8 @@ def make_request(
         source="target compiler",
         topology={} if on.chip.platform == "cpu" else topology_arguments(on),
         num_devices=on.num_devices,
-        mesh_axes=Layout.parse(layout, free_names=foreign).resolve(on.num_devices).axes,
-        options=requested_options(on.chip.platform, [on.num_devices]),
+        mesh_axes=axes,
+        options=requested_options(on.chip.platform, axes),
         config=None if foreign else load_config(what, overrides).model_dump(mode="json"),
         function=what if foreign else None,
         search_path=search_path or (str(EXAMPLES),) if foreign else (),

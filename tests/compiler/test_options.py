@@ -14,6 +14,8 @@ import meshwright as mw
 from meshwright.compiler import Request, accepted_options, read_text, requested_options
 from meshwright.compiler._options import OPTIONS, CompilerOption
 
+ONE, FSDP, FSDP_TENSOR = [("data", 1)], [("fsdp", 8)], [("fsdp", 2), ("tensor", 8)]
+
 
 @pytest.fixture
 def identity():
@@ -23,11 +25,12 @@ def identity():
 def test_programs_that_communicate_ask_to_hide_it():
     over_links = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
     alone = ("products by cuBLAS", "fusions untimed")
-    assert requested_options("cuda", (8,)) == requested_options("cuda", (1, 8)) == (*alone, *over_links)
-    assert requested_options("cuda", (2, 8)) == (*alone, *over_links, "two messages at once")
-    assert requested_options("cuda", (1,)) == alone
-    assert requested_options("cuda", (1,), eight_bits=True) == (*alone, "products apart")
-    assert requested_options("cpu", (8,)) == requested_options("tpu", (8,)) == ()
+    assert requested_options("cuda", FSDP) == (*alone, *over_links)
+    assert requested_options("cuda", [("data", 2), *FSDP, ("tensor", 1)]) == (*alone, *over_links)
+    assert requested_options("cuda", FSDP_TENSOR) == (*alone, *over_links, "two messages at once")
+    assert requested_options("cuda", ONE) == alone
+    assert requested_options("cuda", ONE, eight_bits=True) == (*alone, "products apart")
+    assert requested_options("cpu", FSDP_TENSOR) == requested_options("tpu", FSDP_TENSOR) == ()
 
 
 COLLECTIVE = re.compile(r" (?:all-gather|all-reduce|reduce-scatter|collective-permute|async)-(start|done)\(")
@@ -54,10 +57,10 @@ def test_messages_over_two_axes_are_under_way_at_once(layout, most):
 
 
 def test_a_deterministic_program_asks_for_no_operation_that_adds_in_undefined_order(identity):
-    asked = accepted_options(requested_options("cuda", (1,), deterministic=True), identity).options
+    asked = accepted_options(requested_options("cuda", ONE, deterministic=True), identity).options
     assert asked["xla_gpu_exclude_nondeterministic_ops"] is True
-    assert set(requested_options("cuda", (8,), deterministic=True)) > set(requested_options("cuda", (8,)))
-    assert requested_options("cpu", (8,), deterministic=True) == ()
+    assert set(requested_options("cuda", FSDP, deterministic=True)) > set(requested_options("cuda", FSDP))
+    assert requested_options("cpu", FSDP, deterministic=True) == ()
 
 
 def test_the_installed_compiler_takes_every_option_that_it_is_said_to_accept(identity):
@@ -87,7 +90,7 @@ def test_an_option_that_the_compiler_lacks_is_left_out_and_its_consequence_said(
 
 def test_an_option_that_the_user_sets_in_xla_flags_is_left_to_them_and_said(identity, monkeypatch):
     name = "xla_gpu_experimental_parallel_collective_overlap_limit"
-    purposes = requested_options("cuda", (2, 8))
+    purposes = requested_options("cuda", FSDP_TENSOR)
     assert accepted_options(purposes, identity).options[name] == "2"
     monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 --{name}=1")
     accepted = accepted_options(purposes, identity)
@@ -112,7 +115,7 @@ def test_an_error_that_is_not_about_the_option_is_not_taken_for_a_refusal():
             raise jax.errors.JaxRuntimeError("INTERNAL: out of memory")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"):
-        accepted_options(requested_options("cuda", (8,)), Broken())
+        accepted_options(requested_options("cuda", FSDP), Broken())
 
 
 # Compile a preset's step by a file of results, and print the error.

@@ -139,7 +139,7 @@ def test_the_record_says_what_was_compiled_for_what_by_what(on_fsdp):
     assert found.compiler == f"XLA (cuda) of jax-cuda13-pjrt {found.versions['jax-cuda13-pjrt']}"
     assert (
         found.options
-        == accepted_options(requested_options("cuda", (8,)), jax.jit(lambda x: x).lower(0.0)).options
+        == accepted_options(requested_options("cuda", [("fsdp", 8)]), jax.jit(lambda x: x).lower(0.0)).options
     )
     assert found.compile_seconds > 0
 

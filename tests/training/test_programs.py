@@ -21,7 +21,7 @@ def weighed_fingerprint(config, fleet: str, layout: str, num_devices: int) -> st
         topology={},
         num_devices=num_devices,
         mesh_axes=Layout.parse(layout).resolve(num_devices).axes,
-        options=requested_options("cpu", (num_devices,)),
+        options=requested_options("cpu", [("data", num_devices)]),
         config=config.model_dump(mode="json"),
     )
     return compile_program(request)[0].fingerprint

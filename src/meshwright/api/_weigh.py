@@ -658,7 +658,7 @@ def request_of(
         mesh_axes=layout.axes,
         options=requested_options(
             platform,
-            [size for _, size in layout.axes],
+            layout.axes,
             deterministic=ours and config.deterministic,
             eight_bits=ours and config.precision == "fp8",
             autotuning="load" if results else "off",

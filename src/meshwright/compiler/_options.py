@@ -127,6 +127,7 @@ PRODUCTS: dict[Autotuning, tuple[str, ...]] = {
 EIGHT_BITS = ("products apart",)
 COMMUNICATION = ("latency hiding", "pipelined all-reduces", "all-reduces by NCCL")
 SEVERAL_AXES = ("two messages at once",)
+OF_WEIGHTS = {"data", "fsdp"}  # axes over which no activations are sent
 DETERMINISM = ("no operation of undefined order", "deterministic operations")
 HOW_TO_WRITE = (
     "name a file that does not exist: `meshwright train` on that GPU writes it; "
@@ -144,7 +145,7 @@ REFUSALS = ("No such compile option", "While setting option")
 
 def requested_options(
     platform: str,
-    axis_sizes: Iterable[int],
+    mesh_axes: Iterable[tuple[str, int]],
     *,
     deterministic: bool = False,
     eight_bits: bool = False,
@@ -154,19 +155,23 @@ def requested_options(
 
     A program for one device communicates nothing. One for a CPU or TPU is deterministic without any option.
 
-    Args:
-        axis_sizes: devices along each axis of the mesh.
+    Messages over `data` and `fsdp` are of weights and gradients alone, and hide as well one after the other.
 
-    >>> requested_options("cuda", (1,))
+    Args:
+        mesh_axes: name and size of each axis of the mesh.
+
+    >>> requested_options("cuda", [("data", 1)])
     ('products by cuBLAS', 'fusions untimed')
-    >>> requested_options("cpu", (4, 2))
+    >>> requested_options("cpu", [("fsdp", 4), ("tensor", 2)])
     ()
     """
     if platform != "cuda":
         return ()
     products = (*PRODUCTS[autotuning], *(EIGHT_BITS if eight_bits else ()))
-    split = sum(size > 1 for size in axis_sizes)
-    messages = (*(COMMUNICATION if split else ()), *(SEVERAL_AXES if split > 1 else ()))
+    split = {name for name, size in mesh_axes if size > 1}
+    messages = COMMUNICATION if split else ()
+    if len(split) > 1 and not split <= OF_WEIGHTS:
+        messages += SEVERAL_AXES
     return (*products, *(DETERMINISM if deterministic else ()), *messages)
 
 

@@ -77,7 +77,7 @@ def compile_programs(
     built = build_step(config, mesh)
     named = None if config.autotune_results is None else Path(config.autotune_results).absolute()
     writes = named if times_kernels else None
-    options: Any = _options(config, platform, [*mesh.shape.values()], named, writes) or None
+    options: Any = _options(config, platform, [*mesh.shape.items()], named, writes) or None
     seed = jax.ShapeDtypeStruct((), np.uint32)
     parameters = whole_parameters(built.state)
     evaluated = parameters, built.state["model_state"], built.batch
@@ -118,7 +118,11 @@ def compile_programs(
 
 
 def _options(
-    config: RunConfig, platform: str, axis_sizes: Sequence[int], results: Path | None, writes: Path | None
+    config: RunConfig,
+    platform: str,
+    mesh_axes: Sequence[tuple[str, int]],
+    results: Path | None,
+    writes: Path | None,
 ) -> dict[str, OptionValue]:
     """Return the options of the step's compilation.
 
@@ -134,7 +138,7 @@ def _options(
         files = writing_results(writes)
     requested = requested_options(
         platform,
-        axis_sizes,
+        mesh_axes,
         deterministic=config.deterministic,
         eight_bits=config.precision == "fp8",
         autotuning=autotuning,
