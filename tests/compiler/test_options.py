@@ -48,7 +48,9 @@ def most_in_flight(text):
     return most
 
 
-@pytest.mark.parametrize(("layout", "most"), [("fsdp=16", 1), ("fsdp=2,tensor=8", 2)])
+@pytest.mark.parametrize(
+    ("layout", "most"), [pytest.param("fsdp=16", 1, marks=pytest.mark.wide), ("fsdp=2,tensor=8", 2)]
+)
 def test_messages_over_two_axes_are_under_way_at_once(layout, most):
     sizes = ("model.num_heads=8", "model.num_kv_heads=8", "model.embed_dim=256")
     more = ("batch.sequences=32", "data.source=synthetic", "precision=bf16")

@@ -174,6 +174,7 @@ def test_where_there_are_fp8_units_the_compiled_products_of_the_layers_take_eigh
     assert set(memory.by_category_and_format["parameters"]) == {"fp32"}
 
 
+@pytest.mark.wide
 def test_a_step_in_eight_bits_takes_no_more_memory_than_one_in_sixteen():
     """Eight layers: operands in eight bits of all their gradients of weights must not wait for the end."""
     sizes = {"embed_dim": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 8, "mlp_dim": 2048}
