@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from ..compiler import (
     loading_results,
 )
 from ..errors import CompileError, InputError, MeshwrightError
+from ._optimised import end_process, optimised
 
 DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}
 # It stands in for NVIDIA's assembler, which XLA starts once for each kernel: a third of the time of a small
@@ -94,9 +95,12 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
     begin_phase(work, "compiling")
     chosen, outputs = devices[: lowered.num_devices], _outputs(request, work)
     accepted = accepted_options(request.options, _identity())
-    executable = compiled_text(lowered, chosen, {**accepted.options, **outputs}, request.name)
+    options = {**accepted.options, **outputs}
+    executable = _made(request, work, lambda: compiled_text(lowered, chosen, options, request.name))
     seconds = time.monotonic() - started
     begin_phase(work, "saving")
+    texts = _texts(work / "dump")
+    program = texts[TEXTS[0]] if executable is None else executable.hlo_modules()[0].to_string()
     record = Compiled(
         schema=SCHEMA,
         name=request.name,
@@ -111,16 +115,16 @@ def _compile_text(request: Request, work: Path, made: Path) -> dict[str, str]:
         without_options=accepted.without,
         arguments=lowered.arguments,
         traced_flops=lowered.traced_flops,
-        reported_bytes=_reported(executable.get_compiled_memory_stats()),
+        reported_bytes={} if executable is None else _reported(executable.get_compiled_memory_stats()),
         compile_seconds=seconds,
-        fingerprint=fingerprint_of(executable.hlo_modules()[0].to_string()),
+        fingerprint=fingerprint_of(program),
         num_parameters=None,
         num_matmul_parameters=None,
         tokens_per_step=None,
         sequence_length=None,
     )
     with _cache.writing_cache():
-        record.save(made, _texts(work / "dump"))
+        record.save(made, texts)
     return {}
 
 
@@ -156,11 +160,12 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
     outputs = _outputs(request, work)
     keeps = _keep_executable(request.platform)
     accepted = accepted_options(request.options, _identity())
-    executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
+    options = {**accepted.options, **outputs}
+    executable = _made(request, work, lambda: _compile_lowered(lowered, request, options))
     if keeps and not any((work / "dump").glob("*-buffer-assignment.txt")):  # kept from before: only loaded
         shutil.rmtree(work / "dump", ignore_errors=True)
         _keep_no_executable()
-        executable = _compile_lowered(lowered, request, {**accepted.options, **outputs})
+        executable = _compile_lowered(lowered, request, options)
     seconds = time.monotonic() - started
     begin_phase(work, "saving")
     texts = _texts(work / "dump")
@@ -178,9 +183,9 @@ def _compile(request: Request, work: Path, made: Path) -> dict[str, str]:
         without_options=accepted.without,
         arguments=_arguments(traced, arguments, keywords, request),
         traced_flops=flops,
-        reported_bytes=_reported(executable.memory_analysis()),
+        reported_bytes={} if executable is None else _reported(executable.memory_analysis()),
         compile_seconds=seconds,
-        fingerprint=fingerprint_of(executable.as_text()),
+        fingerprint=fingerprint_of(texts[TEXTS[0]] if executable is None else executable.as_text()),
         coordinates=_coordinates(mesh) if request.platform == "tpu" else (),
         **facts,
     )
@@ -278,6 +283,13 @@ def _program(request: Request, mesh: Any) -> tuple[Any, tuple[Any, ...], dict[st
         ("num_parameters", "num_matmul_parameters", "tokens_per_step", "sequence_length")
     )
     return *foreign_program(request, mesh), unknown
+
+
+def _made(request: Request, work: Path, compile_program: Callable[[], Any]) -> Any:
+    """Return the executable; for a TPU None, once the reports on the optimised program are complete."""
+    if request.platform != "tpu":
+        return compile_program()
+    return optimised(compile_program, work / "dump")
 
 
 def _compile_lowered(lowered: Any, request: Request, options: dict[str, OptionValue]) -> Any:
@@ -501,3 +513,4 @@ if __name__ == "__main__":
     caller, *folders = sys.argv[1:]
     work_folder, made_folder, caller = (*folders, caller) if folders else fork_for_each_request()
     main(Path(work_folder), Path(made_folder), int(caller))
+    end_process()

@@ -1,0 +1,48 @@
+"""A weighing for a TPU waits for the compiler's reports on the optimised program, not for machine code.
+
+No compiler for TPUs is installed where these tests run: a function stands in, which writes reports as libtpu
+0.0.42 does (docs/adr/0019).
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from meshwright.worker._optimised import optimised
+
+LAST = "module_0000.jit_step.after_optimizations_after_buffer_assignment.txt"
+
+
+def test_complete_reports_end_the_wait_before_machine_code_is_made(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def compile_program() -> str:
+        (tmp_path / "module_0000.jit_step.after_optimizations.txt").write_text("HloModule step")
+        (tmp_path / LAST).write_text("HloModule step")
+        assert is_over.wait(60)
+        return "machine code"
+
+    try:
+        assert optimised(compile_program, tmp_path, steady_seconds=0.2) is None
+        assert not is_over.is_set()
+    finally:
+        is_over.set()
+
+
+def test_a_compiler_without_the_last_report_is_waited_for(tmp_path: Path) -> None:
+    def compile_program() -> str:
+        (tmp_path / "module_0000.jit_step.after_optimizations.txt").write_text("HloModule step")
+        return "machine code"
+
+    assert optimised(compile_program, tmp_path, steady_seconds=0.0) == "machine code"
+
+
+def test_an_error_of_the_compiler_is_raised(tmp_path: Path) -> None:
+    def compile_program() -> str:
+        raise RuntimeError("RESOURCE_EXHAUSTED: 17 GiB of 16 GiB")
+
+    with pytest.raises(RuntimeError, match="17 GiB of 16 GiB"):
+        optimised(compile_program, tmp_path)
