@@ -314,3 +314,14 @@ def test_unknown_groups_raise(text, message):
 )
 def test_a_group_whose_members_lie_in_two_hosts_of_four_leaves_the_host(text, leaves):
     assert leaves_the_domain(text, 8, 4) is leaves
+
+
+def test_what_a_pallas_kernel_says_of_itself_may_stand_on_lines_of_its_own():
+    said = '{\n"xprof_metadata":"{\\"block_q\\": 512}"\n}'
+    text = (
+        "HloModule step, is_scheduled=true\n\nENTRY %main (x: f32[2]) -> f32[2] {\n"
+        "  %x = f32[2]{0} parameter(0)\n"
+        '  ROOT %call = f32[2]{0} custom-call(%x), custom_call_target="tpu_custom_call", '
+        f'frontend_attributes={{kernel_metadata={said}}}, metadata={{op_name="jit(step)/pallas_call"}}\n}}\n'
+    )
+    assert parse_program(text).entry.root.op_name == "jit(step)/pallas_call"

@@ -132,7 +132,8 @@ def _repeated_in(computation: Computation) -> Iterator[str]:
 _OWN = frozenset((
     "while", "body", "cond", "scan", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation",
     "remat", "shard_map", "pjit", "custom_partitioning", "custom_jvp_call", "custom_vjp_call", "core_call",
-    "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches",
+    "custom_vjp_call_jaxpr", "xla_call", "fwd", "bwd", "microbatches", "static_sparsity_splash",
+    "splash_mha_fwd_residuals", "splash_mha_dkv_no_residuals", "splash_mha_dq_no_residuals",
 ))  # fmt: skip
 _SHARE = re.compile(r"(needed|busy)_(\d+)_of_(\d+)(?!\w)")
 _BRANCH = re.compile(r"branch_\d+_fun$")

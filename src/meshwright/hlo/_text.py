@@ -134,6 +134,8 @@ _OPERAND = re.compile(rf"(?:.* )?%({_NAME}?)((?:#\d+)*)$")
 _CALLED = re.compile(rf"%({_NAME})")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)*)"(?:.*?source_line=(\d+))?')
+# What a Pallas kernel says of itself is printed on lines of its own, within an instruction's line.
+_BROKEN_LINE = re.compile(r"(?<=kernel_metadata=)\{\n(.*)\n\}")
 _FRAME_ID = re.compile(r"stack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 Frame = tuple[str, str, int]  # file, function, line
@@ -324,7 +326,7 @@ def parse_program(text: str, rename: Rename | None = None) -> Program:
     Raises:
         ValueError: a line is not understood, or the module is not scheduled. The message names the line.
     """
-    lines = iter(enumerate(text.splitlines(), 1))
+    lines = iter(enumerate(_BROKEN_LINE.sub(r"{\1}", text).splitlines(), 1))
     header = next((line for _, line in lines if line.strip()), "")
     if not header.startswith("HloModule ") or "is_scheduled=true" not in header:
         raise ValueError(f"not a scheduled HLO module: {header[:200]!r}")

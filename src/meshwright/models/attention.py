@@ -1,9 +1,9 @@
 """Compute causal attention: on one device's sequence, or over the mesh axis `context`.
 
-Kernels: cuDNN's flash kernel on NVIDIA targets, blocks of queries in plain JAX elsewhere. Neither holds a
-[queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n compute (2i+2)/(2i+1)
-times what causality needs. The scope `needed_..._of_...` passes that ratio to the counter of model FLOPs, so
-that every implementation counts the same.
+Kernels: cuDNN's flash kernel on NVIDIA targets, splash attention on TPUs, blocks of queries in plain JAX
+elsewhere. None holds a [queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n
+compute (2i+2)/(2i+1) times what causality needs. The scope `needed_..._of_...` passes that ratio to the
+counter of model FLOPs, so that every implementation counts the same.
 
 Documents: if a window holds several documents, attention stays inside each. The work is still that of the
 whole causal window, and counts as such: neither kernel skips blocks by document. cuDNN takes the mask as a
@@ -64,6 +64,7 @@ from .gathered_attention import (
     windowed_backward,
     windowed_forward,
 )
+from .splash_attention import splash_attention, takes
 
 NAME = "attention_output"  # the policy `dots-attention` saves this
 HEADS = ("batch", "sequence", "heads", "head_dim")
@@ -414,17 +415,20 @@ def causal_attention(
         documents is None or (documents.bias is not None and shape.window is None)
     )
     cudnn = cudnn and shape.cap is None
+    whole = documents is None and shape.window is None and ring_size(context.mesh) == 1
+    splash = whole and context.platform == "tpu" and takes(length, query.shape[-1], value.shape[-1])
     with jax.named_scope("attention"):
         if ring_size(context.mesh) > 1:
             assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
             segments = None if documents is None else documents.segments
             return context_attention(query, key, value, segments, context.mesh, cudnn, shape)
         # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
-        local = partial(_on_one_device, cudnn=cudnn, shape=shape, platform=context.platform)
+        local = partial(_on_one_device, cudnn=cudnn, splash=splash, shape=shape, platform=context.platform)
         each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
         out = context.pin(each(query, key, value, documents), *HEADS)
-        # cuDNN's call is saved as such, with what its gradient needs: a name would save its output twice.
-        return out if cudnn else checkpoint_name(out, NAME)
+        # A fused kernel's own results are saved, with what its gradient needs: this name would save the
+        # output twice.
+        return out if cudnn or splash else checkpoint_name(out, NAME)
 
 
 def _on_one_device(
@@ -434,12 +438,15 @@ def _on_one_device(
     documents: Documents | None,
     *,
     cudnn: bool,
+    splash: bool,
     shape: Shape,
     platform: str,
 ) -> Array:
     if cudnn:
         bias = None if documents is None else documents.bias
         return cudnn_attention(query, key, value, bias, shape.window)
+    if splash:
+        return splash_attention(query, key, value, shape.cap, NAME)
     # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
     grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
     key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))

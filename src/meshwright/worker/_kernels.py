@@ -193,7 +193,8 @@ def _counted(
     *,
     source: str,
 ) -> Counted:
-    floats = [str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if str(v.aval.dtype) in FORMATS]
+    formats = [str(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if str(v.aval.dtype) in FORMATS]
+    floats = [name for name in formats if name != "int8"] or formats  # 8-bit integers beside floats are masks
     kernel = NamedKernel(
         name=call.name,
         operands=call.operands,
