@@ -10,6 +10,9 @@ divides) runs in plain blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import jax
 from einops import rearrange
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -54,7 +57,8 @@ def splash_attention(
         interpret=interpret,
     )
     rows, keys, values = (rearrange(x, "b s h d -> b h s d") for x in (query, key, value))
-    out: Array = jax.vmap(kernel)(rows * query.shape[-1] ** -0.5, keys, values)
+    attend = cast("Callable[..., Array]", jax.vmap(kernel))  # it returns a pair if asked for the residuals
+    out = attend(rows * query.shape[-1] ** -0.5, keys, values)
     return rearrange(out, "b h s d -> b s h d")
 
 
