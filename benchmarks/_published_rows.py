@@ -11,10 +11,10 @@ import dataclasses
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from _plan_rows import MEGATRON_COLUMNS, MEGATRON_VOCABULARY
 from _published_stacks import Stack, stack_of
@@ -164,7 +164,7 @@ def express(row: Row) -> Expressed:
     Raises:
         InexpressibleError: there is none, or the row does not say enough.
     """
-    row = {column: (row.get(column) or "").strip() for column in COLUMNS}
+    row = _with_scripts({column: (row.get(column) or "").strip() for column in COLUMNS})
     _refuse_other_programs(row)
     notes: list[str] = []
     stack = stack_of(source_of(row), row["model"])
@@ -190,6 +190,7 @@ def express(row: Row) -> Expressed:
             "zero1": zero1,
             "pipeline_chunks": _count(row, "vp") if layout.size("stage") > 1 else 1,
             "remat": remat,
+            "offload": "activations" if "offload" in row["act_ckpt"] else "none",
             "batch": batch,
             "steps": 1,
         }
@@ -220,8 +221,29 @@ def express(row: Row) -> Expressed:
     )
 
 
+def _scripts_of(row: Row) -> Iterator[dict[str, Any]]:
+    """Yield what the scripts beside a row's source say of it, the particular after the general."""
+    for script in ASSUMED["scripts"]:
+        is_of = script.get("model", row["model"]) == row["model"]
+        is_on = row["accelerator"].startswith(script.get("accelerator", ""))
+        if source_of(row) == script["source"] and is_of and is_on:
+            yield script
+
+
+def _with_scripts(row: dict[str, str]) -> dict[str, str]:
+    """Return a row with the cells that scripts of its source tell, and the batch that follows from them."""
+    for script in _scripts_of(row):
+        row = {**row, **script.get("cells", {})}
+    if row["accelerator"].startswith("TPU") and row["micro_batch_per_device"] and _count(row, "tp") > 1:
+        each = _float(row["micro_batch_per_device"], "micro batch")
+        row["global_batch_seqs"] = row["global_batch_seqs"] or f"{each * _count(row, 'n_devices'):.0f}"
+        row["micro_batch_per_device"] = f"{each * _count(row, 'tp'):.0f}"
+    return row
+
+
 # Whose attention is cuDNN's; PyTorch's and the others' "flash" is FlashAttention-2 or a kernel like it.
 _CUDNN = re.compile(r"cudnn|\bte\b|transformer engine")
+OFFLOAD = "offload to the host"
 # What our step does not do, whatever the layout: the column, what is found in it, and the reason.
 _OTHER_PROGRAMS = (
     ("moe", r".", "mixture of experts"),
@@ -232,6 +254,7 @@ _OTHER_PROGRAMS = (
     ("accelerator", r"power limited", "a power limit that is not stated"),
     ("precision", r"fp4|int8", "4-bit or integer arithmetic"),
     ("precision", r"filter|layers \d", "8-bit arithmetic in a part of the layers"),
+    ("precision", r"details not in", "8-bit arithmetic of which its source does not say more"),
     ("precision", r"fp16/bf16|^(?!.*(bf16|fp16|fp8|float8))", "precision not stated, or none of ours"),
     (
         "precision",
@@ -239,7 +262,7 @@ _OTHER_PROGRAMS = (
         "weights and moments in bf16: our step holds them in fp32",
     ),
     ("model notes", r"unpacked|not packed", "padded sequences: real tokens were counted"),
-    ("act_ckpt sharding", r"offload", "offload to the host"),
+    ("act_ckpt sharding", r"offload", OFFLOAD),
 )
 _UNFUSED = re.compile(r"unfused|no flash|fused soft")
 _FUSED = re.compile(r"flash|cudnn|\bte\b|transformer engine|fused attention|sdpa")
@@ -257,10 +280,23 @@ def _refuse_other_programs(row: Row) -> None:
         raise InexpressibleError("expert parallelism")
     for columns, pattern, reason in _OTHER_PROGRAMS:
         if re.search(pattern, " ".join(row[c] for c in columns.split()).lower()):
+            if reason == OFFLOAD and _keeps_inputs_on_host(row):
+                continue
             raise InexpressibleError(reason)
     for changed in ASSUMED["changed_machines"]:
         if source_of(row) == changed["source"] and re.search(changed["notes"], row["notes"]):
             raise InexpressibleError("its machine was changed afterwards, as its source says")
+
+
+def _keeps_inputs_on_host(row: Row) -> bool:
+    """Return whether a row keeps blocks' inputs, or queries, keys and values, in the host's memory.
+
+    Our step keeps the inputs there, and repeats the rest.
+    """
+    words = row["act_ckpt"].lower()
+    return row["accelerator"].startswith("TPU") and bool(
+        re.search(r"layer input|qkv_proj|decoder_layer_input", words)
+    )
 
 
 def _is_unfused(row: Row, stack: Stack) -> bool:
@@ -312,8 +348,6 @@ def _number(row: Row, column: str, what: str) -> int:
 def chip_of(words: str) -> Chip:
     """The catalog's chip for a row's word, what stands in parentheses left out."""
     plain = re.sub(r"\s*\(.*?\)", "", words).strip()
-    if plain.startswith("TPU"):
-        raise InexpressibleError("a TPU: no rates were fitted for them")
     try:
         return find_chip(ASSUMED["chips"].get(plain, plain))
     except InputError as unknown:
@@ -322,6 +356,8 @@ def chip_of(words: str) -> Chip:
 
 def _fleet(row: Row, precision: str) -> Fleet:
     chip = chip_of(row["accelerator"])
+    if chip.platform == "tpu":
+        return _slice(row, chip)
     if chip.platform != "cuda":
         raise InexpressibleError("no compiler for this chip without it, or not installed (TPU, AMD, others)")
     peaks = chip.peak_flops_per_second
@@ -338,6 +374,23 @@ def _fleet(row: Row, precision: str) -> Fleet:
         raise InexpressibleError("devices do not fill whole nodes")
     fleet = Fleet.parse(f"{devices // per_host}x{per_host}x{chip.name}")
     return dataclasses.replace(fleet, chip=chip)
+
+
+_SLICES = re.compile(r"\b(\d+) slice|\b(\d+)x v\d\w?-")
+
+
+def _slice(row: Row, chip: Chip) -> Fleet:
+    """Return the TPU slice of a row. A source of TPUs counts chips, and says how many slices they are."""
+    told = _SLICES.search(row["notes"])
+    slices = int(next(filter(None, told.groups()))) if told else 1
+    if slices > 1 or (_count(row, "dp") > 1 and "DP" in row["sharding"]):
+        raise InexpressibleError("several TPU slices: a fleet of ours is one")
+    assert chip.slices is not None, "every TPU has slices"
+    number = _number(row, "n_devices", "number of devices") * chip.slices.cores_per_chip_in_name
+    try:
+        return Fleet.parse(f"{chip.name}-{number}")
+    except InputError as unknown:
+        raise InexpressibleError("no TPU slice of that size") from unknown
 
 
 def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
@@ -363,6 +416,8 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
         "vocab_size": math.ceil(sizes["vocab"] / VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
         "loss_chunk": max(n for n in range(1, 513) if length % n == 0),
     }
+    for script in _scripts_of(row):
+        model |= {"head_dim": script["head_dim"]} if "head_dim" in script else {}
     if gated:
         model |= {"position": "rotary", "rope_theta": 500000.0}
     else:
@@ -377,7 +432,7 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
     notes.append("tied embeddings" if model["tied_embeddings"] else "untied embeddings")
     if told and abs(_parameters(model) / told - 1) > FAR_FROM_STATED:
         raise InexpressibleError("dimensions do not give the stated number of parameters")
-    head = sizes["d_model"] / sizes["n_heads"]
+    head = float(str(model.get("head_dim", sizes["d_model"] / sizes["n_heads"])))
     if head % 8:
         raise InexpressibleError("heads of no multiple of 8: no rate of such products is known")
     if unfused and head > 128:
@@ -387,7 +442,7 @@ def _model(row: Row, unfused: bool, notes: list[str]) -> dict[str, object]:
             raise InexpressibleError("no heads of at most 128 divide its width over its layout")
         model["num_heads"] = model["num_kv_heads"] = sizes["d_model"] // fitting[0]
         notes.append(f"compiled with heads of {fitting[0]}, attention priced with the row's")
-    elif head > 128:
+    elif head > 128 and not row["accelerator"].startswith("TPU"):
         raise InexpressibleError("attention heads beyond our fused kernel")
     return model
 
@@ -495,7 +550,9 @@ def _measured(row: Row, model: Mapping[str, object], batch: Mapping[str, int], r
     convention = ASSUMED["flops"].get(source_of(row))
     if not row["tflops_per_device"] or convention is None:
         raise InexpressibleError("neither step time nor tokens per second printed")
-    flops = tokens * _counted_flops(TransformerModel.model_validate(model), batch["sequence_length"], remat)
+    ours, length = TransformerModel.model_validate(model), batch["sequence_length"]
+    counted = _maxtext_flops(ours, length) if convention == "maxtext" else _counted_flops(ours, length, remat)
+    flops = tokens * counted
     return flops / (1e12 * _float(row["tflops_per_device"], "tflops_per_device") * devices)
 
 
@@ -511,6 +568,15 @@ def _counted_flops(model: TransformerModel, length: int, remat: str) -> float:
     return blocks + 6 * width * model.vocab_size
 
 
+def _maxtext_flops(model: TransformerModel, length: int) -> float:
+    """Return the FLOPs of a token as MaxText counted them: products three times, attention whole.
+
+    Source: github.com/AI-Hypercomputer/maxtext, calculate_tflops_training_per_device before its request 1988.
+    """
+    attention = 4 * length * model.num_heads * model.head_dim * model.num_layers
+    return 3 * (2 * model.num_matmul_parameters + attention)
+
+
 def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
@@ -522,6 +588,9 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     if not words:
         notes.append("rematerialisation not stated: dots-attention if that fits, else full")
         return "dots-attention", False
+    if _keeps_inputs_on_host(row) and "offload" in words:
+        notes.append(f"{row['act_ckpt']} taken as full, with the blocks' inputs on the host")
+        return "full", True
     if "custom" in words or "qkv" in words:
         raise InexpressibleError("rematerialisation of its own kind")
     if words.startswith("full"):

@@ -55,7 +55,8 @@ class Stack:
     besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
     under the last microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces
     beside products, all but the first hidden; those over `stage` hide where a stage has several chunks, and
-    weights over `data` are gathered under the first microbatch's forward pass.
+    weights over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every
+    message runs beside products.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Stack:
     head_in_last_stage: bool = False
     hidden_reduction: bool = False
     hidden_messages: bool = False
+    hides_all_messages: bool = False
 
 
 @functools.cache
@@ -171,15 +173,24 @@ def otherwise(
     if stack.hidden_reduction:
         reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
-    if stack.hidden_messages:
-        messages = {_axes(name): 0.0 for name in exposed}
-        for name, seconds in exposed.items():
-            messages[_axes(name)] += 0.0 if _is_reduction(name) else seconds
-        hidden = (1 - 1 / sizes.tensor) * messages.get("tensor", 0.0)
-        hidden += messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
-        hidden += min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
-        added["messages beside products"] = -hidden
+    added["messages beside products"] = -_hidden_seconds(stack, config, sizes, exposed, microbatch)
     return {reason: seconds for reason, seconds in added.items() if seconds}
+
+
+def _hidden_seconds(
+    stack: Stack, config: RunConfig, sizes: Sizes, exposed: Mapping[str, float], microbatch: float
+) -> float:
+    """Return the seconds of our waiting in which the stack's products run; `microbatch`: seconds of one."""
+    if stack.hides_all_messages:
+        return math.fsum(seconds for name, seconds in exposed.items() if _axes(name))
+    if not stack.hidden_messages:
+        return 0.0
+    messages = {_axes(name): 0.0 for name in exposed}
+    for name, seconds in exposed.items():
+        messages[_axes(name)] += 0.0 if _is_reduction(name) else seconds
+    hidden = (1 - 1 / sizes.tensor) * messages.get("tensor", 0.0)
+    hidden += messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
+    return hidden + min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
 
 
 def _axes(name: str) -> str:

@@ -1,6 +1,7 @@
 """Write docs/accuracy.md and its picture from the newest record of predict_published.py.
 
-Run: python benchmarks/accuracy_page.py [--record FILE]. The page says how far predicted step times are from
+Run: python benchmarks/accuracy_page.py [--record FILE]. Rows on TPUs have a section of their own, from the
+newest record of `predict_published.py --tpus`. The page says how far predicted step times are from
 published ones: by source, chip, layout, fleet and stack, with the worst rows. Only the figures of the first
 score, in `HEAD`, are written by hand; a new record and this command bring all others up to date.
 """
@@ -18,6 +19,7 @@ from _published_blind import with_blind_errors
 from _published_interval import interval_of
 from _published_score import spread
 from _record import RECORDS, ROOT
+from _tpu_rates import with_blind_errors as with_blind_errors_of_tpus
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
@@ -37,6 +39,8 @@ SOURCES = {
     "meg21": "Megatron-LM 2021",
     "mcore": "Megatron Core",
     "tt": "PyTorch, torchtitan",
+    "maxtext": "Google, MaxText",
+    "tpurec": "Google, TPU recipes",
     "jaxtb": "NVIDIA, JAX Toolbox",
     "llmc": "llm.c",
     "vtrainsingle": "vTrain, one node",
@@ -44,9 +48,9 @@ SOURCES = {
 }
 
 
-def newest_record() -> Path:
-    """Return the newest record of predict_published.py."""
-    return max(RECORDS.glob("*_predict_published.toml"))
+def newest_record(name: str = "predict_published") -> Path:
+    """Return the newest record of a name."""
+    return max(RECORDS.glob(f"*_{name}.toml"))
 
 
 def layout_kind(row: Mapping[str, Any]) -> str:
@@ -138,7 +142,42 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def page(record: Mapping[str, Any], name: str) -> str:
+def section_of_tpus(record: Mapping[str, Any], name: str) -> list[str]:
+    """Return the lines of the section on TPUs: every row, and how blind its error is."""
+    rows = with_blind_errors_of_tpus([row for row in record["row"] if "error" in row])
+    blind = spread([{**row, "error": row["blind_error"]} for row in rows])
+    head = TPUS.format(count=len(rows), record=name, figures=" | ".join(_percents(blind)))
+    lines = [*head.splitlines(), "", "| run | chip | layout | measured | predicted | error | blind |"]
+    lines += ["|" + "---|" * 7]
+    for row in sorted(rows, key=lambda row: row["id"]):
+        seconds = [f"{row[name]:.3g} s" for name in ("measured_seconds", "predicted_seconds")]
+        errors = [f"{100 * row[name]:+.1f} %" for name in ("error", "blind_error")]
+        fleet = f"{row['num_devices']} x {row['chip']}"
+        lines += [f"| {row['id']} | {fleet} | `{row['layout']}` | {' | '.join([*seconds, *errors])} |"]
+    lines += ["", "Not scored:", "", "| runs | why |", "|---|---|"]
+    lines += [f"| {count} | {reason} |" for reason, count in record["inexpressible"].items()]
+    return [*lines, *(f"| 1 | {row['id']}: {row['failed']} |" for row in record["row"] if "failed" in row)]
+
+
+TPUS = """## TPUs
+
+{count} runs on one slice each (`benchmarks/records/{record}`, by
+`predict_published.py --tpus`). One sustained rate of each generation is fitted to its rows; an error is blind
+if all other rows of the generation set that rate (of v4, which has one row: the other generations). All are
+runs of MaxText, in tables of two of Google's repositories. [What is known for TPUs](tpus.md) says what was
+assumed of them.
+
+| | median error | nine of ten within | bias |
+|---|---|---|---|
+| each run left out of the fit | {figures} |"""
+
+
+def page(
+    record: Mapping[str, Any],
+    name: str,
+    tpus: Mapping[str, Any] | None = None,
+    name_of_tpus: str = "",
+) -> str:
     """Return the page's Markdown."""
     rows = [row for row in record["row"] if "error" in row]
     blind = spread([{**row, "error": row["blind_error"]} for row in with_blind_errors(rows)])
@@ -163,6 +202,9 @@ def page(record: Mapping[str, Any], name: str) -> str:
     for label, key in GROUPS:
         lines += ["", f"## By {label}", "", *table(rows, label, key)]
     lines += ["", "## The worst ten", "", *worst(rows)]
+    if tpus is not None:
+        refused = {why: count for why, count in refused.items() if not why.startswith("a TPU")}
+        lines += ["", *section_of_tpus(tpus, name_of_tpus)]
     lines += ["", "## Runs that are not scored", "", "| runs | why |", "|---|---|"]
     lines += [f"| {count} | {reason} |" for reason, count in refused.items()]
     lines += [f"| {len(record['summary']['failed'])} | the step could not be compiled |"]
@@ -227,7 +269,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a record of predict_published.py (default: the newest)")
     path = parser.parse_args().record or newest_record()
     record = tomllib.loads(path.read_text())
-    PAGE.write_text(page(record, path.name))
+    path_of_tpus = newest_record("predict_tpus")
+    PAGE.write_text(page(record, path.name, tomllib.loads(path_of_tpus.read_text()), path_of_tpus.name))
     rows = [row for row in record["row"] if "error" in row]
     draw(rows).savefig(PAGE.parent / PICTURE, metadata={"Date": None})
     print(f"wrote {PAGE} and {PAGE.parent / PICTURE}")

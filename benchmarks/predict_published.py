@@ -1,8 +1,8 @@
 """Published training runs predicted: their steps compiled for their fleets, set beside what was measured.
 
 Run: python benchmarks/predict_published.py --runs CSV [--runs CSV] [--ids FILE] [--sample N] [--seed S]
-     [--json] [--list] [--record]. CSV has the columns of the survey of published runs (id, source, ...,
-     notes) or those of vTrain's measurements; a TOML file has [[run]] with the survey's columns.
+     [--tpus] [--json] [--list] [--record]. CSV has the columns of the survey of published runs (id, source,
+     ..., notes) or those of vTrain's measurements; a TOML file has [[run]] with the survey's columns.
 --sample draws N rows that our layouts can express, spread over sources, at most 15 of one; --ids takes the
 rows that a file names; --list prints the rows and scores nothing. What is assumed where a row does not say
 stands in published_assumptions.toml and _published_rows.py. Constants are shared by all rows.
@@ -43,8 +43,8 @@ def drawn(rows: list[Expressed], number: int, seed: int) -> list[Expressed]:
     return sorted(turns[:number], key=lambda row: row.id)
 
 
-def sorted_out(path: Path) -> tuple[list[Expressed], dict[str, list[str]]]:
-    """The rows of a file that are runs of ours, and the ids of the others by reason.
+def sorted_out(path: Path, *, on_tpus: bool = False) -> tuple[list[Expressed], dict[str, list[str]]]:
+    """The rows of a file that are runs of ours, and the ids of the others by reason; TPUs or all but them.
 
     Of rows with one configuration, in one source, only the newest is a run: near-identical rows of several
     releases differ by 4.5 % at the median, and would count one configuration several times.
@@ -53,6 +53,8 @@ def sorted_out(path: Path) -> tuple[list[Expressed], dict[str, list[str]]]:
     others: dict[str, list[str]] = defaultdict(list)
     newest: dict[tuple[str, ...], tuple[str, str]] = {}
     for row in rows_of(path):
+        if row.get("accelerator", "").startswith("TPU") != on_tpus:
+            continue
         try:
             found = express(row)
         except InexpressibleError as reason:
@@ -77,12 +79,13 @@ def arguments() -> argparse.Namespace:
     words = "rows of the survey of published runs, or of vTrain (vtrain_single.csv); may be repeated"
     parser.add_argument("--runs", type=Path, required=True, action="append", help=words)
     parser.add_argument("--ids", type=Path, help="score the rows that this file names, one id a line")
+    parser.add_argument("--tpus", action="store_true", help="rows on TPUs, and no others (needs libtpu)")
     parser.add_argument("--sample", type=int, help="draw so many rows")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
-    parser.add_argument("--record", action="store_true", help="write records/DATE_predict_published.toml")
+    parser.add_argument("--record", action="store_true", help="write records/DATE_predict_....toml")
     return parser.parse_args()
 
 
@@ -91,7 +94,7 @@ def main() -> None:
     asked = arguments()
     expressed, others = [], defaultdict(list)
     for path in asked.runs:
-        found, reasons = sorted_out(path)
+        found, reasons = sorted_out(path, on_tpus=asked.tpus)
         expressed += found
         for reason, ids in reasons.items():
             others[reason] += ids
@@ -117,9 +120,9 @@ def main() -> None:
     if asked.record:
         command = " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]])
         write_record(
-            "predict_published",
+            "predict_tpus" if asked.tpus else "predict_published",
             re.sub(r"--runs \S*/", "--runs ", command),
-            ("jax", "jaxlib", "jax-cuda13-pjrt"),
+            ("jax", "jaxlib", "libtpu" if asked.tpus else "jax-cuda13-pjrt"),
             {"summary": summary, "inexpressible": {reason: len(ids) for reason, ids in others.items()}},
             {"row": scored},
         )

@@ -79,7 +79,9 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"params_b": "70"}, "do not give the stated number of parameters"),
         ({"tokens_per_s_per_device": ""}, "neither step time nor tokens"),
         ({"accelerator": "Abacus"}, "the catalog has no chip 'Abacus'"),
-        ({"accelerator": "TPU v4 (32GB)"}, "no rates were fitted"),
+        ({"accelerator": "TPU v3-32 (16GB/core)"}, "the catalog has no chip 'TPU v3-32'"),
+        ({"accelerator": "TPU v5e (16GB)", "notes": "2 slice(s) of v5e-256"}, "several TPU slices"),
+        ({"accelerator": "TPU v5e (16GB)", "n_devices": "24"}, "no TPU slice of that size"),
         ({"accelerator": "V100-32GB-SXM2"}, "the chip has no bf16"),
         ({"n_devices": "8", "fsdp": "", "sharding": "DDP"}, "state does not fit"),
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
@@ -156,3 +158,51 @@ def test_the_summary_counts_signs_and_intervals():
     assert found["spread"]["all"]["bias"] == -0.1
     assert found["spread"]["standard"] == spread(rows[1:])
     assert found["spread"]["all"]["holds"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+MAXTEXT = {
+    "id": "maxtext-900",
+    "model": "MaxText-32B",
+    "n_layers": "32",
+    "d_model": "8192",
+    "n_heads": "64",
+    "n_kv_heads": "64",
+    "d_ff": "28672",
+    "gated_mlp": "yes",
+    "vocab": "32000",
+    "seq_len": "2048",
+    "accelerator": "TPU v5e (16GB)",
+    "n_devices": "256",
+    "precision": "bf16 compute, fp32 weights",
+    "sharding": "FSDP over ICI",
+    "micro_batch_per_device": "4",
+    "global_batch_seqs": "1024",
+    "act_ckpt": "full",
+    "tflops_per_device": "100",
+}
+
+
+def test_maxtexts_flops_count_products_and_the_whole_of_attention_three_times():
+    row = express(MAXTEXT)
+    assert row.fleet.name == "v5e-256"
+    block = 4 * 8192 * 8192 + 3 * 8192 * 28672  # MaxText's heads are 128 wide
+    attention = 4 * 2048 * 8192 * 32
+    each = 3 * (2 * (32 * block + 8192 * 32000) + attention)
+    assert row.measured_seconds == pytest.approx(4 * 2048 * each / 100e12, rel=1e-3)
+
+
+def test_a_script_beside_the_table_tells_a_rows_layout_and_its_batch_counts_every_device():
+    row = express(
+        {**MAXTEXT, "model": "MaxText-128B", "d_ff": "57344", "n_heads": "128", "n_kv_heads": "128"}
+        | {"n_layers": "64", "accelerator": "TPU v5p (95GB)", "n_devices": "128", "tp": "1"}
+        | {"micro_batch_per_device": "", "global_batch_seqs": "", "act_ckpt": ""}
+    )
+    assert row.fleet.name == "v5p-256"
+    assert (row.config.layout, row.config.remat) == ("fsdp=16,tensor=8", "dots")
+    assert (row.config.batch.sequences, row.config.batch.microbatch_sequences) == (128, 8)
+
+
+def test_what_a_tpu_run_keeps_on_the_host_is_taken_as_the_inputs_of_its_blocks():
+    row = express({**MAXTEXT, "act_ckpt": "qkv_proj_offloaded"})
+    assert (row.config.remat, row.config.offload) == ("full", "activations")
+    assert any("inputs on the host" in note for note in row.notes)

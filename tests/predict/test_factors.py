@@ -244,11 +244,11 @@ def test_steps_set_aside_are_a_reason_and_change_no_time(predicted):
 
 
 def test_a_measured_step_bounds_the_time_on_a_chip_without_published_runs(predicted):
-    plain = predicted(fleet="v5e-8")
+    plain = predicted(fleet="8xMI300X")
     assert plain.step_seconds.high is None
-    fleet = Fleet.parse("v5e-8")
+    fleet = Fleet.parse("8xMI300X")
     digest = rates_digest(fleet, None)
-    made = predicted(run(plain.step_seconds.expected, exposed(plain), rates=digest), fleet="v5e-8")
+    made = predicted(run(plain.step_seconds.expected, exposed(plain), rates=digest), fleet="8xMI300X")
     assert made.step_seconds.low < made.step_seconds.expected < made.step_seconds.high
 
 

@@ -114,7 +114,8 @@ def assert_width(found, name):
 
 def test_the_interval_is_as_wide_as_what_is_known(predicted):
     sustained, tables = predicted("8xH100"), predicted("8xB200")
-    default, products, tpu = predicted("8xA10"), predicted("8xH20"), predicted("v5p-8")
+    default, products = predicted("8xA10"), predicted("8xH20")
+    tpu, other_tpu = predicted("v5p-8"), predicted("v7x-8")
     assert_width(sustained, "sustained")
     assert sustained.interval_reasons == ()
     assert tables.interval_reasons == ("no published run on this chip could be scored",)
@@ -128,7 +129,10 @@ def test_the_interval_is_as_wide_as_what_is_known(predicted):
     assert "No table for A10: A10's published peaks and bandwidth, medians over nine GPUs" in default.basis
     assert_width(products, "products")
     assert "large products as others measured them (https://" in products.basis
-    assert_refused(tpu, "too few published runs for v5p")
+    assert_tpus_width(tpu, "tpu")
+    assert "that published runs on v5p sustain" in tpu.basis
+    assert_tpus_width(other_tpu, "other-tpu")
+    assert "that those on other TPUs sustain" in other_tpu.basis
 
 
 def test_cards_without_peer_to_peer_transfers_have_a_wider_interval(predicted):
@@ -150,6 +154,16 @@ def test_fp8_has_its_own_interval(predicted):
     found = predicted(text=STEP.replace("bf16", "f8e4m3fn"))
     assert_width(found, "fp8")
     assert "fp8 runs" in found.basis
+
+
+def assert_tpus_width(found, name):
+    """Published runs on TPUs waited for no message: the lower end does not either."""
+    width, interval = widths()[name], found.step_seconds
+    waited = sum(each.exposed_seconds for each in found.slices if each.kind == "communication")
+    assert waited > 0
+    assert interval.low == pytest.approx((interval.expected - waited) * width.low)
+    assert interval.high == pytest.approx(interval.expected * width.high)
+    assert width.words in found.basis
 
 
 def assert_refused(found, reason):

@@ -33,6 +33,7 @@ from ._factors import TAIL, class_of
 from ._prices import Order
 from ._rates import (
     CUDNN,
+    TPU,
     Machine,
     Width,
     machine_of,
@@ -51,7 +52,6 @@ EAGER = "eager"  # the width of steps that PyTorch launches kernel by kernel
 LEAST_SHARE = 0.002  # of the step; a smaller saving would print as 0 %
 LEAST_SHARE_OF_AN_ORDER = 0.01  # of the step; larger, because the walk keeps the present order's schedule
 MOST_ORDERS = 24  # all orders of four axes; more take longer than the compilation
-ROOFLINE_RUNS = "two of MaxText's on v5e-256 (16B and 32B) took 0.61 and 0.60 of what was predicted for them"
 
 
 def interval_of(
@@ -86,7 +86,7 @@ def interval_of(
         reasons = [width.reason for width in applied if width.reason]
     else:
         reasons = ["rates that were measured here: no run was compared with such a prediction"]
-    low = min((width.low for width in applied), default=1.0)
+    low = min((width.low for width in applied), default=1.0) * _share_without_messages(machine, walked)
     high = max((width.high for width in applied), default=1.0)
     if calibration is not None and calibration.spread:
         worst = max(calibration.spread.values())
@@ -120,6 +120,13 @@ def interval_of(
         reasons = [f"not priced: {named}", *reasons]
     words = "; ".join([_rates(machine, calibration, names), *_width_words(machine, applied)])
     return interval, f"Estimate. {words[0].upper()}{words[1:]}. {ends}", tuple(reasons)
+
+
+def _share_without_messages(machine: Machine, walked: Walked) -> float:
+    """Return the share of the step that remains if a TPU waits for no message, as in the published runs."""
+    if not machine.is_tpu:
+        return 1.0
+    return 1 - math.fsum(walked.exposed.get(name, 0.0) for name in walked.transfers) / walked.seconds
 
 
 def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tuple[float, float, list[str]]:
@@ -172,7 +179,7 @@ def _without_source(machine: Machine, walked: Walked, formats: Sequence[str]) ->
             yield "a CPU's convolutions were measured at four to eight times the predicted time"
         return
     if machine.basis == "roofline" and not factors.runs:
-        yield f"no table of kernels and too few published runs for {machine.name}: {ROOFLINE_RUNS}"
+        yield f"no table of kernels and no published run for {machine.name}"
     if formats:
         words = f"products in {', '.join(formats)}: no published run and no table of kernels has them"
         peaks = machine.peak_flops_per_second
@@ -207,6 +214,14 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
         return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
     if names == ("fp8",):
         return tables
+    if machine.is_tpu:
+        whose = f"published runs on {machine.name}" if machine.basis == TPU else "those on other TPUs"
+        share = 100 * (machine.sustained_share or 0.0)
+        return (
+            f"catalog figures of {machine.name}, products at the {share:.0f} % of peak that "
+            f"{whose} sustain; attention and messages at the median efficiencies of nine NVIDIA GPUs "
+            f"({provenance()})"
+        )
     if machine.sustained_share is not None:
         return (
             f"{tables}, products at most at the {100 * machine.sustained_share:.0f} % of peak "
@@ -290,7 +305,8 @@ def prediction_of(
     assert seconds > 0, "a step takes time"
     peak = _peak(machine, walked)
     no_rate = (f"{what}, {n} times" if n > 1 else what for what, n in walked.unpriced.items())
-    unpriced = (*ledger.unpriced, *no_rate)
+    without_rule = (what for what in ledger.unpriced if not (machine.is_tpu and what.startswith("sort(")))
+    unpriced = (*without_rule, *no_rate)
     available = seconds * num_devices * peak
     may_be_short = bool(unpriced or machine.factors.runs)
     mfu = _utilisation(ledger.flops.model, available, may_be_short)

@@ -101,6 +101,8 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
 
 
 _HOST_SPACE = 5
+SPLASH = "splash_mha"
+"""How the kernels of splash attention are called. Published runs on TPUs had them, or kernels like them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +136,13 @@ def kernel_of(
             unpriced.append(f"{work.kind} in {format_name}: {machine.name} has no known peak for it")
             continue
         flops[format_name] += work.flops
+        kind = "matmul" if _is_product(place) else work.kind
         if (kernel := traced_kernel_of(place)) is not None:
             seconds = _kernel_seconds(machine, kernel, format_name, peak, num_bytes)
-            unpriced.append(
-                f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
-            )
+            if not (machine.is_tpu and kernel.name.startswith(SPLASH)):
+                unpriced.append(
+                    f"kernel {kernel.name}: no rate of it is known, it is priced as a {kernel.kind} of ours"
+                )
         elif in_library:
             at_peak, moved = work.flops / peak, num_bytes / machine.memory_bytes_per_second
             seconds = max(at_peak, moved / machine.memory_efficiency)
@@ -151,7 +155,7 @@ def kernel_of(
             batch, m, n, k = _sizes(inner, place, work)
             moved = num_bytes / (1 + narrowed)
             seconds = float(machine.product_seconds(format_name, m=m, n=n, k=k, batch=batch, num_bytes=moved))
-        seconds_by_kind[work.kind] = seconds_by_kind.get(work.kind, 0.0) + seconds
+        seconds_by_kind[kind] = seconds_by_kind.get(kind, 0.0) + seconds
     crossing_bytes = _host_transfer_bytes(computation, instruction)
     if seconds_by_kind:
         kind, seconds = max(seconds_by_kind, key=seconds_by_kind.__getitem__), sum(seconds_by_kind.values())
@@ -159,8 +163,27 @@ def kernel_of(
         kind, seconds = "host-transfer", crossing_bytes / machine.host_bytes_per_second
     else:
         per_second = machine.memory_bytes_per_second * machine.memory_efficiency
-        kind, seconds = "memory-bound", num_bytes / per_second
+        passes = _passes(instruction) if machine.is_tpu else 1
+        kind, seconds = "memory-bound", passes * num_bytes / per_second
     return KernelTime(kind=kind, seconds=seconds, flops=flops, unpriced=tuple(unpriced))
+
+
+def _passes(instruction: Instruction) -> int:
+    """Return how often an instruction reads and writes its arrays, at most.
+
+    A sort without branches, as vector units need it, is a network of L (L + 1) / 2 stages for 2^L elements
+    (Batcher 1968, "Sorting networks and their applications").
+    """
+    if instruction.opcode != "sort":
+        return 1
+    dimension = int(instruction.attributes.get("dimensions", "{0}").strip("{}"))
+    levels = max(instruction.arrays[0].dims[dimension] - 1, 1).bit_length()
+    return levels * (levels + 1) // 2
+
+
+def _is_product(instruction: Instruction) -> bool:
+    """Return whether a convolution is a matrix product, which XLA's compiler for TPUs writes as one."""
+    return instruction.opcode == "convolution" and instruction.op_name.endswith("/dot_general")
 
 
 def _library_words(computation: Computation, call: Instruction) -> str:

@@ -136,6 +136,7 @@ def collective_seconds(rate: CollectiveRate, *, wire_bytes: Number, bytes_per_se
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
+TPU, OTHER_TPU = "tpu", "other-tpu"
 CUDNN = "cudnn"
 """The attention kernel that our own programs call."""
 # The PCIe systems of the tables: one with peer-to-peer transfers, one that sends through the host's memory.
@@ -238,9 +239,9 @@ def sustained_share(chip: Chip) -> float | None:
     """
     for system, run in runs()["sustained"].items():
         if chip.name in run.get("names", ()) or chip.name in names_of(system):
-            power = (chip.watts or run["watts"]) / run["watts"]
+            power = (chip.watts or run["watts"]) / run["watts"] if "watts" in run else 1.0
             return run["flops_per_second"] / run["peak_flops_per_second"] * power ** shared().power_exponent
-    return None
+    return runs()["other_tpus"]["share"] if chip.platform == "tpu" else None
 
 
 def attention_of(chip: Chip, kernel: str) -> Mapping[int, AttentionRate]:
@@ -420,8 +421,9 @@ class Machine:
     """One device of a fleet and its links. All rates are per device.
 
     `num_sms`: None where no tile or wave quantisation is modelled (TPU, CPU).
-    `basis`: the source of the rates: tables | products | default | roofline | calibration. For "products",
-    others measured the rate of large products, and the rest is as for "default".
+    `basis`: the source of the rates: tables | products | default | tpu | other-tpu | roofline | calibration.
+    For "products", others measured the rate of large products, and the rest is as for "default". For "tpu",
+    published runs on the chip give the rate of products; for "other-tpu", those on other TPUs.
     `through_host`: collectives pass the host's memory, at a rate that was measured on another chip.
     `inside_bytes_per_second`, `between_bytes_per_second`: None where no figure is known.
     """
@@ -448,6 +450,11 @@ class Machine:
     through_host: bool = False
     factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
 
+    @property
+    def is_tpu(self) -> bool:
+        """Whether the device is a TPU: its program is one, which launches no kernels."""
+        return self.basis in (TPU, OTHER_TPU)
+
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """Return the peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
         peak = self.peak_flops_per_second.get(format_name)
@@ -473,6 +480,9 @@ class Machine:
         rate, flops = self.rates.gemm_for(format_name), 2 * batch * m * n * k
         peak = self.gemm_flops_per_second(format_name) or self.peak_flops_per_second[format_name]
         per_second = self.memory_bytes_per_second
+        if self.is_tpu:  # tiles and clocks are in the sustained rate
+            memory = num_bytes / (per_second * self.memory_efficiency)
+            return np.maximum(flops / (self.sustained_flops_per_second(format_name) or peak), memory)
         if self.num_sms is None:
             memory = num_bytes / (per_second * rate.memory_efficiency)
             return np.maximum(flops / (peak * rate.efficiency), memory) + rate.start_seconds
@@ -547,6 +557,8 @@ def width_name(machine: Machine, calibration: Calibration | None) -> str | None:
     """Return the name in `widths` of the interval of products in 16 bits; None where no source bounds it."""
     if machine.basis == "roofline":
         return None
+    if machine.is_tpu:
+        return machine.basis
     published = machine.sustained_share is not None and calibration is None
     return "sustained" if published and machine.basis != "calibration" else machine.basis
 
@@ -580,7 +592,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         memory_bytes_per_second=chip.memory_bytes_per_second,
         memory_efficiency=common.memory_efficiency,
         num_sms=chip.num_sms,
-        launch_seconds=common.launch_seconds,
+        launch_seconds=0.0 if chip.platform == "tpu" else common.launch_seconds,
         inside_bytes_per_second=chip.inside.bytes_per_second if chip.inside else None,
         between_bytes_per_second=chip.between.bytes_per_second if chip.between else None,
         host_bytes_per_second=chip.host.bytes_per_second if chip.host else None,
@@ -601,6 +613,8 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
 def _basis(chip: Chip, is_measured: bool) -> str:
     if is_measured:
         return "tables"
+    if chip.platform == "tpu":
+        return TPU if chip.name in runs()["sustained"] else OTHER_TPU
     if chip.platform != "cuda":
         return "roofline"
     return "default" if reached_share(chip) is None else "products"
