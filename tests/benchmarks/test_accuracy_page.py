@@ -73,3 +73,19 @@ def test_the_picture_has_every_row(record):
     axes = draw(rows).axes[0]
     drawn = [point for line in axes.lines for point in line.get_ydata() if len(line.get_ydata()) != 2]
     assert sorted(drawn) == pytest.approx(sorted(1 / (1 + each["error"]) for each in rows))
+
+
+def test_rows_on_tpus_have_a_section_and_a_blind_error_by_the_others_of_their_generation(record):
+    rows = [row("maxtext", n, error, chip="v5e") for n, error in ((1, 0.1), (2, 0.1), (3, 0.0))]
+    tpus = {
+        "row": [*rows, {"id": "tpurec-001", "failed": "RESOURCE_EXHAUSTED"}],
+        "inexpressible": {"several TPU slices: a fleet of ours is one": 25},
+    }
+    text = page(record, "today.toml", tpus, "tpus.toml")
+    assert "3 runs on one slice each (`benchmarks/records/tpus.toml`" in text
+    # By the first two, products take 1 / 1.1 of the time that the third is predicted with.
+    assert "| maxtext-003 | 8 x v5e | `fsdp=8` | 1 s | 1 s | +0.0 % | -9.0 % |" in text
+    assert "| 25 | several TPU slices: a fleet of ours is one |" in text
+    assert "| 1 | tpurec-001: RESOURCE_EXHAUSTED |" in text
+    assert "| 33 | a TPU |" not in text
+    assert "for the same 13 runs" in text, "the figures at the top are those of GPUs"
