@@ -2,7 +2,8 @@
 
 `CandidatePrograms` says what compiling one candidate means: for a run, its configuration with other settings
 (`RunPrograms`); for a function of the user's own, a call with another mesh and other knobs
-(`FunctionPrograms`). Used by: `_plan`.
+(`FunctionPrograms`); for a PyTorch module, its exported program with another layout (`_plan_module`).
+Used by: `_plan`, `_plan_module`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ class CandidatePrograms(Protocol):
 
     @property
     def config(self) -> RunConfig | str:
-        """The run, or the name of the function."""
+        """The run, or the name of the function or module."""
+        ...
+
+    @property
+    def are_alike(self) -> bool:
+        """Return whether an input error of the first candidate is most likely one that all would have."""
         ...
 
     def layout(self, row: int) -> Layout:
@@ -91,6 +97,11 @@ class RunPrograms:
     fleet: Fleet
     candidates: Candidates
     num_steps: int | None
+
+    @property
+    def are_alike(self) -> bool:
+        """Return True: they share the run's model, data and optimizer."""
+        return True
 
     def layout(self, row: int) -> Layout:
         """Return the mesh of a candidate."""
@@ -159,6 +170,11 @@ class FunctionPrograms:
     fleet: Fleet
     space: FunctionSpace
 
+    @property
+    def are_alike(self) -> bool:
+        """Return False: a function may well refuse the first mesh alone."""
+        return False
+
     def layout(self, row: int) -> Layout:
         """Return the mesh of a candidate."""
         return self.space.layout(row)
@@ -198,8 +214,9 @@ class CandidateRunner:
     """One search: the programs, the order in which they are compiled, and what was found.
 
     `illegal`: by rule, what was left out before. `stops_at_first_fit`: nothing is begun after a candidate
-    fits. `planned`: the candidates that were compiled or failed, by row; `unrolled`: those of them that were
-    compiled once more, without their loop over layers. `best`: the fastest that fits.
+    fits. `too_large`: the rule that removes a candidate by its bound of memory. `planned`: the candidates
+    that were compiled or failed, by row; `unrolled`: those of them that were compiled once more, without
+    their loop over layers. `best`: the fastest that fits.
     """
 
     programs: CandidatePrograms
@@ -212,6 +229,7 @@ class CandidateRunner:
     started: float
     on_event: Callable[[PlanProgress], None] = ignore
     stops_at_first_fit: bool = False
+    too_large: str = "state and block inputs alone do not fit"
     planned: dict[int, Planned] = field(default_factory=dict[int, Planned])
     unrolled: list[Planned] = field(default_factory=list[Planned])
     best: Weighing | None = None
@@ -293,10 +311,8 @@ class CandidateRunner:
         try:
             weighing = future.result()
         except MeshwrightError as error:
-            # Before anything compiled, an input error is most likely one that every candidate of a run has.
-            # A function may well refuse the first mesh alone.
             nothing_compiled = all(each.failed for each in self.planned.values())
-            if isinstance(error, InputError) and nothing_compiled and self._is_run:
+            if isinstance(error, InputError) and nothing_compiled and self.programs.are_alike:
                 raise
             failed = error.message
         if weighing is not None and weighing.prediction is None:
@@ -362,7 +378,7 @@ class CandidateRunner:
         """Return the plan of what was compiled."""
         removed = dict(self.illegal)
         if too_large := self.search.num_too_large:
-            removed["state and block inputs alone do not fit"] = too_large
+            removed[self.too_large] = too_large
         return Plan(
             config=self.programs.config,
             fleet=self.fleet,

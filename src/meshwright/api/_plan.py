@@ -40,20 +40,23 @@ from ..planning import (
 )
 from ..predict import checked_price, machine_of, steps_for
 from ..results import STOPPED, Change, FleetPlans, Plan, PlanProgress, ignore
+from ..torch_account import is_torch_module
 from ._candidates import CandidateRunner, FunctionPrograms, RunPrograms, usual_workers
 from ._known_plans import remember
-from ._weigh import config_of_run, fleet_of, request_of
+from ._torch import is_torch_function
+from ._weigh import config_of_run, fleet_of, knobs_of, request_of, totals_of
 
 MOST_DOUBLINGS = 6  # of a fleet on which nothing fits
 LEAST_HOPE = 0.2  # least probability of fitting for which a larger fleet is tried
 MOST_SECONDS = 7 * 24 * 3600.0
 REST = "rest"  # in `fix`: all knobs that are not named
+_BATCH_OF_ONE = "a module's inputs are those of one device: its step is another one on each number of devices"
 LEAST_BUDGET = 1.0  # seconds for one of several fleets, when those before it have spent all
 
 
 @warm_workers()
 def plan(
-    config: str | RunConfig,
+    config: Any,
     *,
     on: str | Fleet,
     fix: Sequence[str] | Mapping[str, Any] = (),
@@ -65,6 +68,13 @@ def plan(
     price_per_device_hour: float | str | None = None,
     num_workers: int | None = None,
     on_event: Callable[[PlanProgress], None] = ignore,
+    as_: str | None = None,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    autocast: Any = None,
+    tokens_per_step: float | str | None = None,
 ) -> Plan:
     """Search for the fastest layout, microbatch and settings of a run that fit a fleet.
 
@@ -74,13 +84,15 @@ def plan(
 
     Args:
         config: a preset, a TOML file, a run's folder, a `RunConfig`, or "package.module:function". A
-            function's mesh axes and knobs are searched, those that it declares.
+            function's mesh axes and knobs are searched, those that it declares. With `as_` a PyTorch module,
+            or "package.module:function" that returns one.
         on: the fleet, as for `weigh`.
         fix, vary: the values that a knob may have: "tensor=8", "microbatch=1,2,4", or {"tensor": [4, 8]}.
             Knobs: the six axes, microbatch, remat, zero1, offload, pipeline, pipeline_chunks, inner (the
             innermost axis), and precision, which stays the config's unless it is named. The two arguments
             mean the same. "rest" in `fix` keeps every knob that is not named as it is in the config.
-        overrides: {"section.key": value}, or a sequence of "section.key=value".
+        overrides: {"section.key": value}, or a sequence of "section.key=value"; with `as_` the arguments of
+            the function.
         budget_seconds: no candidate is begun after this time but the first ones; those that run then are
             finished.
         smallest_fleet: plan for the smallest fleet of that chip, up to `on`, on which a candidate fits.
@@ -88,6 +100,10 @@ def plan(
             price is used, with its provider and date; if it has none, no cost is given.
         num_workers: compilations side by side; as many as the machine has cores and memory for if None.
         on_event: called with `PlanProgress` whenever the search moves on.
+        as_: "jax" plans a PyTorch module as a JAX program, over the knobs data, fsdp and checkpoint: what
+            runs again in the backward pass, as the module has it, each repeated block, or nothing. The inputs
+            are those of one device, so that the batch is the same in each layout.
+        args, kwargs, optimizer, loss, autocast, tokens_per_step: of such a module, as for `weigh`.
 
     Raises:
         InputError: an input is wrong, the knobs leave no legal candidate, or no time can be predicted for
@@ -109,20 +125,26 @@ def plan(
         on_event=on_event,
         started=time.monotonic(),
         budget_seconds=budget_seconds,
+        as_=as_,
+        module={"args": args, "kwargs": kwargs, "optimizer": optimizer, "loss": loss, "autocast": autocast},
+        tokens_per_step=tokens_per_step,
     )
+    _check_kind(asked)
     if not 0 < budget_seconds <= MOST_SECONDS:
         raise InputError(
             f"a budget of {budget_seconds:g} s cannot be spent", hint="use 60, or more for more candidates"
         )
     if not smallest_fleet:
         return _planned_on(asked, fleet)
+    if as_ is not None:
+        raise InputError(_BATCH_OF_ONE, hint="plan for each fleet by itself, and compare tokens per second")
     _refuse_batch_per_replica(config, overrides)
     return _smallest(asked, fleet)
 
 
 @warm_workers()
 def plan_fleets(
-    config: str | RunConfig, *, on: Sequence[str | Fleet], budget_seconds: float = 60.0, **others: Any
+    config: Any, *, on: Sequence[str | Fleet], budget_seconds: float = 60.0, **others: Any
 ) -> FleetPlans:
     """Plan the same run for several fleets, and compare them by the time and the cost of a step.
 
@@ -149,7 +171,10 @@ def plan_fleets(
             "one price cannot be that of different fleets",
             hint="leave it out: list prices are used; in Python a Fleet may carry its own price",
         )
-    _refuse_batch_per_replica(config, others.get("overrides", ()))
+    if others.get("as_") is None:
+        _refuse_batch_per_replica(config, others.get("overrides", ()))
+    elif len({each.num_devices for each in fleets}) > 1:
+        raise InputError(_BATCH_OF_ONE, hint="compare fleets of one size; or plan for each by itself")
     plans: list[Plan] = []
     refused: dict[str, InputError] = {}
     ends = time.monotonic() + budget_seconds
@@ -170,7 +195,7 @@ def plan_fleets(
 class _Asked:
     """Hold what a caller of `plan` asks for, without the fleet. `started`: by `time.monotonic`."""
 
-    config: str | RunConfig
+    config: Any
     overrides: Overrides
     fix: Sequence[str] | Mapping[str, Any]
     vary: Sequence[str] | Mapping[str, Any]
@@ -180,6 +205,32 @@ class _Asked:
     on_event: Callable[[PlanProgress], None]
     started: float
     budget_seconds: float
+    as_: str | None
+    module: Mapping[str, Any]
+    tokens_per_step: float | str | None
+
+
+def _check_kind(asked: _Asked) -> None:
+    """Raise if a module is to be planned as PyTorch runs it, or if something else gets its arguments."""
+    if asked.as_ is not None:
+        return
+    name = _name(asked.config)
+    if is_torch_module(asked.config) or (
+        isinstance(asked.config, str) and ":" in asked.config and is_torch_function(asked.config)
+    ):
+        raise InputError(
+            f"{name} is a PyTorch module, and layouts are searched for JAX programs only",
+            hint="plan it as a JAX program, as_='jax' or --as jax; or weigh it in the layouts of your choice",
+        )
+    for part, value in {**asked.module, "tokens_per_step": asked.tokens_per_step}.items():
+        if value is not None:
+            raise InputError(
+                f"{name} is planned without {part}", hint=f"leave {part} out: it is for a module"
+            )
+
+
+def _name(config: Any) -> str:
+    return config if isinstance(config, str) else getattr(config, "name", type(config).__name__)
 
 
 def _refuse_batch_per_replica(config: str | RunConfig, overrides: Overrides) -> None:
@@ -199,9 +250,10 @@ def _planned_on(asked: _Asked, fleet: Fleet, least_hope: float = 0.0) -> Plan:
         fleet = dataclasses.replace(fleet, price_per_device_hour=checked_price(asked.price))
     elif fleet.price_per_device_hour is None:
         fleet, price = _priced(fleet)
-    run = _run_to_plan(asked)
+    run = None if asked.as_ is not None else _run_to_plan(asked)
     if run is None:
-        return dataclasses.replace(_plan_of_function(asked, fleet), price=price)
+        plan_of = _plan_of_function if asked.as_ is None else _plan_of_module
+        return dataclasses.replace(plan_of(asked, fleet), price=price)
     if run.batch.sequences_per_replica is not None:
         run = resolve_batch(run, Layout.parse(run.layout).resolve(fleet.num_devices))
     knobs = _knobs(run, fleet, asked)
@@ -315,6 +367,25 @@ def _plan_of_function(asked: _Asked, fleet: Fleet) -> Plan:
         on_event=asked.on_event,
     )
     return runner.plan(runner.search_until_done(asked.num_workers))
+
+
+def _plan_of_module(asked: _Asked, fleet: Fleet) -> Plan:
+    """Return the plan of a PyTorch module as a JAX program."""
+    from ._plan_module import plan_module  # which imports jax
+
+    assert asked.as_ is not None, "it is no module"
+    return plan_module(
+        asked.as_,
+        asked.config,
+        asked.module,
+        knobs_of(asked.overrides),
+        fleet,
+        _merged(values_by_knob(asked.fix), values_by_knob(asked.vary)),
+        known=totals_of(_name(asked.config), asked.tokens_per_step, asked.tokens, None),
+        budget_seconds=asked.budget_seconds,
+        num_workers=asked.num_workers,
+        on_event=asked.on_event,
+    )
 
 
 def _smallest(asked: _Asked, largest: Fleet) -> Plan:

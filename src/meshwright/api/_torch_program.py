@@ -1,23 +1,28 @@
 """Weigh a PyTorch module as a JAX program: its training step on our trainer, compiled for a fleet.
 
-Imports: `torch_program`, which exports the module and builds the step. Used by: `_weigh`.
+`module_program` exports the module once; `weigh_module_program` compiles its step for a layout of a fleet.
+
+Imports: `torch_program`, which exports the module and builds the step. Used by: `_weigh`, `_plan_module`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import Layout
 from ..errors import InputError
 from ..hardware import Fleet
-from ..results import Phase, Weighing
+from ..results import KnownPlan, Phase, Weighing
 from ..torch_account import is_torch_module, require_torch
 from ._torch import DEFAULT_LAYOUT, is_torch_function
 from ._weigh import RunFacts, weigh_lowered
 
 if TYPE_CHECKING:
-    from ..torch_program import ModuleProgram
+    from ..torch_program import ModuleProgram, ModuleStep
 
 JAX = "jax"
 SAYS = (
@@ -25,7 +30,18 @@ SAYS = (
     "JAX, compiled by XLA; no figure is of PyTorch's own run"
 )
 NO_PLAN = "`parallelize` is PyTorch's plan and is not called: the layout alone spreads the JAX program"
+_LOWERING = threading.Lock()  # what lets JAX lower without devices holds for the whole process
 INPUTS = "the inputs are those of one device; {} devices have as many each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedProgram:
+    """Holds an exported module by its name, with Optax's optimizer and further assumptions to list."""
+
+    name: str
+    program: ModuleProgram
+    optimizer: Any
+    says: tuple[str, ...] = ()
 
 
 def weigh_as(
@@ -35,27 +51,60 @@ def weigh_as(
     knobs: Mapping[str, str],
     fleet: Fleet,
     layout: str | None,
-    **how: Any,
+    *,
+    simulate: bool,
+    on_event: Callable[[Phase], None],
+    known: RunFacts,
 ) -> Weighing:
     """Weigh a module, or the module that a function returns, as another kind of program.
 
     Args:
-        as_: "jax".
-        config: the module, or "package.module:function".
-        given: a module's args, kwargs, optimizer, loss and autocast; each None for a function.
-        knobs: a function's arguments; empty for a module.
-        how: simulate, on_event and known.
+        as_, config, given, knobs: as for `module_program`.
+        fleet, layout: the layout has the axes `fsdp` and `data`.
 
     Raises:
-        InputError: another kind, no module of PyTorch, or as `weigh_module_as_jax`.
+        InputError: as `module_program` and `weigh_module_program`.
+    """
+    module = module_program(as_, config, given, knobs, on_event)
+    mesh = Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
+    made = weigh_module_program(module, fleet, mesh, simulate=simulate, on_event=on_event, known=known)
+    if not isinstance(config, str) or fleet.num_devices == 1 or simulate or made.prediction is None:
+        return made
+    words = [
+        f"meshwright plan {config} --as {as_} --on {fleet.name}",
+        *(f"--set {k}={v}" for k, v in knobs.items()),
+    ]
+    return dataclasses.replace(made, plan=KnownPlan(command=" ".join(words)))
+
+
+def module_program(
+    as_: str,
+    config: Any,
+    given: Mapping[str, Any],
+    knobs: Mapping[str, str],
+    on_event: Callable[[Phase], None],
+) -> NamedProgram:
+    """Return the program of a module, or of the module that a function returns.
+
+    Args:
+        as_: "jax".
+        config: the module, which is exported in this process; or "package.module:function", which is called
+            in a process of its own.
+        given: a module's args, kwargs, optimizer, loss and autocast; each None for a function. `optimizer`: a
+            class of torch.optim, or a partial of one; AdamW if None. `autocast`: the format of parameters and
+            inputs in use; parameters are stored in their own.
+        knobs: a function's arguments; empty for a module.
+
+    Raises:
+        InputError: another kind, no module of PyTorch, the module cannot be exported or uses operations
+            without a rule, or the optimizer has no counterpart.
     """
     if as_ != JAX:
         raise InputError(f"a module cannot be weighed as {as_!r}", hint=f"as {JAX!r}, or leave it out")
     if is_torch_module(config):
         if knobs:
             raise InputError("a PyTorch module takes no overrides", hint="leave overrides out")
-        parts = {**given, "args": given["args"] or (), "kwargs": given["kwargs"] or {}}
-        return weigh_module_as_jax(config, fleet=fleet, layout=layout, **parts, **how)
+        return _exported_here(config, on_event, **given)
     if not isinstance(config, str) or not is_torch_function(config):
         what = config if isinstance(config, str) else type(config).__name__
         hint = "it is for a module, or for package.module:function whose file imports torch and not JAX"
@@ -64,79 +113,65 @@ def weigh_as(
         if value:
             hint = f"let the function return it, or leave {part} out"
             raise InputError(f"{config} returns the module, and takes no {part}", hint=hint)
-    return weigh_function_as_jax(config, fleet, layout, knobs, **how)
+    from ..torch_program import exported_named, optimizer_named
+
+    found = exported_named(config, knobs=knobs, on_phase=lambda phase: on_event(Phase(name=phase)))
+    return NamedProgram(
+        name=config,
+        program=found.program,
+        optimizer=optimizer_named(*found.optimizer),
+        says=(NO_PLAN,) * found.has_plan,
+    )
 
 
-def weigh_module_as_jax(
+def _exported_here(
     module: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    fleet: Fleet,
-    layout: str | None,
+    on_event: Callable[[Phase], None],
     *,
+    args: Any,
+    kwargs: Any,
     optimizer: Any,
     loss: Any,
     autocast: Any,
-    simulate: bool,
-    on_event: Callable[[Phase], None],
-    known: RunFacts,
-) -> Weighing:
-    """Weigh a module in this process, which exports and traces it; a worker compiles.
-
-    Args:
-        module, args, kwargs: of one device, as for `weigh`.
-        fleet, layout: the layout has the axes `fsdp` and `data`.
-        optimizer: a class of torch.optim, or a partial of one; AdamW if None.
-        loss: as for `account_torch`.
-        autocast: the format of parameters and inputs in use; parameters are stored in their own.
-
-    Raises:
-        InputError: the module cannot be exported or uses operations without a rule, the optimizer or an axis
-            of the layout has no counterpart, or as `weigh_lowered`.
-    """
+) -> NamedProgram:
     require_torch()
     from ..torch_program import exported, name_and_options, optimizer_named
 
     update = optimizer_named(*name_and_options(optimizer))
     on_event(Phase(name="exporting the module"))
-    program = exported(module, tuple(args), dict(kwargs), loss=loss, compute=autocast)
-    return _weigh_program(program, update, program.name, fleet, layout, simulate, on_event, known)
+    program = exported(module, tuple(args or ()), dict(kwargs or {}), loss=loss, compute=autocast)
+    return NamedProgram(name=program.name, program=program, optimizer=update)
 
 
-def _weigh_program(
-    program: ModuleProgram,
-    update: Any,
-    name: str,
+def weigh_module_program(
+    module: NamedProgram,
     fleet: Fleet,
-    layout: str | None,
-    simulate: bool,
+    mesh: Layout,
+    *,
+    checkpoint: str | None = None,
+    simulate: bool = False,
     on_event: Callable[[Phase], None],
     known: RunFacts,
-    says: Sequence[str] = (),
 ) -> Weighing:
-    """Weigh the training step of an exported module.
+    """Trace the training step of an exported module in this process, and compile it in a worker.
 
-    `update`: Optax's optimizer. `says`: further assumptions to list.
+    `checkpoint`: one of its program's `checkpoints`, the module's own if None.
+
+    Raises:
+        InputError: an axis of the layout has no counterpart, or as `weigh_lowered`.
     """
     from ..models.attention_blocks import without_devices
-    from ..torch_program import ModuleStep, attention_on
     from ..worker import lowered_call
 
-    mesh = Layout.parse(layout or DEFAULT_LAYOUT, free_names=True).resolve(fleet.num_devices)
-    step = ModuleStep(
-        program=program,
-        mesh_axes=mesh.axes,
-        optimizer=update,
-        attention=attention_on(fleet.chip, simulate),
-    )
+    step = module_step(module, fleet, mesh, checkpoint=checkpoint, simulate=simulate)
     on_event(Phase(name="tracing"))
     platform = "cpu" if simulate else fleet.chip.platform
     kind = next(iter(fleet.chip.device_kinds), "")
-    with without_devices():
+    with _LOWERING, without_devices():
         lowered = lowered_call(step.function(), step.arguments(), {}, platform, kind)
     told = [INPUTS.format(fleet.num_devices)] if fleet.num_devices > 1 else []
     return weigh_lowered(
-        f"{name} as a JAX program",
+        f"{module.name} as a JAX program",
         fleet,
         num_devices=lowered.num_devices,
         mesh_axes=lowered.mesh_axes,
@@ -145,25 +180,26 @@ def _weigh_program(
         answers=lowered.answers,
         simulate=simulate,
         on_event=on_event,
-        says=(SAYS, *told, *program.notes, *says),
+        says=(SAYS, *told, *module.program.notes, *module.says),
         **known,
     )
 
 
-def weigh_function_as_jax(
-    name: str,
+def module_step(
+    module: NamedProgram,
     fleet: Fleet,
-    layout: str | None,
-    knobs: Mapping[str, str],
-    simulate: bool,
-    on_event: Callable[[Phase], None],
-    known: RunFacts,
-) -> Weighing:
-    """Weigh the module that a function, "package.module:function", returns, in a process of its own."""
-    from ..torch_program import exported_named, optimizer_named
+    mesh: Layout,
+    *,
+    checkpoint: str | None = None,
+    simulate: bool = False,
+) -> ModuleStep:
+    """Return the training step of an exported module for a layout of a fleet."""
+    from ..torch_program import AS_WRITTEN, ModuleStep, attention_on
 
-    found = exported_named(name, knobs=knobs, on_phase=lambda phase: on_event(Phase(name=phase)))
-    says = [NO_PLAN] * found.has_plan
-    return _weigh_program(
-        found.program, optimizer_named(*found.optimizer), name, fleet, layout, simulate, on_event, known, says
+    return ModuleStep(
+        program=module.program,
+        mesh_axes=mesh.axes,
+        optimizer=module.optimizer,
+        attention=attention_on(fleet.chip, simulate),
+        checkpoint=checkpoint or AS_WRITTEN,
     )

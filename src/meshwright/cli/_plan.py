@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from ._progress import bars
 from ._train import EXIT_INTERRUPTED
 from ._weigh import (
     EXIT_DOES_NOT_FIT,
+    AsOption,
     Config,
     LoraOption,
     PriceOption,
     SetOption,
     TokensOption,
+    TokensPerStepOption,
     with_lora,
 )
 
@@ -82,8 +85,10 @@ def plan(
     vary: VaryOption = None,
     overrides: SetOption = None,
     lora: LoraOption = None,
+    as_: AsOption = None,
     budget: BudgetOption = 60.0,
     tokens: TokensOption = None,
+    tokens_per_step: TokensPerStepOption = None,
     price: PriceOption = None,
     top: TopOption = None,
     toml: TomlOption = None,
@@ -93,10 +98,13 @@ def plan(
     as_json: JsonFlag = False,
 ) -> None:
     """Search the layouts and settings of a run for the fastest that fits a fleet, by compiling them."""
+    if as_ is not None and on != "local":  # the module is traced here, and an attached GPU is not used
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
     common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora), "tokens": tokens}
+    common |= {"as_": as_, "tokens_per_step": tokens_per_step}
     if fleets is not None:
         _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
@@ -207,6 +215,8 @@ def _write_job(made: Plan, kind: str, toml: Path) -> None:
 def _more(toml: Path | None, html: Path | None, config: str) -> str:
     """Return what to do with the plan."""
     words = [] if html else ["Pictures: --html FILE."]
+    if toml is None and ":" in config:
+        return " ".join(words)
     words += (
         [f"Train it: meshwright train {toml}"]
         if toml

@@ -12,6 +12,7 @@ from ..lazy import names_on_first_use
 from ._apart import ExportedFunction as ExportedFunction
 from ._apart import exported_named as exported_named
 from ._module import JaxModule as JaxModule
+from ._program import AS_WRITTEN as AS_WRITTEN
 from ._program import GraphRunner as GraphRunner
 from ._program import ModuleProgram as ModuleProgram
 from ._step import ModuleStep as ModuleStep

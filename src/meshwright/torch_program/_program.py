@@ -20,6 +20,8 @@ from ._layers import RANDOM, USES_ATTENTION
 from ._rules import Attention, plain_attention, rule_of
 
 Tree = Any
+AS_WRITTEN, BLOCKS, NOTHING = "module", "blocks", "none"
+"""What runs again in the backward pass: what the module checkpoints itself, each repeated block, nothing."""
 Use = Callable[[str, jax.Array], jax.Array]
 
 
@@ -96,6 +98,23 @@ class ModuleProgram:
         """Return whether an operation draws random numbers."""
         return any(_is_random(operation) for operation in self.operations)
 
+    @property
+    def read_parameters(self) -> frozenset[str]:
+        """The names of the parameters that an operation reads."""
+        read = {name for operation in self.operations for name in _reads(operation)}
+        named = (self.sources[placeholder] for placeholder in read & self.sources.keys())
+        return frozenset(name for kind, name in named if kind == "parameters")
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """The ways to checkpoint that make different programs, the module's own first."""
+        ways: dict[str, tuple[Any, ...]] = {}
+        for way in (AS_WRITTEN, BLOCKS, NOTHING):
+            found = tuple((segment.operations, segment.recomputes) for segment in segments_of(self, way))
+            if found not in ways.values():
+                ways[way] = found
+        return tuple(ways)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSegment:
@@ -121,28 +140,30 @@ def _dropout_rate(operation: Operation) -> float:
     return float(given)
 
 
-def segments_of(program: ModuleProgram) -> tuple[GraphSegment, ...]:
-    """Return the program divided into its blocks and checkpointed regions, in order."""
+def segments_of(program: ModuleProgram, checkpoint: str = AS_WRITTEN) -> tuple[GraphSegment, ...]:
+    """Return the program divided into its blocks and checkpointed regions, in order.
+
+    `checkpoint`: one of `program.checkpoints`.
+    """
     block_of = _blocks_by_path(program)
     groups: list[tuple[tuple[int | None, str], list[Operation]]] = []
     for operation in program.operations:
-        key = operation.checkpoint, block_of(operation.path)
-        if operation.checkpoint is not None:
-            key = operation.checkpoint, ""
+        region = operation.checkpoint if checkpoint == AS_WRITTEN else None
+        key = region, "" if region is not None else block_of(operation.path)
         if not groups or groups[-1][0] != key:
             groups.append((key, []))
         groups[-1][1].append(operation)
     wanted = {program.result, *program.updates.values()}
     segments: list[GraphSegment] = []
-    for (checkpoint, block), operations in reversed(groups):
+    for (region, block), operations in reversed(groups):
         made = {operation.result for operation in operations}
         reads = dict.fromkeys(name for each in operations for name in _reads(each) if name not in made)
         segment = GraphSegment(
             operations=tuple(operations),
             reads=tuple(reads),
             writes=tuple(each.result for each in operations if each.result in wanted),
-            recomputes=checkpoint is not None,
-            block=block or (block_of(operations[0].path) if checkpoint is not None else ""),
+            recomputes=region is not None or (checkpoint == BLOCKS and bool(block)),
+            block=block or (block_of(operations[0].path) if region is not None else ""),
         )
         wanted |= set(reads)
         segments.append(segment)
@@ -181,16 +202,18 @@ class GraphRunner:
         attention: computes `scaled_dot_product_attention`.
         use: called with each parameter's name and value where a segment reads it, and returns what it uses.
         keeps: the policy of `jax.checkpoint` for what a block keeps for its backward pass; all of it if None.
+        checkpoint: what runs again in the backward pass, one of `program.checkpoints`.
     """
 
     program: ModuleProgram
     attention: Attention = plain_attention
     use: Use = _as_it_is
     keeps: Callable[..., bool] | None = None
+    checkpoint: str = AS_WRITTEN
     _segments: tuple[GraphSegment, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_segments", segments_of(self.program))
+        object.__setattr__(self, "_segments", segments_of(self.program, self.checkpoint))
 
     def loss(
         self,

@@ -10,6 +10,7 @@ dim is whole on each device.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from ..models import Context
 from ..models.attention import uses_cudnn
 from ..models.attention_blocks import cudnn_attention
 from ._layers import Attention, plain_attention
-from ._program import ArraySpec, GraphRunner, ModuleProgram
+from ._program import AS_WRITTEN, ArraySpec, GraphRunner, ModuleProgram
 
 FSDP, DATA = "fsdp", "data"
 LEARNING_RATE = 1e-3  # no figure depends on it
@@ -44,12 +45,14 @@ class ModuleStep:
         mesh_axes: names and sizes, outermost first: of `data` and `fsdp`.
         optimizer: its update.
         attention: computes `scaled_dot_product_attention`.
+        checkpoint: what runs again in the backward pass, one of `program.checkpoints`.
     """
 
     program: ModuleProgram
     mesh_axes: tuple[tuple[str, int], ...]
     optimizer: optax.GradientTransformation
     attention: Attention = plain_attention
+    checkpoint: str = AS_WRITTEN
 
     def __post_init__(self) -> None:
         for axis, size in self.mesh_axes:
@@ -91,6 +94,14 @@ class ModuleStep:
         batch = {name: self._whole(each) for name, each in self.program.inputs.items()}
         key = jax.eval_shape(lambda: jax.random.key(0)) if self.program.is_random else None
         return state, batch, key
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of one device between steps: parameters that the loss reads, and optimizer state."""
+        state, read = self.arguments()[0], self.program.read_parameters
+        parameters = {name: each for name, each in state["parameters"].items() if name in read}
+        leaves = jax.tree.leaves((parameters, state["optimizer"]))
+        return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in leaves)
 
     def _on_mesh(self, shape: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         sharding = NamedSharding(self.mesh, spec)
@@ -170,7 +181,11 @@ class ModuleStep:
         frozen = {name: state["parameters"][name] for name in self.program.frozen}
         trained = {name: x for name, x in state["parameters"].items() if name not in frozen}
         runner = GraphRunner(
-            program=self.program, attention=self.attention, use=self._gathered, keeps=self._keeps()
+            program=self.program,
+            attention=self.attention,
+            use=self._gathered,
+            keeps=self._keeps(),
+            checkpoint=self.checkpoint,
         )
 
         def loss(trained: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
