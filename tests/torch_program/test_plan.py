@@ -21,20 +21,29 @@ from meshwright.errors import InputError  # noqa: E402
 from meshwright.hardware import Fleet  # noqa: E402
 
 WIDTH, ROWS, LAYERS = 64, 32, 3
+LOOP = {"layout": "fsdp=8", "layers": "loop"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
 
 
 class Net(nn.Module):
     def __init__(self, again: bool = False) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-            for _ in range(LAYERS)
-        )
+        self.start = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.again = again
 
     def forward(self, x):
+        x = self.start(x)
         for block in self.blocks:
-            x = x + (checkpoint(block, x, use_reentrant=False) if self.again else block(x))
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
         return x.square().mean()
 
 
@@ -44,7 +53,12 @@ def inputs():
 
 @pytest.fixture(scope="module")
 def made(forked_workers):
-    how = {"fix": ["fsdp=8"], "tokens_per_step": 8 * ROWS, "num_workers": 2, "budget_seconds": 60}
+    how = {
+        "fix": ["fsdp=8", "layers=loop"],
+        "tokens_per_step": 8 * ROWS,
+        "num_workers": 2,
+        "budget_seconds": 60,
+    }
     return mw.plan(Net(), args=inputs(), as_="jax", on="8xH100", **how)
 
 
@@ -59,7 +73,7 @@ def test_both_ways_to_checkpoint_are_compiled_and_ranked(made):
 
 def test_a_candidate_is_what_weigh_finds(made):
     weighed = mw.weigh(Net(), args=inputs(), as_="jax", on="8xH100", layout="fsdp=8")
-    same = next(c for c in made.candidates if c.overrides == {"layout": "fsdp=8", "checkpoint": "module"})
+    same = next(c for c in made.candidates if c.overrides == LOOP | {"checkpoint": "module"})
     assert weighed.cached
     assert same.step_seconds.expected == weighed.step_seconds
     assert same.reserved_bytes == weighed.ledger.memory.reserved_bytes
@@ -69,7 +83,7 @@ def test_checkpointed_blocks_are_those_of_a_module_that_checkpoints_them(made):
     again = Net(again=True)
     assert tools.module_as_jax(again, *inputs()).program.checkpoints == ("module", "none")
     weighed = mw.weigh(again, args=inputs(), as_="jax", on="8xH100", layout="fsdp=8")
-    same = next(c for c in made.candidates if c.overrides == {"layout": "fsdp=8", "checkpoint": "blocks"})
+    same = next(c for c in made.candidates if c.overrides == LOOP | {"checkpoint": "blocks"})
     assert weighed.cached
     assert same.reserved_bytes == weighed.ledger.memory.reserved_bytes
     # The first product of each block runs again, and the second one's result is not needed.
@@ -99,7 +113,9 @@ def test_layouts_whose_state_does_not_fit_are_not_compiled(forked_workers):
 
 @pytest.mark.wide
 def test_each_layout_is_a_candidate(forked_workers):
-    made = mw.plan(Net(), args=inputs(), as_="jax", on="4xH100", fix={"checkpoint": "module"})
+    made = mw.plan(
+        Net(), args=inputs(), as_="jax", on="4xH100", fix={"checkpoint": "module", "layers": "loop"}
+    )
     assert {each.layout for each in made.candidates} == {"fsdp=4", "data=2,fsdp=2", "data=4"}
 
 
@@ -139,7 +155,7 @@ from torch import nn
 
 
 def build(width: int = 8):
-    blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3)]
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)]
     return {"module": nn.Sequential(*blocks), "inputs": (torch.zeros(4, width),)}
 """
 
@@ -148,11 +164,12 @@ def test_the_command_line_plans_a_functions_module(tmp_path: Path):
     (tmp_path / "net.py").write_text(BUILD)
 
     words = (
-        "plan net.py:build --on 8xH100 --set width=16 --as jax --fix fsdp=8 --fix checkpoint=blocks --json"
+        "plan net.py:build --on 8xH100 --set width=16 --as jax --fix fsdp=8 --fix layers=loop --json"
     )
     command = [sys.executable, "-m", "meshwright", *words.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     fields = json.loads(done.stdout)
     assert fields["config"] == "net.py:build as a JAX program"
-    assert fields["best"]["overrides"] == {"layout": "fsdp=8", "checkpoint": "blocks"}
+    assert fields["best"]["layout"] == "fsdp=8"
+    assert {each["overrides"]["layers"] for each in fields["candidates"]} == {"loop"}

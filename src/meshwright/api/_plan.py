@@ -100,9 +100,9 @@ def plan(
             price is used, with its provider and date; if it has none, no cost is given.
         num_workers: compilations side by side; as many as the machine has cores and memory for if None.
         on_event: called with `PlanProgress` whenever the search moves on.
-        as_: "jax" plans a PyTorch module as a JAX program, over the knobs data, fsdp and checkpoint: what
-            runs again in the backward pass, as the module has it, each repeated block, or nothing. The inputs
-            are those of one device, so that the batch is the same in each layout.
+        as_: "jax" plans a PyTorch module as a JAX program, over the knobs data, fsdp, checkpoint (what runs
+            again in the backward pass: as the module has it, each repeated block, or nothing) and layers (one
+            loop, or unrolled). The inputs are those of one device: the batch is the same in each layout.
         args, kwargs, optimizer, loss, autocast, tokens_per_step: of such a module, as for `weigh`.
 
     Raises:

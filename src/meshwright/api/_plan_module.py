@@ -1,4 +1,4 @@
-"""Plan a PyTorch module as a JAX program: its sizes of `data` and `fsdp`, and what it computes again.
+"""Plan a PyTorch module as a JAX program: sizes of `data` and `fsdp`, what is computed again, and loops.
 
 The module is exported once, with the inputs of one device. All candidates then do the same work on the same
 batch. The bytes of parameters and optimizer state on a device are known before anything is compiled; of the
@@ -24,11 +24,11 @@ from ..ledger import allowance, usable_bytes
 from ..planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
 from ..results import Plan, PlanProgress, Weighing, ignore
 from ._candidates import CandidateRunner
-from ._torch_program import NamedProgram, module_program, module_step, weigh_module_program
+from ._torch_program import LOOP, UNROLLED, NamedProgram, module_program, module_step, weigh_module_program
 from ._weigh import RunFacts, request_of
 
 AXES = ("data", "fsdp")  # outermost first: gathers stay within hosts
-CHECKPOINT = "checkpoint"
+CHECKPOINT, LAYERS = "checkpoint", "layers"
 REST_BYTES = 2**30  # of a step's memory beside the state, before anything is compiled
 
 
@@ -60,11 +60,11 @@ class ModulePrograms:
         return Layout(axes=axes or ((AXES[-1], 1),))
 
     def words(self, row: int) -> str:
-        """Return what a candidate recomputes in words."""
+        """Return the knobs of a candidate in words."""
         return self.space.words(row)
 
     def overrides(self, row: int) -> dict[str, Any]:
-        """Return mesh and knob of a candidate."""
+        """Return mesh and knobs of a candidate."""
         return {"layout": str(self.layout(row)), **self.space.chosen(row)}
 
     def is_cached(self, row: int) -> bool:
@@ -110,20 +110,26 @@ def plan_module(
 
     Args:
         as_, config, given, arguments: as for `module_program`.
-        restricted: the values that `data`, `fsdp` or `checkpoint` may have.
+        restricted: the values that `data`, `fsdp`, `checkpoint` or `layers` may have.
 
     Raises:
         InputError: as `module_program`; another knob, or a value that it does not have; the fleet's compiler
             is not installed; or the error of the first candidate.
     """
     started = time.monotonic()
-    knobs = (*AXES, CHECKPOINT)
+    knobs = (*AXES, CHECKPOINT, LAYERS)
     for name in restricted:
         if name not in knobs:
             raise InputError(f"a module as a JAX program has no knob {name}", hint=nearest_name(name, knobs))
-    request_of("a module", fleet, Layout(axes=(("fsdp", fleet.num_devices),)))  # its compiler is installed
+    request_of("a module", fleet, Layout(axes=(("fsdp", fleet.num_devices),)))  # is its compiler installed?
     module = module_program(as_, config, given, arguments, ignore)
-    space = function_space(fleet, AXES, {CHECKPOINT: module.program.checkpoints}, restricted)
+    whole = Layout(axes=(("fsdp", fleet.num_devices),))
+    own = module_step(module, fleet, whole)
+    declared = {
+        CHECKPOINT: module.program.checkpoints,
+        LAYERS: (LOOP, UNROLLED) if own.num_looped else (UNROLLED,),
+    }
+    space = function_space(fleet, AXES, declared, restricted)
     if not len(space):
         raise InputError(
             f"no mesh of data and fsdp has the {fleet.num_devices} devices of {fleet.name}",
@@ -142,8 +148,8 @@ def plan_module(
         on_event=on_event,
         too_large="parameters and optimizer state alone do not fit",
     )
-    own = {"layout": f"fsdp={fleet.num_devices}", CHECKPOINT: module.program.checkpoints[0]}
-    runner.search.prefer(row for row in range(len(space)) if programs.overrides(row) == own)
+    first = {"layout": str(whole), CHECKPOINT: own.checkpoint, LAYERS: LOOP if own.has_loops else UNROLLED}
+    runner.search.prefer(row for row in range(len(space)) if programs.overrides(row) == first)
     made = runner.plan(runner.search_until_done(num_workers))
     return dataclasses.replace(made, seconds=time.monotonic() - started)
 

@@ -31,6 +31,8 @@ SAYS = (
 )
 NO_PLAN = "`parallelize` is PyTorch's plan and is not called: the layout alone spreads the JAX program"
 _LOWERING = threading.Lock()  # what lets JAX lower without devices holds for the whole process
+LOOP, UNROLLED = "loop", "unrolled"
+LOOPED = "{} equal blocks, or groups of blocks, run in loops over their stacked parameters"
 INPUTS = "the inputs are those of one device; {} devices have as many each"
 
 
@@ -149,13 +151,15 @@ def weigh_module_program(
     mesh: Layout,
     *,
     checkpoint: str | None = None,
+    layers: str | None = None,
     simulate: bool = False,
     on_event: Callable[[Phase], None],
     known: RunFacts,
 ) -> Weighing:
     """Trace the training step of an exported module in this process, and compile it in a worker.
 
-    `checkpoint`: one of its program's `checkpoints`, the module's own if None.
+    Args:
+        checkpoint, layers: as for `module_step`.
 
     Raises:
         InputError: an axis of the layout has no counterpart, or as `weigh_lowered`.
@@ -163,13 +167,14 @@ def weigh_module_program(
     from ..models.attention_blocks import without_devices
     from ..worker import lowered_call
 
-    step = module_step(module, fleet, mesh, checkpoint=checkpoint, simulate=simulate)
+    step = module_step(module, fleet, mesh, checkpoint=checkpoint, layers=layers, simulate=simulate)
     on_event(Phase(name="tracing"))
     platform = "cpu" if simulate else fleet.chip.platform
     kind = next(iter(fleet.chip.device_kinds), "")
     with _LOWERING, without_devices():
         lowered = lowered_call(step.function(), step.arguments(), {}, platform, kind)
     told = [INPUTS.format(fleet.num_devices)] if fleet.num_devices > 1 else []
+    told += [LOOPED.format(step.num_looped)] if step.has_loops else []
     return weigh_lowered(
         f"{module.name} as a JAX program",
         fleet,
@@ -191,9 +196,15 @@ def module_step(
     mesh: Layout,
     *,
     checkpoint: str | None = None,
+    layers: str | None = None,
     simulate: bool = False,
 ) -> ModuleStep:
-    """Return the training step of an exported module for a layout of a fleet."""
+    """Return the training step of an exported module for a layout of a fleet.
+
+    Args:
+        checkpoint: one of its program's `checkpoints`, the module's own if None.
+        layers: "loop" or "unrolled"; as the step chooses if None.
+    """
     from ..torch_program import AS_WRITTEN, ModuleStep, attention_on
 
     return ModuleStep(
@@ -202,4 +213,5 @@ def module_step(
         optimizer=module.optimizer,
         attention=attention_on(fleet.chip, simulate),
         checkpoint=checkpoint or AS_WRITTEN,
+        loops=None if layers is None else layers == LOOP,
     )

@@ -13,8 +13,8 @@ from ._apart import ExportedFunction as ExportedFunction
 from ._apart import exported_named as exported_named
 from ._module import JaxModule as JaxModule
 from ._program import AS_WRITTEN as AS_WRITTEN
-from ._program import GraphRunner as GraphRunner
 from ._program import ModuleProgram as ModuleProgram
+from ._runner import GraphRunner as GraphRunner
 from ._step import ModuleStep as ModuleStep
 from ._step import attention_on as attention_on
 from ._step import name_and_options as name_and_options

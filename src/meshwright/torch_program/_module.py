@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputError
-from ._program import GraphRunner, ModuleProgram
+from ._program import ModuleProgram
+from ._runner import GraphRunner
 
 
 @dataclass(frozen=True, kw_only=True)

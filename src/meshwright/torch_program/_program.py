@@ -1,28 +1,21 @@
-"""Hold an exported module as records, and run it in JAX, operation by operation.
+"""Hold an exported module as records of names, shapes, formats and plain numbers, divided into its blocks.
 
-Imports no torch: the records hold names, shapes, formats and plain numbers.
+Imports no torch.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from ..errors import InputError
 from ._arrays import held
 from ._layers import RANDOM, USES_ATTENTION
-from ._rules import Attention, plain_attention, rule_of
 
-Tree = Any
 AS_WRITTEN, BLOCKS, NOTHING = "module", "blocks", "none"
 """What runs again in the backward pass: what the module checkpoints itself, each repeated block, nothing."""
-Use = Callable[[str, jax.Array], jax.Array]
 
 
 class GraphValue(NamedTuple):
@@ -96,12 +89,12 @@ class ModuleProgram:
     @property
     def is_random(self) -> bool:
         """Return whether an operation draws random numbers."""
-        return any(_is_random(operation) for operation in self.operations)
+        return any(is_random(operation) for operation in self.operations)
 
     @property
     def read_parameters(self) -> frozenset[str]:
         """The names of the parameters that an operation reads."""
-        read = {name for operation in self.operations for name in _reads(operation)}
+        read = {name for operation in self.operations for name in reads_of(operation)}
         named = (self.sources[placeholder] for placeholder in read & self.sources.keys())
         return frozenset(name for kind, name in named if kind == "parameters")
 
@@ -131,7 +124,7 @@ class GraphSegment:
     block: str
 
 
-def _is_random(operation: Operation) -> bool:
+def is_random(operation: Operation) -> bool:
     return operation.name in RANDOM or (operation.name in USES_ATTENTION and _dropout_rate(operation) > 0)
 
 
@@ -157,7 +150,7 @@ def segments_of(program: ModuleProgram, checkpoint: str = AS_WRITTEN) -> tuple[G
     segments: list[GraphSegment] = []
     for (region, block), operations in reversed(groups):
         made = {operation.result for operation in operations}
-        reads = dict.fromkeys(name for each in operations for name in _reads(each) if name not in made)
+        reads = dict.fromkeys(name for each in operations for name in reads_of(each) if name not in made)
         segment = GraphSegment(
             operations=tuple(operations),
             reads=tuple(reads),
@@ -184,141 +177,7 @@ def _blocks_by_path(program: ModuleProgram) -> Callable[[str], str]:
     return block_of
 
 
-def _reads(operation: Operation) -> list[str]:
+def reads_of(operation: Operation) -> list[str]:
+    """Return the names of the values that an operation reads."""
     leaves = jax.tree.leaves((operation.args, operation.kwargs), is_leaf=lambda x: isinstance(x, GraphValue))
     return [leaf.name for leaf in leaves if isinstance(leaf, GraphValue)]
-
-
-def _as_it_is(name: str, value: jax.Array) -> jax.Array:
-    return value
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphRunner:
-    """Run a program in JAX.
-
-    Args:
-        program: the program.
-        attention: computes `scaled_dot_product_attention`.
-        use: called with each parameter's name and value where a segment reads it, and returns what it uses.
-        keeps: the policy of `jax.checkpoint` for what a block keeps for its backward pass; all of it if None.
-        checkpoint: what runs again in the backward pass, one of `program.checkpoints`.
-    """
-
-    program: ModuleProgram
-    attention: Attention = plain_attention
-    use: Use = _as_it_is
-    keeps: Callable[..., bool] | None = None
-    checkpoint: str = AS_WRITTEN
-    _segments: tuple[GraphSegment, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_segments", segments_of(self.program, self.checkpoint))
-
-    def loss(
-        self,
-        parameters: Mapping[str, jax.Array],
-        buffers: Mapping[str, jax.Array],
-        inputs: Mapping[str, jax.Array],
-        key: jax.Array | None,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return the loss, and the buffers after the step."""
-        given = {"parameters": parameters, "buffers": buffers, "inputs": inputs}
-        values: dict[str, Any] = dict(self.program.constants)
-        raw: dict[str, str] = {}
-        for placeholder, (kind, name) in self.program.sources.items():
-            values[placeholder] = given[kind][name]
-            if kind == "parameters":
-                raw[placeholder] = name
-        # A user's own settings, such as strict promotion, are for the user's own code.
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            offset = 0
-            for segment in self._segments:
-                values |= self._run(segment, values, raw, key, offset)
-                offset += len(segment.operations)
-        after = dict(buffers)
-        for name, value in self.program.updates.items():
-            after[name] = values[value]
-        return values[self.program.result], after
-
-    def _run(
-        self, segment: GraphSegment, values: Mapping[str, Any], raw: Mapping[str, str], key: Any, offset: int
-    ) -> dict[str, Any]:
-        """Return the values that a segment writes."""
-        arrays = {name: values[name] for name in segment.reads if isinstance(values[name], jax.Array)}
-        fixed = {name: values[name] for name in segment.reads if name not in arrays}
-
-        def run(arrays: dict[str, Any], key: Any) -> dict[str, Any]:
-            here = {**fixed, **arrays}
-            for placeholder in (name for name in arrays if name in raw):
-                name = raw[placeholder]
-                with _scope(name.rpartition(".")[0]):
-                    here[placeholder] = self.use(name, here[placeholder])
-            for number, operation in enumerate(segment.operations):
-                here[operation.result] = self._result(operation, here, key, offset + number)
-            return {name: here[name] for name in segment.writes}
-
-        if segment.recomputes:
-            run = jax.checkpoint(run)
-        elif self.keeps is not None and segment.block:
-            run = jax.checkpoint(run, policy=self.keeps)
-        return run(arrays, key)
-
-    def _result(self, operation: Operation, values: Mapping[str, Any], key: Any, number: int) -> Any:
-        args = _filled(operation.args, values)
-        kwargs = _filled(operation.kwargs, values)
-        if operation.name == "getitem":
-            return args[0][args[1]]
-        rule = rule_of(operation.name, operation.overload)
-        if _is_random(operation):
-            if key is None:
-                raise InputError(
-                    f"{_words(operation)} draws random numbers, and no key is given",
-                    hint="give key=jax.random.key(0), or put the module in evaluation mode: module.eval()",
-                )
-            kwargs["random"] = jax.random.fold_in(key, number)
-        if operation.name in USES_ATTENTION:
-            kwargs["attention"] = self.attention
-        with _scope(operation.path):
-            try:
-                result = rule(*args, **kwargs)
-            except NotImplementedError as refused:
-                raise InputError(
-                    f"{_words(operation)}: {refused}",
-                    hint="replace it, or weigh the module as PyTorch runs it: without as_='jax'",
-                ) from refused
-            return _in_format(operation, result)
-
-
-def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(tree, GraphValue):
-        return values[tree.name]
-    if isinstance(tree, list | tuple):
-        return [_filled(leaf, values) for leaf in tree]
-    if isinstance(tree, dict):
-        return {name: _filled(leaf, values) for name, leaf in tree.items()}
-    return tree
-
-
-def _words(operation: Operation) -> str:
-    return f"{operation.name.replace('::', '.')} in {operation.path or 'the module itself'}"
-
-
-def _in_format(operation: Operation, result: Any) -> Any:
-    """Return the results in the formats that PyTorch has for them; their shapes are equal already."""
-    results: Sequence[Any] = result if operation.is_tuple else (result,)
-    made = []
-    for array, value in zip(operation.arrays, results, strict=True):
-        if array is None or value is None:
-            made.append(value)
-            continue
-        told = array.described()
-        assert jnp.shape(value) == told.shape, f"{_words(operation)}: {jnp.shape(value)}, not {told.shape}"
-        made.append(jnp.asarray(value, told.dtype))
-    return tuple(made) if operation.is_tuple else made[0]
-
-
-def _scope(path: str) -> Any:
-    """Return the scope of a module: its path without numbers, so that equal layers share one."""
-    parts = [part for part in re.split(r"\W+", path) if part and not part.isdigit()]
-    return jax.named_scope("/".join(parts)) if parts else contextlib.nullcontext()

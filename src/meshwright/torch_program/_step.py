@@ -28,10 +28,21 @@ from ..models import Context
 from ..models.attention import uses_cudnn
 from ..models.attention_blocks import cudnn_attention
 from ._layers import Attention, plain_attention
-from ._program import AS_WRITTEN, ArraySpec, GraphRunner, ModuleProgram
+from ._program import AS_WRITTEN, ArraySpec, ModuleProgram, segments_of
+from ._repeats import repeats_of
+from ._runner import GraphRunner
 
 FSDP, DATA = "fsdp", "data"
 LEARNING_RATE = 1e-3  # no figure depends on it
+MOST_UNROLLED = 48  # blocks; a longer program takes minutes to compile
+# fmt: off
+ELEMENTWISE = (
+    "abs", "add", "add_any", "ceil", "clamp", "concatenate", "copy", "cos", "custom_jvp_call", "div",
+    "erf", "erf_inv", "erfc", "exp", "expand_dims", "expm1", "floor", "integer_pow", "log", "log1p",
+    "logistic", "max", "min", "mul", "neg", "pad", "pow", "reduce_precision", "rev", "round", "rsqrt",
+    "select_n", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tanh",
+)
+# fmt: on
 MOVES = ("convert_element_type", "transpose", "broadcast_in_dim", "reshape", "squeeze", "slice", "split")
 Tree = Any
 
@@ -46,6 +57,9 @@ class ModuleStep:
         optimizer: its update.
         attention: computes `scaled_dot_product_attention`.
         checkpoint: what runs again in the backward pass, one of `program.checkpoints`.
+        loops: whether equal blocks that follow one another run as one loop. The state then holds each of
+            their parameters as one stack. If None, they do with `fsdp`, where a loop needs less memory, and
+            where there are very many.
     """
 
     program: ModuleProgram
@@ -53,6 +67,7 @@ class ModuleStep:
     optimizer: optax.GradientTransformation
     attention: Attention = plain_attention
     checkpoint: str = AS_WRITTEN
+    loops: bool | None = None
 
     def __post_init__(self) -> None:
         for axis, size in self.mesh_axes:
@@ -80,12 +95,64 @@ class ModuleStep:
         fitting = [dim for dim, size in enumerate(shape) if size and size % ways == 0]
         return max(fitting, key=lambda dim: shape[dim]) if ways > 1 and fitting else None
 
+    @cached_property
+    def has_loops(self) -> bool:
+        """Whether blocks run as a loop."""
+        if self.loops is not None:
+            return self.loops and self.num_looped > 0
+        has_fsdp = dict(self.mesh_axes).get(FSDP, 1) > 1
+        return self.num_looped > (0 if has_fsdp else MOST_UNROLLED)
+
+    @cached_property
+    def num_looped(self) -> int:
+        """The number of equal blocks that loops run, or could."""
+        repeats = repeats_of(self.program, segments_of(self.program, self.checkpoint))
+        return sum(each.count for each in repeats)
+
+    @cached_property
+    def _runner(self) -> GraphRunner:
+        return GraphRunner(
+            program=self.program,
+            attention=self.attention,
+            use=self._gathered,
+            keeps=self._keeps(),
+            checkpoint=self.checkpoint,
+            loops=self.has_loops,
+        )
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """Return the first parameter of each stack, and each one in no stack, by the state's names."""
+        stacks = self._runner.stacks
+        inside = {name for names in stacks.values() for name in names}
+        alone = {name: name for name in self.program.parameters if name not in inside}
+        return {stack: names[0] for stack, names in stacks.items()} | alone
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The names of what the optimizer updates, as the state holds it."""
+        return frozenset(name for name, first in self._first.items() if first not in self.program.frozen)
+
+    def stacked(self, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return parameters, given by their names in the module, as the state holds them."""
+        stacks = self._runner.stacks
+        return {
+            name: jnp.stack([parameters[each] for each in stacks[name]])
+            if name in stacks
+            else parameters[name]
+            for name in self._first
+        }
+
     def _spec(self, name: str) -> PartitionSpec:
-        dim = self.split_dim(name)
-        return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, FSDP)
+        dim = self.split_dim(self._first[name])
+        whole = [None] * (name in self._runner.stacks)
+        return PartitionSpec() if dim is None else PartitionSpec(*whole, *[None] * dim, FSDP)
 
     def _stored(self, name: str) -> ArraySpec:
-        return ArraySpec(shape=self.program.parameters[name].shape, dtype=self.program.stored[name])
+        first, stacks = self._first[name], self._runner.stacks
+        shape = self.program.parameters[first].shape
+        count = (len(stacks[name]),) if name in stacks else ()
+        return ArraySpec(shape=(*count, *shape), dtype=self.program.stored[first])
 
     def arguments(self) -> tuple[Tree, Tree, Any]:
         """Return the shapes of the state, the batch of all devices, and the key; with their shardings."""
@@ -99,7 +166,7 @@ class ModuleStep:
     def state_bytes(self) -> int:
         """The bytes of one device between steps: parameters that the loss reads, and optimizer state."""
         state, read = self.arguments()[0], self.program.read_parameters
-        parameters = {name: each for name, each in state["parameters"].items() if name in read}
+        parameters = {name: x for name, x in state["parameters"].items() if self._first[name] in read}
         leaves = jax.tree.leaves((parameters, state["optimizer"]))
         return sum(math.prod(each.sharding.shard_shape(each.shape)) * each.dtype.itemsize for each in leaves)
 
@@ -120,8 +187,8 @@ class ModuleStep:
         return PartitionSpec(tuple(name for name, _ in self.mesh_axes))
 
     def _state_shapes(self) -> Tree:
-        parameters = {name: self._stored(name).described() for name in self.program.parameters}
-        trained = {name: shape for name, shape in parameters.items() if name not in self.program.frozen}
+        parameters = {name: self._stored(name).described() for name in self._first}
+        trained = {name: shape for name, shape in parameters.items() if name in self.trained}
         buffers = {name: each.described() for name, each in self.program.buffers.items()}
         return {
             "parameters": parameters,
@@ -178,18 +245,11 @@ class ModuleStep:
         axes = tuple(name for name, size in self.mesh_axes if size > 1)
         if key is not None and axes:
             key = jax.random.fold_in(key, lax.axis_index(axes))
-        frozen = {name: state["parameters"][name] for name in self.program.frozen}
-        trained = {name: x for name, x in state["parameters"].items() if name not in frozen}
-        runner = GraphRunner(
-            program=self.program,
-            attention=self.attention,
-            use=self._gathered,
-            keeps=self._keeps(),
-            checkpoint=self.checkpoint,
-        )
+        trained = {name: x for name, x in state["parameters"].items() if name in self.trained}
+        frozen = {name: x for name, x in state["parameters"].items() if name not in trained}
 
         def loss(trained: Mapping[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-            value, buffers = runner.loss({**frozen, **trained}, state["buffers"], batch, key)
+            value, buffers = self._runner.loss({**frozen, **trained}, state["buffers"], batch, key)
             return value / self.num_devices, buffers  # the mean over the devices
 
         (value, buffers), gradients = jax.value_and_grad(loss, has_aux=True)(trained)
@@ -212,30 +272,22 @@ class ModuleStep:
         return cast if dim is None else lax.all_gather(cast, FSDP, axis=dim, tiled=True)
 
     def _keeps(self) -> Callable[..., bool] | None:
-        """Return a policy for `jax.checkpoint` under which a block keeps all but its gathered parameters.
+        """Return a policy for `jax.checkpoint` of what a block keeps; None for what XLA chooses.
 
-        A policy sees an operation and its operands' shapes. So an operation that only moves or casts an array
-        of a parameter's sizes counts as one of a parameter; if it is another's, only that move is repeated.
+        Gathered parameters are gathered again. What is made of others element by element, or only moved, is
+        made again by the kernels that read it: a checkpoint would have XLA write and read it. Results of
+        products, attention, sums, comparisons and random numbers are kept.
         """
-        names = [name for name in self.program.parameters if self.split_dim(name) is not None]
-        if not names:
+        if not self.has_loops and not any(
+            self.split_dim(name) is not None for name in self.program.parameters
+        ):
             return None
-        sizes = set()
-        for name in names:
-            whole, dim = list(self.program.parameters[name].shape), self.split_dim(name)
-            sizes.add(tuple(sorted(whole)))
-            whole[dim or 0] //= dict(self.mesh_axes)[FSDP]
-            sizes.add(tuple(sorted(whole)))
-
-        def keeps(primitive: Any, *given: Any, **_: Any) -> bool:
-            is_moved = primitive.name in MOVES and tuple(sorted(given[0].shape)) in sizes
-            return primitive.name != "all_gather" and not is_moved
-
-        return keeps
+        again = {"all_gather", *ELEMENTWISE, *MOVES}
+        return lambda primitive, *_, **__: primitive.name not in again
 
     def _summed(self, name: str, gradient: jax.Array) -> jax.Array:
         """Return a gradient summed over the axes along which it was not yet."""
-        done = () if self.split_dim(name) is None else (FSDP,)
+        done = () if self.split_dim(self._first[name]) is None else (FSDP,)
         axes = tuple(axis for axis, size in self.mesh_axes if size > 1 and axis not in done)
         return lax.psum(gradient, axes) if axes else gradient
 
