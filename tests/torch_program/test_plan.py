@@ -163,9 +163,7 @@ def build(width: int = 8):
 def test_the_command_line_plans_a_functions_module(tmp_path: Path):
     (tmp_path / "net.py").write_text(BUILD)
 
-    words = (
-        "plan net.py:build --on 8xH100 --set width=16 --as jax --fix fsdp=8 --fix layers=loop --json"
-    )
+    words = "plan net.py:build --on 8xH100 --set width=16 --as jax --fix fsdp=8 --fix layers=loop --json"
     command = [sys.executable, "-m", "meshwright", *words.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
