@@ -49,6 +49,18 @@ def _zeros(shapes):
     return {name: jnp.zeros(each.shape, each.dtype) for name, each in shapes.items()}
 
 
+class Doubled(torch.autograd.Function):
+    """Has a gradient that is not that of its forward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
 def _in_autocast(y):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return (y @ y).sum()
@@ -58,12 +70,13 @@ def _in_autocast(y):
     ("function", "words"),
     [
         (lambda y: y, None),
+        (lambda y: Doubled.apply(y).sum(), "Doubled is a torch.autograd.Function"),
         (_in_autocast, "enters torch.autocast"),
         (lambda y: y.sum() if y.sum() > 0 else y.mean(), "depends on values"),
         (lambda y: y[y > 0].sum(), "depends? on"),
         (lambda y: y.detach().sum(), "depends on no trained parameter"),
     ],
-    ids=["a sum stands for a loss", "autocast", "branch", "shape", "no gradient"],
+    ids=["a sum stands for a loss", "a backward pass", "autocast", "branch", "shape", "no gradient"],
 )
 def test_what_an_export_would_drop_or_cannot_hold_is_refused(function, words):
     if words is None:

@@ -230,7 +230,8 @@ def default_plan(module: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
 def repeated_blocks(module: torch.nn.Module, path: str = "") -> dict[str, torch.nn.Module]:
     """Return by path the entries of each outermost list of modules of which several are of one class.
 
-    Entries without parameters do not count. `path`: that of the module itself, "" for a root.
+    Entries without parameters do not count. Where an entry is itself a list or dict of modules, which nobody
+    calls, its entries are the blocks. `path`: that of the module itself, "" for a root.
     """
     kinds = Counter(type(entry) for entry in module.children() if any(True for _ in entry.parameters()))
     is_list = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
@@ -238,8 +239,18 @@ def repeated_blocks(module: torch.nn.Module, path: str = "") -> dict[str, torch.
     blocks: dict[str, torch.nn.Module] = {}
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
-        blocks |= {inner: child} if type(child) in repeated else repeated_blocks(child, inner)
+        blocks |= _entries(child, inner) if type(child) in repeated else repeated_blocks(child, inner)
     return blocks
+
+
+def _entries(block: torch.nn.Module, path: str) -> dict[str, torch.nn.Module]:
+    """Return a block by its path, or the entries of a container, which FSDP2 cannot shard."""
+    if not isinstance(block, torch.nn.ModuleList | torch.nn.ModuleDict):
+        return {path: block}
+    entries: dict[str, torch.nn.Module] = {}
+    for name, child in block.named_children():
+        entries |= _entries(child, f"{path}.{name}")
+    return entries
 
 
 def is_even(module: torch.nn.Module) -> bool:

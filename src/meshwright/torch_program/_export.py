@@ -3,8 +3,8 @@
 The module runs once on fake tensors under `torch.export`, as it is (in training mode unless it was put in
 another). Composite operations stay whole where `operations.RULES` has one for them, and are decomposed by
 PyTorch's own table where it has not. What PyTorch's export would drop in silence is kept or refused: where no
-gradient flows (`detach`, `no_grad`), blocks that a checkpoint recomputes, and autocast. This module imports
-torch, so it is imported only while a module is exported.
+gradient flows (`detach`, `no_grad`), blocks that a checkpoint recomputes, autocast, and the backward pass of
+an autograd Function. This module imports torch, so it is imported only while a module is exported.
 """
 
 from __future__ import annotations
@@ -223,6 +223,23 @@ def _marked_checkpoints() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _refused_functions() -> Iterator[None]:
+    """Refuse an autograd Function of the user's: an export keeps its forward pass, and drops its backward."""
+    apply = torch.autograd.Function.__dict__["apply"].__func__
+
+    def refused(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind.__module__.partition(".")[0] == "torch":
+            return apply(kind, *args, **kwargs)
+        raise InputError(
+            f"{kind.__name__} is a torch.autograd.Function, whose backward pass the export does not keep",
+            hint="write it as plain operations, or weigh the module as PyTorch runs it: without as_='jax'",
+        )
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(refused)):
+        yield
+
+
+@contextlib.contextmanager
 def _causal_by_flag(module: torch.nn.Module, given: Any) -> Iterator[None]:
     """Let `transformers` ask for causal attention by its flag, as in a run; an export gets a mask.
 
@@ -245,6 +262,7 @@ def _run(ours: _Loss, given: Any) -> Any:
         with (
             surroundings(),
             _marked_checkpoints(),
+            _refused_functions(),
             annotations.preserve_node_meta(),
             warnings.catch_warnings(),
             _causal_by_flag(ours.module, given),

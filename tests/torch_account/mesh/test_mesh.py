@@ -59,6 +59,25 @@ def test_each_repeated_block_is_gathered_twice_and_its_gradients_are_scattered_o
     assert weighing.fits is True
 
 
+class Nested(torch.nn.Module):
+    """Layers that are lists, whose entries the module calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = (torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(2)) for _ in range(3))
+        self.pairs = torch.nn.ModuleList(pairs)
+
+    def forward(self, x):
+        for first, second in self.pairs:
+            x = second(first(x).relu())
+        return x.sum()
+
+
+def test_of_lists_of_lists_each_innermost_module_is_a_block():
+    gathers = messages(weigh(Nested()))["all-gather", "forward"]
+    assert gathers[:2] == (6, 6 * 64 * 64 * 4)
+
+
 def test_the_memory_adds_up_in_each_of_its_forms():
     memory = weigh(optimizer=torch.optim.AdamW).ledger.memory
     assert sum(memory.by_category.values()) == memory.reserved_bytes
