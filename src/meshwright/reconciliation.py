@@ -58,10 +58,11 @@ class Row:
 class Reconciliation:
     """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
-    `same_program`: True if the program that ran has the fingerprint of the program that was weighed.
+    `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on a
+    TPU, for which a weighing reads the program before the compiler changes its text once more.
     """
 
-    same_program: bool
+    same_program: bool | None
     rows: tuple[Row, ...]
     not_compared: dict[str, str]
 
@@ -105,7 +106,7 @@ def reconcile(
         *_times(ledger, prediction, measurement.step_seconds, not_timed, *machine),
     )
     return Reconciliation(
-        same_program=fingerprint == measurement.fingerprint,
+        same_program=None if measurement.platform == "tpu" else fingerprint == measurement.fingerprint,
         rows=tuple(row for row in compared if isinstance(row, Row)),
         not_compared=dict(row for row in compared if not isinstance(row, Row)),
     )

@@ -75,6 +75,8 @@ def test_a_prediction_without_an_mfu_has_none_to_compare(ledger, prediction, mea
 def test_it_says_whether_the_program_that_ran_is_the_one_weighed(ledger, prediction, measurement, ran, same):
     measured = dataclasses.replace(measurement, fingerprint=ran)
     assert reconcile("weighed", ledger, prediction, measured).same_program is same
+    on_tpu = dataclasses.replace(measured, platform="tpu")
+    assert reconcile("weighed", ledger, prediction, on_tpu).same_program is None
 
 
 def row(predicted: float, measured: float, **interval: float) -> Row:

@@ -75,6 +75,7 @@ def test_a_long_sample_is_cut(run, text):
 def test_a_program_that_is_not_the_weighed_one_is_said_loudly(run, words):
     assert "NOT THE PROGRAM THAT WAS WEIGHED" in words(run(dataclasses.replace(NOTHING, same_program=False)))
     assert "their fingerprints are equal" in words(run(NOTHING))
+    assert "is not known: on a TPU" in words(run(dataclasses.replace(NOTHING, same_program=None)))
 
 
 @pytest.mark.parametrize(

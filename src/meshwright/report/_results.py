@@ -60,6 +60,10 @@ SAME_PROGRAM = "The program that ran is the one that was weighed: their fingerpr
 OTHER_PROGRAM = (
     "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
 )
+PROGRAM_OF_A_TPU = (
+    "Whether the program that ran is the one that was weighed is not known: on a TPU the compiler changes its "
+    "text after a weighing has read it."
+)
 HELD_OUT = "held_out_"
 MOST_SAMPLE_LINES = 12  # on a terminal
 MOST_NOTICES = 50
@@ -228,7 +232,9 @@ def _reconciliation_sections(reconciliation: Reconciliation) -> tuple[ReportSect
     how = ReportTable(
         columns=("quantity", "measured by"), rows=tuple(TableRow(cells=way, tone="faint") for way in ways)
     )
-    program = SAME_PROGRAM if reconciliation.same_program else OTHER_PROGRAM
+    program = PROGRAM_OF_A_TPU
+    if reconciliation.same_program is not None:
+        program = SAME_PROGRAM if reconciliation.same_program else OTHER_PROGRAM
     tables = (table for table in (compared, how) if table.rows)
     return section("Predicted beside measured", Words(text=program), *tables)
 
