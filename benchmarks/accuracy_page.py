@@ -228,7 +228,9 @@ intervals held). What was corrected: BLOOM's network as its authors measured it,
 all-reduces over `tensor` in eager Megatron-LM, and, for Transformer Engine, fused 8-bit casts, messages
 beside products and no rematerialisation by default. On 2026-11-26 torchtitan's and Megatron Bridge's rows
 got the formats in which these sum gradients, and 27 rows of BLOOM were left out: they ran before its nodes
-were set up better, as its authors say. With them the first line would be 6.2 % and 19.8 %.
+were set up better, as its authors say. With them the first line was 6.2 % and 19.8 % then, without 5.7 % and
+20.0 %. Thirteen rows with `fsdp` beside `tensor` or `context` were then compiled again, for our own step had
+become faster there (docs/adr/0002).
 
 | | median error | nine of ten within | bias |
 |---|---|---|---|"""

@@ -58,8 +58,8 @@ class Row:
 class Reconciliation:
     """All rows of the comparison. `not_compared`: the reason for each quantity without a row.
 
-    `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on a
-    TPU, for which a weighing reads the program before the compiler changes its text once more.
+    `same_program`: True if the program that ran has the fingerprint of the program that was weighed; None on
+    a TPU, for which a weighing reads the program before the compiler changes its text once more.
     """
 
     same_program: bool | None

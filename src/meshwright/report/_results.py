@@ -61,8 +61,8 @@ OTHER_PROGRAM = (
     "NOT THE PROGRAM THAT WAS WEIGHED: the compiler made another one here, and their fingerprints differ."
 )
 PROGRAM_OF_A_TPU = (
-    "Whether the program that ran is the one that was weighed is not known: on a TPU the compiler changes its "
-    "text after a weighing has read it."
+    "Whether the program that ran is the one that was weighed is not known: on a TPU the compiler changes "
+    "its text after a weighing has read it."
 )
 HELD_OUT = "held_out_"
 MOST_SAMPLE_LINES = 12  # on a terminal
