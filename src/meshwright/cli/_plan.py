@@ -132,16 +132,21 @@ def plan(
 
     answer(as_json, made.to_dict(), page)
     # Files come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
-    from meshwright.results import write_result
-
     if toml is not None and made.winner is not None:
-        write_result(toml, made.to_toml())
-    if emit is not None and toml is not None and made.winner is not None:
-        _write_job(made, emit, toml)
+        _write_files(made, toml, emit)
     if made.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if check and made.winner is None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _write_files(made: Plan, toml: Path, emit: str | None) -> None:
+    """Write the winner's run, and the files of a job that trains it."""
+    from meshwright.results import write_result
+
+    write_result(toml, made.to_toml())
+    if emit is not None:
+        _write_job(made, emit, toml)
 
 
 def _refuse_beside_fleets(**given: object) -> None:
