@@ -103,8 +103,8 @@ def plan(
     from meshwright import plan as run_plan
 
     _check_emit(emit, toml)
-    common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora), "tokens": tokens}
-    common |= {"as_": as_, "tokens_per_step": tokens_per_step}
+    common = {"fix": fix or (), "vary": vary or (), "overrides": with_lora(overrides, lora)}
+    common |= {"as_": as_, "tokens": tokens, "tokens_per_step": tokens_per_step}
     if fleets is not None:
         _refuse_beside_fleets(on=on, min_devices=min_devices or None, price=price, top=top, toml=toml)
         _compare(config, fleets.split(","), budget, common, html, check=check, as_json=as_json)
@@ -131,7 +131,6 @@ def plan(
         return (plan_renderable(made, top, _more(toml, html, config)),)
 
     answer(as_json, made.to_dict(), page)
-    # Files come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
     if toml is not None and made.winner is not None:
         _write_files(made, toml, emit)
     if made.interrupted:
@@ -141,7 +140,10 @@ def plan(
 
 
 def _write_files(made: Plan, toml: Path, emit: str | None) -> None:
-    """Write the winner's run, and the files of a job that trains it."""
+    """Write the winner's run, and the files of a job that trains it.
+
+    They come after the answer: a function has no run to write, and a scheduler may not suit the fleet.
+    """
     from meshwright.results import write_result
 
     write_result(toml, made.to_toml())
