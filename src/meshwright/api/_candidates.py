@@ -162,8 +162,28 @@ class RunPrograms:
         return config, self.fleet, layout
 
 
+class ForeignPrograms:
+    """Answer for programs that are not ours what the search asks of loops, overrides and the cache."""
+
+    def is_cached(self, row: int) -> bool:
+        """Return False: the cache has a foreign program under its lowered text, which must be made first."""
+        return False
+
+    def unrolled(self, row: int) -> None:
+        """Return None: the program's loops are its own."""
+
+    @property
+    def unrolling_seconds(self) -> float:
+        """Return 0: the program's loops are its own."""
+        return 0.0
+
+    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
+        """Raise: nothing has other overrides than those of a candidate."""
+        raise AssertionError(f"no candidate has {overrides}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class FunctionPrograms:
+class FunctionPrograms(ForeignPrograms):
     """The candidates of a function of the user's own on a fleet."""
 
     config: str
@@ -187,26 +207,10 @@ class FunctionPrograms:
         """Return mesh and knobs of a candidate."""
         return self.space.overrides(row)
 
-    def is_cached(self, row: int) -> bool:
-        """Return False: the cache has a foreign program under its lowered text, which must be made first."""
-        return False
-
     def weigh(self, row: int) -> Weighing:
         """Trace and compile a candidate, and account for it."""
         knobs = self.space.chosen(row)
         return weigh_resolved(self.config, self.fleet, self.layout(row), num_steps=None, knobs=knobs)
-
-    def unrolled(self, row: int) -> None:
-        """Return None: a function's loops are its own."""
-
-    @property
-    def unrolling_seconds(self) -> float:
-        """Return 0: a function's loops are its own."""
-        return 0.0
-
-    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
-        """Raise: nothing has other overrides than those of a candidate."""
-        raise AssertionError(f"{self.config} has no program with {overrides}")
 
 
 @dataclass(kw_only=True)

@@ -23,7 +23,7 @@ from ..hardware import Fleet
 from ..ledger import allowance, usable_bytes
 from ..planning import FUNCTION_PRIORS, FunctionSpace, Search, function_space
 from ..results import Plan, PlanProgress, Weighing, ignore
-from ._candidates import CandidateRunner
+from ._candidates import CandidateRunner, ForeignPrograms
 from ._torch_program import LOOP, UNROLLED, NamedProgram, module_program, module_step, weigh_module_program
 from ._weigh import RunFacts, request_of
 
@@ -33,7 +33,7 @@ REST_BYTES = 2**30  # of a step's memory beside the state, before anything is co
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModulePrograms:
+class ModulePrograms(ForeignPrograms):
     """The candidates of an exported module on a fleet.
 
     `known`: its tokens per step, and steps of the run.
@@ -67,10 +67,6 @@ class ModulePrograms:
         """Return mesh and knobs of a candidate."""
         return {"layout": str(self.layout(row)), **self.space.chosen(row)}
 
-    def is_cached(self, row: int) -> bool:
-        """Return False: the cache has a program under its lowered text, which must be made first."""
-        return False
-
     def weigh(self, row: int) -> Weighing:
         """Trace and compile a candidate, and account for it."""
         how: dict[str, Any] = {**self.space.chosen(row), "known": self.known, "on_event": ignore}
@@ -79,18 +75,6 @@ class ModulePrograms:
     def state_bytes(self, row: int) -> int:
         """Return the bytes of one device between steps."""
         return module_step(self.module, self.fleet, self.layout(row)).state_bytes
-
-    def unrolled(self, row: int) -> None:
-        """Return None: a candidate's loops are its own."""
-
-    @property
-    def unrolling_seconds(self) -> float:
-        """Return 0: a candidate's loops are its own."""
-        return 0.0
-
-    def weigh_with(self, overrides: Mapping[str, Any]) -> Weighing:
-        """Raise: nothing has other overrides than those of a candidate."""
-        raise AssertionError(f"{self.config} has no program with {overrides}")
 
 
 def plan_module(

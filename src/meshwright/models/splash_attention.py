@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Array, Float
 
-LANES = 128  # a TPU's vectors have so many columns: blocks are multiples of it
+LANES = 128  # columns of a TPU's vector register; a block is a multiple of it
 HEAD_DIMS = 64  # heads that are multiples of it compile (tried with libtpu 0.0.42: 64, 128, 192, 256)
 MOST_IN_A_BLOCK = 512  # MaxText's default for queries and keys, forward and backward (configs/base.yml)
 

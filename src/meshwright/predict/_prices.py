@@ -102,7 +102,7 @@ def _written(program: Program, computation: Computation, value: Instruction) -> 
 
 _HOST_SPACE = 5
 SPLASH = "splash_mha"
-"""How the kernels of splash attention are called. Published runs on TPUs had them, or kernels like them."""
+"""The first part of the names of splash attention's kernels, which published runs on TPUs used as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

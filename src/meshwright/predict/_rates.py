@@ -452,7 +452,7 @@ class Machine:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether the device is a TPU: its program is one, which launches no kernels."""
+        """Return whether the device is a TPU, which runs a program without launching kernels."""
         return self.basis in (TPU, OTHER_TPU)
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:

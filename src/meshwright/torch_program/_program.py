@@ -15,7 +15,7 @@ from ._arrays import held
 from ._layers import RANDOM, USES_ATTENTION
 
 AS_WRITTEN, BLOCKS, NOTHING = "module", "blocks", "none"
-"""What runs again in the backward pass: what the module checkpoints itself, each repeated block, nothing."""
+"""Names for what the backward pass recomputes: the module's own checkpoints, each repeated block, nothing."""
 
 
 class GraphValue(NamedTuple):

@@ -97,7 +97,7 @@ class ModuleStep:
 
     @cached_property
     def has_loops(self) -> bool:
-        """Whether blocks run as a loop."""
+        """Return whether blocks run as a loop."""
         if self.loops is not None:
             return self.loops and self.num_looped > 0
         has_fsdp = dict(self.mesh_axes).get(FSDP, 1) > 1
