@@ -57,16 +57,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.environ["MESHWRIGHT_CACHE_DIR"] + "/executables/tests")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-# Checks every annotation of the modules that hold arrays. Not pytest's `--jaxtyping-packages`: that option
-# cannot take several packages and a type checker with arguments.
-_MODELS = Path(__file__).parents[1] / "src/meshwright/models"
-install_import_hook(
-    [f"meshwright.{package}" for package in ("sharding", "step", "measure", "training")]
-    + [f"meshwright.models.{path.stem}" for path in _MODELS.glob("[!_]*.py")],
-    "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
-)
-
-
 # Files that train for so many steps that slow loops would cost more than LLVM does.
 RUN_LONG = ("test_digits", "test_images")
 # Files that compare numbers, and look at no program that the CPU is given. A test of theirs that does look at
@@ -185,6 +175,22 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Check every annotation of the modules that hold arrays, as they are called.
+
+    Not pytest's `--jaxtyping-packages`: that option cannot take several packages and a type checker with
+    arguments.
+    """
+    if config.getoption("unchecked"):
+        return
+    models = Path(__file__).parents[1] / "src/meshwright/models"
+    install_import_hook(
+        [f"meshwright.{package}" for package in ("sharding", "step", "measure", "training")]
+        + [f"meshwright.models.{path.stem}" for path in models.glob("[!_]*.py")],
+        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    )
+
+
 def pytest_sessionstart() -> None:
     """Give the session the rates of a processor, once.
 
@@ -211,10 +217,13 @@ def pytest_sessionstart() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--again",
-        type=int,
-        metavar="CASES",
-        help="what may differ on another Python or jax: at most so many cases of each test, and none marked "
-        "`once`",
+        action="store_true",
+        help="what may differ on another Python or jax: the first case of each test, and none marked `once`",
+    )
+    parser.addoption(
+        "--unchecked",
+        action="store_true",
+        help="leave out the checks of annotations at run time, which take a tenth of the time",
     )
 
 
@@ -222,22 +231,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    if most := config.getoption("again"):
-        kept = set(again(items, most))
+    if config.getoption("again"):
+        kept = set(again(items))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 
 
-def again(items: list[pytest.Item], most: int) -> Iterator[pytest.Item]:
-    """Yield tests that are not marked `once`; of one not marked `every` only so many cases, spread evenly."""
-    cases: dict[str, list[pytest.Item]] = {}
+def again(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the first case of each test that is not marked `once`, and all cases of one marked `every`."""
+    seen: set[str] = set()
     for item in items:
-        if not any(item.iter_markers("once")):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for found in cases.values():
-        whole = any(found[0].iter_markers("every"))
-        count = len(found) if whole else min(most, len(found))
-        yield from (found[place * (len(found) - 1) // max(count - 1, 1)] for place in range(count))
+        name = item.nodeid.partition("[")[0]
+        if not any(item.iter_markers("once")) and (name not in seen or any(item.iter_markers("every"))):
+            seen.add(name)
+            yield item
 
 
 @pytest.fixture(scope="session", autouse=True)

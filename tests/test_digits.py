@@ -45,7 +45,10 @@ def test_the_digits_are_read_back_as_they_were_written_at_the_side_that_the_mode
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("devices", "batch", "rate"),
-    [pytest.param(*case, marks=pytest.mark.wide) for case in ((1, 32, 0.003), (4, 128, 0.006))],
+    [
+        pytest.param(1, 32, 0.003, marks=pytest.mark.wide),
+        pytest.param(4, 128, 0.006, marks=pytest.mark.long),
+    ],
 )
 def test_lenet_recognises_digits_it_has_not_seen_and_is_drawn_as_it_trains(
     digits, tmp_path, monkeypatch, devices: int, batch: int, rate: float

@@ -51,7 +51,7 @@ def trained_by_torch(torch, data, parameters, rate):
     return losses, np.mean(right)
 
 
-@pytest.mark.wide
+@pytest.mark.long
 def test_lenet_learns_as_in_pytorch_with_the_notes_batch_and_learning_rate(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     write_sample_images(tmp_path)

@@ -60,7 +60,7 @@ def begun(said: list[str], until: Callable[[], bool]) -> tuple[subprocess.Popen[
 SEVERAL = [
     pytest.param((2, "linear", 2, "fsdp=2", ("model.input_dim=4096",)), id="two"),
     # The processes of the second data replica hold copies.
-    pytest.param((4, "bytes-nano", 8, "data=2,fsdp=2,tensor=2", TINY), id="four", marks=pytest.mark.wide),
+    pytest.param((4, "bytes-nano", 8, "data=2,fsdp=2,tensor=2", TINY), id="four", marks=pytest.mark.long),
 ]
 
 
@@ -113,7 +113,7 @@ def test_every_process_writes_its_part_of_a_checkpoint_and_each_number_is_there_
 
 
 @pytest.mark.parametrize(
-    ("processes", "killed", "fewer"), [(2, 1, 1), pytest.param(4, 2, 2, marks=pytest.mark.wide)]
+    ("processes", "killed", "fewer"), [(2, 1, 1), pytest.param(4, 2, 2, marks=pytest.mark.long)]
 )
 def test_a_process_that_is_killed_ends_the_run_and_fewer_go_on_with_it(processes, killed, fewer, tmp_path):
     folder = tmp_path / "run"

@@ -107,7 +107,7 @@ def whole(tree):
     return made
 
 
-@pytest.mark.parametrize("remat", [WIDE("none"), "dots-attention", WIDE("full")])
+@pytest.mark.parametrize("remat", [LONG("none"), "dots-attention", WIDE("full")])
 def test_a_run_is_that_beside_the_same_numbers_in_fp32(remat, mesh):
     config = load_config("bytes-nano", (*NF4_RUN, f"remat={remat}", "precision=fp32"))
     first = jax.tree.map(np.asarray, built_once(config, mesh()).init(np.uint32(0)))
@@ -139,7 +139,7 @@ AXES = {
     ("axes", "unroll"),
     [
         (AXES["fsdp, tensor"], "false"),
-        WIDE(AXES["data"], "true"),
+        LONG(AXES["data"], "true"),
         WIDE(AXES["context, fsdp"], "false"),
         WIDE(AXES["more than the key-value heads"], "false"),
         LONG(AXES["fsdp, tensor"], "true"),
@@ -160,7 +160,7 @@ def test_layouts_train_alike(axes, unroll, mesh):
     ("remat", "fleet"),
     [
         WIDE("none", "1xH100"),
-        WIDE("full", "2xH100"),
+        LONG("full", "2xH100"),
         LONG("none", "2xH100"),
         LONG("dots-attention", "1xH100"),
         LONG("dots-attention", "2xH100"),

@@ -82,7 +82,7 @@ def test_each_recipe_keeps_what_it_keeps_by_hand():
     assert compiled - fused == pytest.approx(tokens * (512 * (4 - 2) - 8), abs=16)
 
 
-@pytest.mark.wide
+@pytest.mark.long
 @pytest.mark.parametrize("row", [ROW, ROW | LATER], ids=lambda row: row["id"])
 def test_published_memory_is_found_within_a_tenth(row):
     (found,), others = compared([row], 1)

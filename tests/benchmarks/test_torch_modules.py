@@ -22,9 +22,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.wide
+# Large, and of a kind of which others are weighed in `make test-wide`.
+LARGE = (
+    *("diffusers.unet", "diffusers.unet_with_text"),
+    *(f"transformers.{name}" for name in ("bart", "mamba", "swin", "whisper")),
+)
+
+
 @pytest.mark.filterwarnings("ignore")  # the libraries' own
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n in LARGE else pytest.mark.wide) for n in CASES]
+)
 def test_a_module_is_weighed_on_one_device_and_on_eight_or_refused_in_words(name):
     library = name.partition(".")[0]
     if not is_installed(library):

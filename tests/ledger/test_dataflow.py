@@ -83,7 +83,7 @@ def test_what_nobody_named_has_no_origin(module):
     assert origin(looped(module), "a", "{}") == ("", "")
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_every_value_of_every_sample_has_an_answer(samples, every):
     for name in samples.names[::every]:
         program = samples.program(name)

@@ -191,7 +191,7 @@ LATENT = {
     [
         pytest.param("1xH100", {"model.head_dim": 256}, marks=pytest.mark.wide),
         pytest.param("1xH100", LATENT, marks=pytest.mark.wide),
-        pytest.param("1xB200", LATENT, marks=pytest.mark.wide),
+        pytest.param("1xB200", LATENT, marks=pytest.mark.long),
     ],
 )
 def test_wide_heads_compile_for_an_absent_gpu_and_count_as_by_hand(fleet, heads):

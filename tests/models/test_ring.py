@@ -255,7 +255,10 @@ def test_model_flops_are_those_of_one_device(axes, context):
 
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(each, marks=pytest.mark.wide) for each in ("model.head_dim=64", "model.score_cap=30.0")],
+    [
+        pytest.param("model.head_dim=64", marks=pytest.mark.wide),
+        pytest.param("model.score_cap=30.0", marks=pytest.mark.long),
+    ],
 )
 def test_windows_over_context_compile_for_absent_gpus_with_the_model_flops_of_one(shape):
     """By cuDNN, and in blocks where scores are capped."""

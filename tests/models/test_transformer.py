@@ -333,7 +333,6 @@ def test_few_layers_are_written_out_on_a_gpu_and_many_are_a_loop():
     assert each >= 7 * 3 - 4  # seven matrices, forward and two backward; joined where they share an operand
     assert many < two + each
     assert products(2, "layer_loop=keep") < two
-    assert products(17, "layer_loop=unroll") >= 17 * each
 
 
 # Blocks of heads of 64 in bf16, whose attention is a call of cuDNN, on one GPU.

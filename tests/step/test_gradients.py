@@ -96,7 +96,7 @@ def test_a_sum_in_bf16_loses_what_is_below_half_its_last_digit(mesh, format, tot
     [
         pytest.param({"data": 4}, marks=pytest.mark.wide),
         {"data": 2, "fsdp": 2},
-        pytest.param({"stage": 2, "data": 2}, marks=pytest.mark.wide),
+        pytest.param({"stage": 2, "data": 2}, marks=pytest.mark.long),
         pytest.param({"context": 2, "tensor": 2}, marks=pytest.mark.wide),
     ],
     ids=str,
@@ -158,11 +158,11 @@ STAGE_FSDP_CONTEXT = ({"stage": 2, "fsdp": 2, "context": 2}, ("batch.microbatch_
     [
         pytest.param({"fsdp": 8}, (), marks=pytest.mark.wide),
         ({"data": 2, "fsdp": 2, "tensor": 2}, ("batch.microbatch_sequences=2",)),
-        pytest.param(*STAGE_FSDP_CONTEXT, marks=pytest.mark.wide),
+        pytest.param(*STAGE_FSDP_CONTEXT, marks=pytest.mark.long),
         pytest.param(
             {"stage": 2, "data": 2}, ("batch.microbatch_sequences=2", "zero1=true"), marks=pytest.mark.wide
         ),
-        pytest.param({"fsdp": 2, "tensor": 2}, ("precision=fp8",), marks=pytest.mark.wide),
+        pytest.param({"fsdp": 2, "tensor": 2}, ("precision=fp8",), marks=pytest.mark.long),
         pytest.param({"fsdp": 2}, ("lora.rank=4",), marks=pytest.mark.wide),
     ],
     ids=str,
@@ -180,7 +180,7 @@ def test_gradients_all_in_fp32_are_those_of_one_device_and_change_no_loss(mesh, 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("remat", ["dots", "alternate-dots"])
+@pytest.mark.parametrize("remat", ["dots", pytest.param("alternate-dots", marks=pytest.mark.long)])
 def test_gradients_all_in_fp32_change_nothing_of_what_a_policy_repeats(remat):
     chosen = {"precision": "bf16", "remat": remat}
     flops = [
@@ -235,7 +235,7 @@ LEARNED += ("model.tied_embeddings=true",)
     ],
     ids=str,
 )
-@pytest.mark.parametrize("learned", [False, pytest.param(True, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("learned", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_gaps_and_dropout_do_not_depend_on_which_device_sees_a_token(axes, learned, mesh):
     """Rows of different numbers of documents, so that devices count different numbers of tokens."""
     random = np.random.default_rng(0)

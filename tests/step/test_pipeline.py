@@ -186,19 +186,19 @@ CASES = [
     pytest.param({"stage": 4}, 8, (), ("pipeline=gpipe", "remat=full"), id="four stages, gpipe"),
     pytest.param({"stage": 4}, 2, (), ("remat=none",), id="fewer microbatches than stages"),
     pytest.param(STAGE_FSDP_TENSOR, 8, GPT, ("remat=full",), id="fsdp and tensor, as GPT-2", marks=WIDE),
-    pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout", marks=WIDE),
+    pytest.param({"stage": 2, "fsdp": 2}, 4, DROPOUT, ("remat=none",), id="fsdp, dropout", marks=LONG),
     pytest.param(FOUR_FSDP, 8, DROPOUT, ("remat=none",), id="four stages, fsdp, dropout", marks=WIDE),
     pytest.param({"stage": 2, "data": 2, "tensor": 2}, 4, GPT, TWO, id="two chunks, data, tensor, as GPT-2"),
     pytest.param(
         {"stage": 4, "fsdp": 2}, 8, (*EIGHT, *DROPOUT), TWO, id="two chunks, fsdp, dropout", marks=LONG
     ),
-    pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows", marks=WIDE),
+    pytest.param({"stage": 2}, 6, TWO_WINDOWS, TWO, id="two chunks of two windows", marks=LONG),
     pytest.param(
         *({"stage": 4}, 4, ("model.num_layers=5",), TWO),
         id="two chunks, five layers over four stages",
         marks=WIDE,
     ),
-    pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=WIDE),
+    pytest.param({"stage": 2}, 4, ("model.num_layers=3",), (), id="three layers over two stages", marks=LONG),
     pytest.param({"stage": 2}, 2, EIGHT, FOUR, id="four chunks, one group", marks=LONG),
     pytest.param(
         *({"stage": 4}, 4, ("model.num_layers=6",), ("remat=full-every-2",)),
@@ -213,7 +213,7 @@ CASES = [
     pytest.param(
         {"stage": 2, "data": 2}, 6, EIGHT, (*TWO, "pipeline=gpipe"), id="two chunks, gpipe", marks=LONG
     ),
-    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=WIDE),
+    pytest.param({"stage": 2, "context": 2, "tensor": 2}, 4, (), TWO, id="two chunks, context", marks=LONG),
     pytest.param(
         {"stage": 3, "tensor": 2},
         3,
@@ -245,7 +245,7 @@ def test_loss_and_gradients_are_those_of_one_device(axes, num_microbatches, mode
     ("axes", "more", "bound"),
     [
         ({"stage": 2, "data": 2}, ("precision=bf16",), 2e-2),
-        pytest.param({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5, marks=WIDE),
+        pytest.param({"stage": 2, "data": 2, "context": 2}, (*GPT, *DROPOUT), 1e-5, marks=LONG),
         pytest.param({"stage": 2, "context": 2, "tensor": 2}, ("pipeline=gpipe",), 1e-5, marks=WIDE),
     ],
     ids=str,
@@ -260,7 +260,7 @@ def test_documents_in_a_window_are_as_on_one_device(axes, more, bound, mesh, run
 
 
 @pytest.mark.parametrize(
-    "layout", [{"stage": 2}, pytest.param({"stage": 2, "context": 2}, marks=WIDE)], ids=str
+    "layout", [{"stage": 2}, pytest.param({"stage": 2, "context": 2}, marks=LONG)], ids=str
 )
 def test_the_step_the_held_out_loss_and_the_inspection_go_through_stages_too(layout, mesh):
     """Under fp16, so that the loss scale goes along."""
@@ -307,7 +307,7 @@ def test_what_1f1b_keeps_does_not_grow_with_the_microbatches_and_what_gpipe_keep
     [
         (2, 1, "1f1b", 4),
         pytest.param(2, 2, "1f1b", 5, marks=WIDE),
-        pytest.param(2, 2, "gpipe", 17, marks=WIDE),
+        pytest.param(2, 2, "gpipe", 17, marks=LONG),
     ],
 )
 def test_the_compiled_pipeline_has_as_many_slots_as_the_closed_form(stages, chunks, schedule, slots, mesh):

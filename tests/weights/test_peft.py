@@ -56,15 +56,14 @@ CASES = {  # family, sizes, overrides
 }
 
 
-WIDE = (
-    *("qwen2, queries and values", "gpt-neox, fused by head", "glm4, fused gate and up"),
-    *("starcoder2, without a gate", "gpt2, inputs first", "phi3, fused products"),
-)
+WIDE = ("gpt-neox, fused by head", "glm4, fused gate and up", "gpt2, inputs first")
+LONG = ("qwen2, queries and values", "starcoder2, without a gate", "phi3, fused products")
+MARKS = {name: mark for mark, names in ((pytest.mark.wide, WIDE), (pytest.mark.long, LONG)) for name in names}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.wide] if name in WIDE else []) for name in CASES],
+    params=[pytest.param(name, marks=MARKS.get(name, ())) for name in CASES],
 )
 def trained(request, tmp_path_factory):
     """The folder of a small random base, and that of a run with adapters that began from it."""
@@ -156,7 +155,7 @@ def test_the_merged_model_gives_the_logits_of_the_run(trained, tokens, logits, t
     ("unroll", "layout"),
     [
         pytest.param("false", "fsdp=2,tensor=2", marks=pytest.mark.wide),
-        pytest.param("false", "data=1", marks=pytest.mark.wide),
+        pytest.param("false", "data=1", marks=pytest.mark.long),
         pytest.param("true", "data=1", marks=pytest.mark.wide),
     ],
 )
