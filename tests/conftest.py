@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -221,6 +222,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what may differ on another Python or jax: the first case of each test, and none marked `once`",
     )
     parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="the K-th of N parts of the tests, and all that are marked `every`",
+    )
+    parser.addoption(
         "--unchecked",
         action="store_true",
         help="leave out the checks of annotations at run time, which take a tenth of the time",
@@ -231,8 +237,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    if config.getoption("again"):
-        kept = set(again(items))
+    if config.getoption("again") or config.getoption("part"):
+        kept = set(again(items) if config.getoption("again") else part(items, config.getoption("part")))
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 
@@ -244,6 +250,15 @@ def again(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         name = item.nodeid.partition("[")[0]
         if not any(item.iter_markers("once")) and (name not in seen or any(item.iter_markers("every"))):
             seen.add(name)
+            yield item
+
+
+def part(items: list[pytest.Item], which: str) -> Iterator[pytest.Item]:
+    """Yield one part of several, as `2/3`, with all cases of a test in one part; all of one marked `every`."""
+    number, parts = map(int, which.split("/"))
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if zlib.crc32(name.encode()) % parts == number % parts or any(item.iter_markers("every")):
             yield item
 
 

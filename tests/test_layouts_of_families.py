@@ -69,6 +69,7 @@ def initial(family: str):
     return jax.device_get(built.init(np.uint32(0))["parameters"])
 
 
+@pytest.mark.every
 @pytest.mark.parametrize(("family", "layout", "remat"), CASES)
 def test_a_layout_trains_as_one_device_does(family, layout, remat):
     loss, gradients = trained(family, "data=1", "none")

@@ -362,4 +362,4 @@ def test_bad_command_lines_end_with_words(cases, folder, nothing_starts, capsys,
             line = shlex.join(word if len(word) < 100 else f"{word[:20]}..{len(word)}" for word in arguments)
             faults.append(f"case {number} {environment}: meshwright {line!a}\n  {fault}")
     assert not faults, f"{len(faults)} of {cases}:\n" + "\n".join(faults[:20])
-    assert min(verbs.values()) >= cases // 40, verbs
+    assert min(verbs.values()) >= cases // 100, verbs
