@@ -254,7 +254,7 @@ def again(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def part(items: list[pytest.Item], which: str) -> Iterator[pytest.Item]:
-    """Yield one part of several, as `2/3`, with all cases of a test in one part; all of one marked `every`."""
+    """Yield the part `which`, as `2/3`: all cases of a test are in one. What is marked `every` is in each."""
     number, parts = map(int, which.split("/"))
     for item in items:
         name = item.nodeid.partition("[")[0]
