@@ -237,8 +237,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    if config.getoption("again") or config.getoption("part"):
-        kept = set(again(items) if config.getoption("again") else part(items, config.getoption("part")))
+    chosen = list(again(items)) if config.getoption("again") else items
+    if which := config.getoption("part"):
+        chosen = list(part(chosen, which))
+    if len(chosen) < len(items):
+        kept = set(chosen)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
 

@@ -22,7 +22,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import CompileError
 
-CPU_SECONDS = 30.0  # of one case; the slowest takes two to five, with its imports
+CPU_SECONDS = 30.0  # of one case; the slowest takes two on an idle machine, with its imports
 STATUSES = {0, 1, 2, 3, 130}  # as `cli/_app.py` documents them, without 4: an error nobody foresaw
 CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
