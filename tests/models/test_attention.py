@@ -63,7 +63,7 @@ def test_a_token_sees_its_window_alone(length, window, context, small_blocks):
 def test_a_short_window_does_not_multiply_with_keys_that_no_row_of_a_block_sees(context):
     run, arrays = context(), inputs(1024, 1, 1, width=4, batch=1)
     text = jax.jit(lambda *x: causal_attention(*x, run, None, Shape(100))).lower(*arrays).as_text()
-    assert "x128x256x" in text  # blocks of 128 rows, with the keys of their own and the block before
+    assert "x64x192x" in text  # blocks of 64 rows, with the keys of their own and the two blocks before
     assert "x128x384x" not in text
 
 

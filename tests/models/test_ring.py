@@ -12,7 +12,8 @@ from jax.extend.core import jaxprs_in_params
 import meshwright as mw
 from meshwright.config import TransformerModel
 from meshwright.models import attention, attention_blocks, gathered_attention, initial_parameters
-from meshwright.models.attention import Shape, context_attention, in_ring_order, ring_positions
+from meshwright.models.attention import Shape, in_ring_order, kernel_attention, ring_positions
+from meshwright.models.attention_blocks import Blocks
 from meshwright.models.gathered_attention import part_sizes
 from meshwright.models.transformer import Transformer
 from meshwright.worker._traced import count_traced
@@ -93,7 +94,7 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        return context_attention(*ordered[:3], given, split, cudnn=False)[:, np.argsort(order)]
+        return kernel_attention(*ordered[:3], given, split, Blocks())[:, np.argsort(order)]
 
     mask = segments[:, None, :, None] == segments[:, None, None, :] if documents else None
 
@@ -134,7 +135,8 @@ def test_windows_and_caps_over_context_are_those_of_the_definition(
     def ours(query, key, value):
         ordered = [x[:, order] for x in (query, key, value, segments)]
         given = ordered[3] if documents else None
-        return context_attention(*ordered[:3], given, split, False, shape)[:, np.argsort(order)]
+        out = kernel_attention(*ordered[:3], given, split, Blocks(shape.cap), shape.window)
+        return out[:, np.argsort(order)]
 
     place = np.arange(length)
     behind = place[:, None] - place[None]

@@ -1,9 +1,12 @@
 """Compute causal attention: on one device's sequence, or over the mesh axis `context`.
 
 Kernels: cuDNN's flash kernel on NVIDIA targets, splash attention on TPUs, blocks of queries in plain JAX
-elsewhere. None holds a [queries, keys] matrix for the whole sequence. In blocks, the matmuls of block i of n
-compute (2i+2)/(2i+1) times what causality needs. The scope `needed_..._of_...` passes that ratio to the
-counter of model FLOPs, so that every implementation counts the same.
+(`attention_blocks`) elsewhere. None holds a [queries, keys] matrix for the whole sequence. All save the
+output and the log-sum-exp of each query's scores, and compute the scores again in the backward pass.
+
+In blocks, the matmuls of block i of n compute (2i+2)/(2i+1) times what causality needs. The scope
+`needed_..._of_...` passes that ratio to the counter of model FLOPs, so that every implementation counts the
+same.
 
 Documents: if a window holds several documents, attention stays inside each. The work is still that of the
 whole causal window, and counts as such: neither kernel skips blocks by document. cuDNN takes the mask as a
@@ -52,7 +55,6 @@ from .attention_blocks import (
     Kernel,
     Part,
     PartResult,
-    causal_blocks,
     cudnn_attention,
     in_eights,
     merged,
@@ -132,20 +134,21 @@ def gathers(key: Array, segments: Array | None, size: int) -> bool:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def context_attention(
+def kernel_attention(
     query: Float[Array, "batch sequence heads head_dim"],
     key: Float[Array, "batch sequence kv_heads head_dim"],
-    value: Float[Array, "batch sequence kv_heads head_dim"],
+    value: Float[Array, "batch sequence kv_heads value_dim"],
     segments: Int[Array, "batch sequence"] | None,
     mesh: AnyMesh,
-    cudnn: bool,
-    shape: Shape = PLAIN,
-) -> Float[Array, "batch sequence heads head_dim"]:
-    """Compute causal attention over a sequence in ring order, within each segment if segments are given.
+    kernel: Kernel,
+    window: int | None = None,
+) -> Float[Array, "batch sequence heads value_dim"]:
+    """Compute causal attention by `kernel`, within each segment if segments are given.
 
-    cuDNN takes no segments and no cap.
+    Saved for the backward pass are the output and the log-sum-exp of the scores; scores are computed again.
+    If `context` shards the sequence, it is in ring order. `Cudnn` takes no segments.
     """
-    return _forward(query, key, value, segments, mesh, cudnn, shape)[0]
+    return _forward(query, key, value, segments, mesh, kernel, window)[0]
 
 
 def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
@@ -156,21 +159,29 @@ def _specs(mesh: AnyMesh) -> tuple[tuple[PartitionSpec, ...], Any]:
     return (heads, kv_heads, kv_heads, tokens), PartResult(*both)
 
 
+def _whole(query: Array, key: Array, value: Array, segments: Array | None, window: int | None) -> Part:
+    """Return the part in which the queries of a whole window attend to its keys."""
+    return Part(query, key, value, None if segments is None else (segments, segments), window)
+
+
 def _forward(
     query: Array,
     key: Array,
     value: Array,
     segments: Array | None,
     mesh: AnyMesh,
-    cudnn: bool,
-    shape: Shape,
+    kernel: Kernel,
+    window: int | None,
 ) -> tuple[Array, Saved]:
     arguments, result_spec = _specs(mesh)
-    kernel, size = Cudnn() if cudnn else Blocks(shape.cap), ring_size(mesh)
+    size = ring_size(mesh)
 
     def local(query: Array, key: Array, value: Array, segments: Array | None) -> PartResult:
-        if shape.window is not None:
-            return windowed_forward(kernel, size, query, key, value, segments, shape.window)
+        if size == 1:
+            result = kernel.forward(_whole(query, key, value, segments, window), True)
+            return result._replace(out=result.out.astype(query.dtype))
+        if window is not None:
+            return windowed_forward(kernel, size, query, key, value, segments, window)
         if gathers(key, segments, size):
             return gathered_forward(kernel, size, query, key, value)
         return _round(kernel, size, query, key, value, segments)
@@ -181,17 +192,22 @@ def _forward(
 
 
 def _backward(
-    mesh: AnyMesh, cudnn: bool, shape: Shape, saved: Saved, d_out: Array
+    mesh: AnyMesh, kernel: Kernel, window: int | None, saved: Saved, d_out: Array
 ) -> tuple[Array, Array, Array, None]:
     arguments, result_spec = _specs(mesh)
-    kernel, size = Cudnn() if cudnn else Blocks(shape.cap), ring_size(mesh)
+    size = ring_size(mesh)
 
     def local(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array
     ) -> Gradients:
-        if shape.window is not None:
-            given = query, key, value, segments, shape.window
-            return windowed_backward(kernel, size, *given, result, d_out)
+        if size == 1:
+            # Where layers are unrolled, XLA would otherwise keep the scores of the forward pass.
+            query, key, value = jax.lax.optimization_barrier((query, key, value))
+            part = _whole(query, key, value, segments, window)
+            d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
+            return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
+        if window is not None:
+            return windowed_backward(kernel, size, query, key, value, segments, window, result, d_out)
         if gathers(key, segments, size):
             return gathered_backward(kernel, size, query, key, value, result, d_out)
         return _round_back(kernel, size, query, key, value, segments, result, d_out)
@@ -200,7 +216,7 @@ def _backward(
     return *each(*saved, d_out), None
 
 
-context_attention.defvjp(_forward, _backward)
+kernel_attention.defvjp(_forward, _backward)
 
 
 class _RingKeys(NamedTuple):
@@ -415,73 +431,25 @@ def causal_attention(
         documents is None or (documents.bias is not None and shape.window is None)
     )
     cudnn = cudnn and shape.cap is None
-    whole = documents is None and shape.window is None and ring_size(context.mesh) == 1
+    is_ring = ring_size(context.mesh) > 1
+    assert not is_ring or value.shape == key.shape, "check_layout refuses values of their own width"
+    whole = documents is None and shape.window is None and not is_ring
     splash = whole and context.platform == "tpu" and takes(length, query.shape[-1], value.shape[-1])
     with jax.named_scope("attention"):
-        if ring_size(context.mesh) > 1:
-            assert value.shape == key.shape, "check_layout refuses values of their own width over a ring"
-            segments = None if documents is None else documents.segments
-            return context_attention(query, key, value, segments, context.mesh, cudnn, shape)
-        # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
-        local = partial(_on_one_device, cudnn=cudnn, splash=splash, shape=shape, platform=context.platform)
-        each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
-        out = context.pin(each(query, key, value, documents), *HEADS)
-        # A fused kernel's own results are saved, with what its gradient needs: this name would save the
-        # output twice.
-        return out if cudnn or splash else checkpoint_name(out, NAME)
+        if splash or (cudnn and not is_ring):
+            # Run per device (`shard_map`): on a partly manual mesh, cuDNN's own partitioner fails.
+            local = partial(_fused, cudnn=cudnn, shape=shape)
+            each = context.on_each_device(local, (HEADS, KV_HEADS, KV_HEADS, ("batch",)), HEADS)
+            bias = None if documents is None else documents.bias
+            return context.pin(each(query, key, value, bias), *HEADS)
+        kernel = Cudnn() if cudnn else Blocks(shape.cap, context.platform)
+        segments = None if documents is None else documents.segments
+        out: Any = kernel_attention(query, key, value, segments, context.mesh, kernel, shape.window)
+        return out if is_ring else context.pin(out, *HEADS)
 
 
-def _on_one_device(
-    query: Array,
-    key: Array,
-    value: Array,
-    documents: Documents | None,
-    *,
-    cudnn: bool,
-    splash: bool,
-    shape: Shape,
-    platform: str,
-) -> Array:
+def _fused(query: Array, key: Array, value: Array, bias: Array | None, *, cudnn: bool, shape: Shape) -> Array:
+    """Attend on one device by a fused kernel, whose gradient saves its own results under the name `NAME`."""
     if cudnn:
-        bias = None if documents is None else documents.bias
         return cudnn_attention(query, key, value, bias, shape.window)
-    if splash:
-        return splash_attention(query, key, value, shape.cap, NAME)
-    # Transpose to head-major once, here: otherwise each matmul below transposes its own operands.
-    grouped = rearrange(query, "b s (k g) d -> b k g s d", k=key.shape[2])
-    key, value = (rearrange(x, "b s k d -> b k s d") for x in (key, value))
-    outputs = []
-    for low, start, stop, scope in causal_blocks(query.shape[1], shape.window, platform):
-        with scope:
-            block = jax.checkpoint(partial(_block, first_row=start - low, shape=shape))
-            segments = None if documents is None else documents.segments[:, low:stop]
-            rows, keys, values = grouped[:, :, :, start:stop], key[:, :, low:stop], value[:, :, low:stop]
-            outputs.append(block(rows, keys, values, segments))
-    return rearrange(jnp.concatenate(outputs, axis=3), "b k g s d -> b s (k g) d")
-
-
-def _block(
-    query: Float[Array, "batch kv_heads group q head_dim"],
-    key: Float[Array, "batch kv_heads keys head_dim"],
-    value: Float[Array, "batch kv_heads keys value_dim"],
-    segments: Int[Array, "batch keys"] | None,
-    *,
-    first_row: int,
-    shape: Shape,
-) -> Float[Array, "batch kv_heads group q value_dim"]:
-    """Attend with one block of queries, the first of which stands at the key `first_row`."""
-    scale = query.shape[-1] ** -0.5
-    scores = jnp.einsum("bkgqd,bksd->bkgqs", query * scale, key).astype(jnp.float32)
-    if shape.cap is not None:
-        scores = shape.cap * jnp.tanh(scores / shape.cap)
-    rows, keys = first_row + jnp.arange(query.shape[3])[:, None], jnp.arange(key.shape[2])[None, :]
-    seen = rows >= keys
-    if shape.window is not None:
-        seen = seen & (keys > rows - shape.window)
-    seen = seen[None, None, None]
-    if segments is not None:
-        same = segments[:, first_row:, None] == segments[:, None, :]
-        seen = seen & same[:, None, None]
-    scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgqs,bksd->bkgqd", weights, value)
+    return splash_attention(query, key, value, shape.cap, NAME)
