@@ -111,6 +111,8 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
 @pytest.mark.parametrize(
     ("size", "shape", "documents", "most_gathered"),
     [
+        (1, Shape(17, 2.0), True, 2**28),  # one device, with gradients of its own
+        (1, Shape(5), False, 2**28),
         (3, Shape(17, 2.0), True, 2**28),  # pieces of 8: a window over several of them
         (2, Shape(5), False, 2**28),
         (4, Shape(None, 2.0), False, 0),

@@ -1,9 +1,9 @@
 """Compute attention over a part of the keys, forward and backward, in plain blocks or by cuDNN.
 
 Over `context`, parts are merged by the log-sum-exp of each query; elsewhere a part is the whole window.
-`Kernel` has two
-implementations: `Cudnn`, and `Blocks` of queries in plain JAX. Neither holds a [queries, keys] matrix of
-the whole part. Both recompute the scores in the backward pass, from the log-sum-exp over all parts.
+`Kernel` has two implementations: `Cudnn`, and `Blocks` of queries in plain JAX. Neither holds a
+[queries, keys] matrix of the whole part. Both recompute the scores in the backward pass, from the
+log-sum-exp over all parts.
 
 cuDNN's kernels are bound through `jax._src`, in this module only, for two reasons.
 `jax.nn.dot_product_attention` rounds the log-sum-exp to the compute format, and its gradient does not accept
