@@ -122,7 +122,7 @@ def test_attention_over_context_gives_what_jaxs_own_gives(mesh, axes, documents,
         pytest.param(4, Shape(None, 2.0), False, 2**28, marks=pytest.mark.wide),
     ],
 )
-def test_windows_and_caps_over_context_are_those_of_the_definition(
+def test_windows_and_caps_are_those_of_the_definition(
     mesh, size, shape, documents, most_gathered, monkeypatch
 ):
     monkeypatch.setattr(attention, "MOST_GATHERED_BYTES", most_gathered)

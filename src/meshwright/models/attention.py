@@ -432,7 +432,7 @@ def causal_attention(
     )
     cudnn = cudnn and shape.cap is None
     is_ring = ring_size(context.mesh) > 1
-    assert not is_ring or value.shape == key.shape, "check_layout refuses values of their own width"
+    assert not is_ring or value.shape == key.shape, "check_layout refuses other widths over a ring"
     whole = documents is None and shape.window is None and not is_ring
     splash = whole and context.platform == "tpu" and takes(length, query.shape[-1], value.shape[-1])
     with jax.named_scope("attention"):

@@ -94,8 +94,8 @@ def latent_projections(
     query = project(h if from_residual else normed(project(h, "query_down"), "query_down_norm"), "query")
     latent = normed(project(h, "key_down"), "key_down_norm")
     key, value = project(latent, "key"), project(latent, "value")
-    shared = rotated(project(h, "key_rotary")[:, :, None], turns, places, context.platform)
+    shared = rotated(project(h, "key_rotary")[:, :, None], turns, places)
     shared = jnp.broadcast_to(shared, (*key.shape[:3], turned))
-    query_turned = rotated(query[..., kept:], turns, places, context.platform)
+    query_turned = rotated(query[..., kept:], turns, places)
     query = context.pin(jnp.concatenate([query[..., :kept], query_turned], axis=-1), *HEADS)
     return query, context.pin(jnp.concatenate([key, shared], axis=-1), *KV_HEADS), value

@@ -102,10 +102,7 @@ def _yarn(
 
 
 def rotated(
-    x: Float[Array, "batch sequence heads head_dim"],
-    turns: Turns,
-    positions: Array | None = None,
-    platform: str = "",
+    x: Float[Array, "batch sequence heads head_dim"], turns: Turns, positions: Array | None = None
 ) -> Array:
     """Apply rotary position embedding; the numbers of a head that are not turned come last.
 
@@ -114,21 +111,14 @@ def rotated(
 
     Args:
         positions: [batch, sequence], each token's position; None counts from the first token of the window.
-        platform: of the devices. The result is the same on all, bit for bit. XLA's compiler for CPUs does not
-            vectorise a concatenation inside a fusion, so there a reversed axis exchanges the halves.
     """
     num_turned = 2 * turns.frequency.shape[0]
     if num_turned < x.shape[-1]:
         turned, rest = jnp.split(x, [num_turned], axis=-1)
-        return jnp.concatenate([rotated(turned, turns, positions, platform), rest], axis=-1)
+        return jnp.concatenate([rotated(turned, turns, positions), rest], axis=-1)
     places = jnp.arange(x.shape[1], dtype=jnp.float32)[None] if positions is None else positions
     angle = places.astype(jnp.float32)[:, :, None] * turns.frequency[None, None]
     cos, sin = (rearrange(turns.gain * f(angle), "b s d -> b s 1 d") for f in (jnp.cos, jnp.sin))
     wide = x.astype(jnp.float32)
-    if platform == "cpu" and not turns.interleaved:
-        halves = rearrange(wide, "b s h (two d) -> b s h two d", two=2)
-        cos, sin = cos[..., None, :], jnp.stack([-sin, sin], axis=-2)
-        turned = halves * cos + jnp.flip(halves, axis=-2) * sin
-        return rearrange(turned, "b s h two d -> b s h (two d)").astype(x.dtype)
     first, second = (wide[..., 0::2], wide[..., 1::2]) if turns.interleaved else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -503,7 +503,7 @@ class Transformer(Model):
             query, key = (self._head_norm(t, layer, n, context) for t, n in ((query, "query"), (key, "key")))
         if c.rope_theta is not None:
             turns = turns_of(c, sequence_length(h.shape[1], context.mesh), is_local)
-            query, key = (rotated(t, turns, places, context.platform) for t in (query, key))
+            query, key = (rotated(t, turns, places) for t in (query, key))
         return query, key, value
 
     def _mlp(self, h: Array, layer: Tree, context: Context) -> Array:
