@@ -103,10 +103,11 @@ def test_the_scores_of_the_whole_sequence_are_never_held(context):
     assert f"x{length}x{length}x" not in text
 
 
-def test_layers_that_are_written_out_compute_their_scores_again_instead_of_keeping_them():
-    weighed = mw.weigh("bytes-10m", on="1xCPU", overrides=["model.num_layers=1", "batch.sequences=2"])
-    pairs = 64 * (64 + 128 + 192 + 256)  # four blocks of queries, with the keys up to their last
-    assert weighed.ledger.flops.recomputed == 2 * 6 * pairs * 2 * 64  # two rows, six heads of 64
+def test_unrolled_layers_compute_their_scores_again_on_a_gpu_instead_of_keeping_them():
+    sizes = ["model.num_layers=2", "batch.sequences=2", "precision=fp32", "layer_loop=unroll"]
+    weighed = mw.weigh("bytes-10m", on="1xA100-80GB", overrides=sizes)
+    pairs = 128 * (128 + 256)  # two blocks of queries, with the keys up to their last
+    assert weighed.ledger.flops.recomputed == 2 * (2 * 6 * pairs * 2 * 64)  # layers of two rows, six heads of 64
 
 
 def test_gradients_are_those_of_jaxs_own_attention(context, small_blocks):

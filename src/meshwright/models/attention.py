@@ -201,7 +201,8 @@ def _backward(
         query: Array, key: Array, value: Array, segments: Array | None, result: PartResult, d_out: Array
     ) -> Gradients:
         if size == 1:
-            # Where layers are unrolled, XLA would otherwise keep the scores of the forward pass.
+            # Where layers are unrolled, XLA would otherwise keep the scores of the forward pass. Its compiler
+            # for CPUs removes the barrier before it merges equal products, and may keep them all the same.
             query, key, value = jax.lax.optimization_barrier((query, key, value))
             part = _whole(query, key, value, segments, window)
             d_query, d_key, d_value = kernel.backward(part, True, result, d_out)
