@@ -117,12 +117,23 @@ def test_a_checkpoint_with_a_policy_is_refused():
     [
         ({"as_": "numpy"}, "cannot be weighed as 'numpy'"),
         ({"as_": "jax", "layout": "tensor=8"}, "split over fsdp and data; the layout has tensor=8"),
-        ({"as_": "jax", "optimizer": torch.optim.LBFGS}, "optimizer LBFGS has no counterpart"),
+        ({"as_": "jax", "optimizer": torch.optim.Rprop}, "optimizer Rprop has no counterpart"),
+        ({"as_": "jax", "optimizer": torch.optim.Muon}, "optimizer Muon has no counterpart"),
+        (
+            {"as_": "jax", "optimizer": lambda p: torch.optim.Adam(p, amsgrad=True)},
+            "optimizer Adam with amsgrad has no counterpart",
+        ),
+        ({"as_": "jax", "optimizer": lambda p: list(p)}, "makes a list, not an optimizer"),
+        ({"as_": "jax", "optimizer": lambda p: torch.optim.SGD(p, lr=-1)}, "Invalid learning rate: -1"),
+        ({"as_": "jax", "optimizer": type("AdamW", (torch.optim.SGD,), {})}, "AdamW has no counterpart"),
         ({"as_": "jax", "parallelize": lambda m, mesh: m}, "takes no parallelize"),
         ({"as_": "jax", "autocast": torch.int8}, "is not a floating-point format"),
         ({"as_": "jax", "overrides": {"a": "1"}}, "takes no overrides"),
     ],
-    ids=["kind", "axis", "optimizer", "parallelize", "format", "overrides"],
+    ids=[
+        *("kind", "axis", "optimizer", "for matrices", "option", "no optimizer", "failing", "another AdamW"),
+        *("parallelize", "format", "overrides"),
+    ],
 )
 def test_what_has_no_meaning_for_a_jax_program_is_refused(given, words):
     with pytest.raises(InputError, match=words):

@@ -33,6 +33,7 @@ class Calls(nn.Module):
         return (made * torch.cos(weights)).sum()
 
 
+NORMS = (0, 0.5, 1, 2, 3, math.inf, -math.inf)
 CASES = {
     "clamp": (lambda w, x: (w + x).clamp(-0.5, 0.5), (4, 6), (4, 6)),
     "gelu, tanh": (lambda w, x: F.gelu(w * x, approximate="tanh"), (4, 6), (4, 6)),
@@ -54,6 +55,8 @@ CASES = {
     "cumulative": (lambda w, x: (w * x).cumsum(0) + w.cumprod(1), (3, 4), (3, 4)),
     "einsum": (lambda w, x: torch.einsum("bij,bjk->bik", w, x), (2, 3, 4), (2, 4, 5)),
     "split": (lambda w, x: torch.cat([*w.split([1, 3], 1), *(x * w).chunk(3, 1)][::-1], 1), (2, 4), (2, 4)),
+    "split, by rows": (lambda w, x: torch.cat((w * x).split([1, 2, 1])[::-1]), (4, 6), (4, 6)),
+    "meshgrid of a number": (lambda w, x: torch.stack(torch.meshgrid(w, x, indexing="ij")), (4,), ()),
     "convolution": (
         lambda w, x: F.conv2d(x, w, stride=2, padding=1, dilation=2, groups=2),
         (4, 3, 3, 3), (2, 6, 9, 9),
@@ -109,6 +112,9 @@ CASES = {
         (2, 2, 5, 4), (2, 2, 5, 4),
     ),
     "attention without heads": (lambda w, x: F.scaled_dot_product_attention(w, x, x), (2, 5, 4), (2, 5, 4)),
+    "norms": (
+        lambda w, x: torch.stack([torch.linalg.vector_norm(w * x, p, 1) for p in NORMS]), (4, 6), (4, 6)
+    ),
     "no gradient": (lambda w, x: w * w.detach() + w * _constant(w, x), (4, 6), (4, 6)),
     "checkpointed": (
         lambda w, x: checkpoint(lambda y: (y * w).tanh(), x, use_reentrant=False),
@@ -146,6 +152,30 @@ def test_an_operation_has_the_result_and_gradient_of_pytorch(case: str, compared
     of_loss, of_gradients = compared(Calls(function, *shape), torch.randn(of_input))
     assert of_loss < 2e-5
     assert of_gradients < 1e-5
+
+
+# Where a function has no slope, or two, PyTorch chooses one.
+KINKS = {
+    "norms of zeros": lambda w: torch.stack([torch.linalg.vector_norm(w.view(3, 3), p, 1) for p in NORMS]),
+    "a norm in a quotient": lambda w: F.normalize(w.view(3, 3)[::2]) + F.normalize(w.view(3, 3), dim=0)[::2],
+    "a deviation of equals": lambda w: w[3:6].std() + w.std(),
+    "absolute values": lambda w: w.abs() + F.l1_loss(w, torch.zeros(9)) + F.smooth_l1_loss(w, w.detach()),
+    "limits": lambda w: F.hardtanh(w) + w.clamp(-1, 1) + F.relu6(3 * w) + F.hardswish(w) + F.hardsigmoid(w),
+    "slopes": lambda w: F.leaky_relu(w) + F.elu(w) + F.celu(w, 2.0) + F.selu(w) + F.relu(w),
+    "softplus on its threshold": lambda w: F.softplus(w, threshold=2),
+    "equals": lambda w: torch.fmax(w, w.flip(0)) + torch.fmin(w, w.flip(0) * 1) + torch.maximum(w, w * 1),
+    "an angle of nothing": lambda w: w + torch.atan2(0 * w, w * (w > 0)),
+}
+
+
+@pytest.mark.parametrize("case", KINKS)
+def test_a_gradient_at_a_kink_is_that_of_pytorch(case: str, compared):
+    module = Calls(lambda w, x: KINKS[case](w * x), 9)
+    with torch.no_grad():
+        module.w.copy_(torch.tensor([-3.0, -1.0, -0.5, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0]))
+    of_loss, of_gradients = compared(module, torch.ones(9))
+    assert of_loss < 1e-6
+    assert of_gradients < 1e-6
 
 
 def test_batch_norm_in_training_updates_its_running_means_as_pytorch_does(compared):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import meshwright as mw  # noqa: E402
 from meshwright import tools  # noqa: E402
-from meshwright.torch_program import ModuleStep, optimizer_named  # noqa: E402
+from meshwright.torch_program import ModuleStep, name_and_options, optimizer_named  # noqa: E402
 
 WIDTH, WORDS, LENGTH, LAYERS, DEVICES = 32, 64, 16, 3, 8
 
@@ -81,7 +82,8 @@ def test_three_steps_on_eight_devices_are_those_of_pytorch_on_the_whole_batch(ax
     torch.manual_seed(0)
     module, rows = Net(), words(DEVICES)
     found = tools.module_as_jax(module, rows[:1])
-    step = ModuleStep(program=found.program, mesh_axes=axes, optimizer=optimizer_named(name, options))
+    update = optimizer_named(*name_and_options(partial(getattr(torch.optim, name), **options)))
+    step = ModuleStep(program=found.program, mesh_axes=axes, optimizer=update)
     told, batch_told, key = step.arguments()
     assert key is None
     sizes = tuple(size for _, size in axes)

@@ -104,11 +104,11 @@ def _split(self: Any, split_size: Any, dim: int = 0) -> list[Any]:
     return _pieces(self, [min(split_size, length - at) for at in range(0, length, split_size)], dim)
 
 
-def _pieces(self: Any, sizes: Sequence[int], dim: int) -> list[Any]:
-    ends = np.cumsum(sizes)
+def _pieces(self: Any, split_sizes: Sequence[int], dim: int = 0) -> list[Any]:
+    ends = np.cumsum(split_sizes)
     return [
         lax.slice_in_dim(self, int(end) - size, int(end), 1, dim)
-        for size, end in zip(sizes, ends, strict=True)
+        for size, end in zip(split_sizes, ends, strict=True)
     ]
 
 
@@ -309,6 +309,6 @@ _RULES: dict[str, Rule] = {
     "triu": lambda self, diagonal=0: jnp.triu(self, diagonal), "copy": _copy, "fill": _fill,
     "sort": _sort, "argsort": _argsort, "topk": _topk, "diff": _diff, "one_hot": _one_hot,
     "diagonal": _diagonal,
-    "meshgrid": lambda tensors, indexing="ij": jnp.meshgrid(*tensors, indexing=indexing),
+    "meshgrid": lambda tensors, indexing="ij": jnp.meshgrid(*map(jnp.ravel, tensors), indexing=indexing),
 }  # fmt: skip
 ARRAYS = {f"aten::{name}": rule for name, rule in _RULES.items()}

@@ -45,6 +45,11 @@ def _fmod(self: Any, other: Any) -> Any:
     return lax.rem(*jnp.broadcast_arrays(*_alike(self, other)))
 
 
+def magnitude(self: Any) -> Any:
+    """Return absolute values; the gradient at 0 is 0 as in PyTorch, where that of `jnp.abs` is 1."""
+    return jnp.where(self == 0, jnp.zeros_like(self), jnp.abs(self))
+
+
 def _pow(self: Any, exponent: Any) -> Any:
     if isinstance(exponent, float) and exponent.is_integer():
         exponent = int(exponent)
@@ -69,7 +74,23 @@ def _gelu(self: Any, approximate: str = "none") -> Any:
 
 def _softplus(self: Any, beta: Any = 1, threshold: Any = 20) -> Any:
     scaled = self * beta
-    return jnp.where(scaled > threshold, self, jnp.logaddexp(jnp.minimum(scaled, threshold), 0) / beta)
+    is_large = scaled > threshold
+    return jnp.where(is_large, self, jnp.logaddexp(jnp.where(is_large, 0, scaled), 0) / beta)
+
+
+def _hardtanh(self: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
+    # The gradient is 0 on a limit, where that of `clamp` is 1.
+    return jnp.where(self <= min_val, min_val, jnp.where(self >= max_val, max_val, self))
+
+
+def _leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
+    return jnp.where(self > 0, self, negative_slope * self)  # as PyTorch at 0; `jax.nn`'s has a slope of 1
+
+
+def _atan2(self: Any, other: Any) -> Any:
+    # Where both are 0 the gradient is 0 as in PyTorch, and not undefined.
+    is_defined = (self != 0) | (other != 0)
+    return jnp.where(is_defined, jnp.arctan2(self, jnp.where(is_defined, other, 1)), jnp.zeros_like(self))
 
 
 def _elu(self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:
@@ -127,8 +148,9 @@ def _stop(self: Any) -> Any:
 
 
 ONE: dict[str, Rule] = {
-    "abs": jnp.abs, "neg": jnp.negative, "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "log": jnp.log,
-    "log2": jnp.log2, "log10": jnp.log10, "log1p": jnp.log1p, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt,
+    "abs": magnitude, "neg": jnp.negative, "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1,
+    "log": jnp.log, "log2": jnp.log2, "log10": jnp.log10, "log1p": jnp.log1p, "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
     "reciprocal": jnp.reciprocal, "sin": jnp.sin, "cos": jnp.cos, "tan": jnp.tan, "asin": jnp.arcsin,
     "acos": jnp.arccos, "atan": jnp.arctan, "sinh": jnp.sinh, "cosh": jnp.cosh, "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid, "erf": jax.scipy.special.erf, "erfc": jax.scipy.special.erfc,
@@ -142,8 +164,8 @@ ONE: dict[str, Rule] = {
 
 TWO: dict[str, Rule] = {
     "mul": jnp.multiply, "true_divide": jnp.true_divide, "floor_divide": jnp.floor_divide,
-    "remainder": jnp.remainder, "maximum": jnp.maximum, "minimum": jnp.minimum, "fmax": jnp.fmax,
-    "fmin": jnp.fmin, "atan2": jnp.arctan2, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
+    "remainder": jnp.remainder, "maximum": jnp.maximum, "minimum": jnp.minimum,
+    "atan2": _atan2, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt,
     "le": operator.le, "gt": operator.gt, "ge": operator.ge, "logical_and": jnp.logical_and,
     "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor, "bitwise_and": jnp.bitwise_and,
     "bitwise_or": jnp.bitwise_or, "bitwise_xor": jnp.bitwise_xor, "__and__": jnp.bitwise_and,
@@ -156,8 +178,9 @@ MORE: dict[str, Rule] = {
     "multiply": jnp.multiply, "pow": _pow, "clamp": _clamp, "clip": _clamp,
     "clamp_min": lambda self, min: _clamp(self, min), "clamp_max": lambda self, max: _clamp(self, None, max),
     "gelu": _gelu, "softplus": _softplus, "elu": _elu, "selu": jax.nn.selu, "celu": jax.nn.celu,
-    "leaky_relu": lambda self, negative_slope=0.01: jax.nn.leaky_relu(self, negative_slope),
-    "hardtanh": lambda self, min_val=-1, max_val=1: _clamp(self, min_val, max_val),
+    "leaky_relu": _leaky_relu, "hardtanh": _hardtanh,
+    # Of two equal values the first one has the gradient, in JAX the second.
+    "fmax": lambda self, other: jnp.fmax(other, self), "fmin": lambda self, other: jnp.fmin(other, self),
     "prelu": lambda self, weight: jnp.where(self > 0, self, self * _channels(weight, self.ndim)),
     "glu": _glu, "where": _where, "masked_fill": _masked_fill, "to": _to, "_to_copy": _to_format,
     "type_as": _same, "clone": _same, "contiguous": _same, "alias": _same, "lift_fresh_copy": _same,

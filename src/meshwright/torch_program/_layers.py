@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ._elementwise import magnitude
+
 Rule = Callable[..., Any]
 Attention = Callable[..., jax.Array]
 USES_ATTENTION = frozenset({"aten::scaled_dot_product_attention"})
@@ -36,12 +38,11 @@ def _einsum(equation: str, tensors: Sequence[Any], path: Any = None) -> Any:
     return jnp.einsum(equation.replace(" ", ""), *tensors)
 
 
-def _grouped(input: Any, weight: Any, offs: Any, *_: Any, **__: Any) -> Any:
+def _grouped(input: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """Multiply groups of rows, which end at `offs`, by one matrix each."""
-    if input.ndim != 2 or weight.ndim != 3:
-        raise NotImplementedError(
-            "only rows [rows, inner] with matrices [groups, inner, columns] have a rule"
-        )
+    if input.ndim != 2 or weight.ndim != 3 or bias is not None:
+        what = "only rows [rows, inner] with matrices [groups, inner, columns] and no bias have a rule"
+        raise NotImplementedError(what)
     sizes = jnp.diff(offs.astype(jnp.int32), prepend=jnp.zeros(1, jnp.int32))
     return lax.ragged_dot(input, weight, sizes)
 
@@ -185,7 +186,7 @@ def _layer_norm(
     weight: Any = None,
     bias: Any = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: bool = True,
 ) -> Any:
     dims = tuple(range(-len(normalized_shape), 0))
     x = _wide(input)
@@ -206,7 +207,12 @@ def _rms_norm(
 
 
 def _group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Any:
     x = _wide(input).reshape(input.shape[0], num_groups, -1)
     centred = x - x.mean(-1, keepdims=True)
@@ -540,7 +546,7 @@ def _binary_with_logits(
 
 
 def _smooth_l1(self: Any, target: Any, beta: float = 1.0) -> Any:
-    far = jnp.abs(self - target)
+    far = magnitude(self - target)
     return jnp.where(far < beta, 0.5 * far * far / beta, far - 0.5 * beta) if beta else far
 
 
@@ -563,7 +569,7 @@ _RULES: dict[str, Rule] = {
     "cross_entropy_loss": _cross_entropy, "nll_loss": _nll_loss, "nll_loss_nd": _nll_loss,
     "nll_loss_forward": _nll_loss_forward,
     "mse_loss": _of_difference(lambda self, target: jnp.square(self - target)),
-    "l1_loss": _of_difference(lambda self, target: jnp.abs(self - target)),
+    "l1_loss": _of_difference(lambda self, target: magnitude(self - target)),
     "smooth_l1_loss": _of_difference(_smooth_l1),
     "binary_cross_entropy_with_logits": _binary_with_logits,
 }  # fmt: skip

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from ._arrays import held
+from ._elementwise import magnitude
 
 Rule = Callable[..., Any]
 
 
-def _dims(dim: Any) -> Any:
-    """Return dims for jnp: PyTorch's empty list means all of them."""
-    if dim is None or dim == []:
+def _dims(self: Any, dim: Any) -> Any:
+    """Return dims for jnp: PyTorch's empty list means all of them, and a number has none."""
+    if dim is None or dim == [] or self.ndim == 0:
         return None
     return tuple(dim) if isinstance(dim, list | tuple) else int(dim)
 
@@ -28,15 +29,15 @@ def _widened(self: Any, dtype: str | None) -> Any:
 
 
 def _sum(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.sum(_widened(self, dtype), axis=_dims(dim), keepdims=keepdim)
+    return jnp.sum(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.mean(_widened(self, dtype), axis=_dims(dim), keepdims=keepdim)
+    return jnp.mean(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _prod(self: Any, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    return jnp.prod(_widened(self, dtype), axis=_dims(dim), keepdims=keepdim)
+    return jnp.prod(_widened(self, dtype), axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _ddof(correction: Any, unbiased: Any) -> Any:
@@ -50,19 +51,24 @@ def _var(
 ) -> Any:
     if isinstance(dim, bool):  # the overload that has no dims
         dim, unbiased = None, dim
-    return jnp.var(self, axis=_dims(dim), ddof=_ddof(correction, unbiased), keepdims=keepdim)
+    return jnp.var(self, axis=_dims(self, dim), ddof=_ddof(correction, unbiased), keepdims=keepdim)
 
 
 def _var_by_correction(self: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
-    return jnp.var(self, axis=_dims(dim), ddof=_ddof(correction, None), keepdims=keepdim)
+    return jnp.var(self, axis=_dims(self, dim), ddof=_ddof(correction, None), keepdims=keepdim)
+
+
+def _power(x: Any, exponent: float) -> Any:
+    """Return a power whose gradient at 0 is 0, as that of PyTorch's norms and deviations."""
+    return jnp.where(x == 0, 0, jnp.where(x == 0, 1, x) ** exponent)
 
 
 def _std(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return jnp.sqrt(_var(self, *args, **kwargs))
+    return _power(_var(self, *args, **kwargs), 0.5)
 
 
 def _std_by_correction(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return jnp.sqrt(_var_by_correction(self, *args, **kwargs))
+    return _power(_var_by_correction(self, *args, **kwargs), 0.5)
 
 
 def _var_mean(self: Any, dim: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
@@ -85,18 +91,21 @@ def _arg(choose: Callable[..., Any]) -> Rule:
 
 
 def _extreme(reduce: Callable[..., Any]) -> Rule:
-    return lambda self, dim=None, keepdim=False: reduce(self, axis=_dims(dim), keepdims=keepdim)
+    return lambda self, dim=None, keepdim=False: reduce(self, axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _norm(self: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: str | None = None) -> Any:
-    values = _widened(self, dtype)
+    values, axes = _widened(self, dtype), _dims(self, dim)
     if ord == 2:
-        return jnp.sqrt(jnp.sum(jnp.square(values), axis=_dims(dim), keepdims=keepdim))
+        return _power(jnp.sum(jnp.square(values), axis=axes, keepdims=keepdim), 0.5)
+    if ord == 0:
+        return jnp.sum(values != 0, axis=axes, keepdims=keepdim)
+    values = magnitude(values)
     if ord == 1:
-        return jnp.sum(jnp.abs(values), axis=_dims(dim), keepdims=keepdim)
-    if ord == float("inf"):
-        return jnp.max(jnp.abs(values), axis=_dims(dim), keepdims=keepdim)
-    return jnp.sum(jnp.abs(values) ** ord, axis=_dims(dim), keepdims=keepdim) ** (1 / ord)
+        return jnp.sum(values, axis=axes, keepdims=keepdim)
+    if ord in (float("inf"), float("-inf")):
+        return (jnp.max if ord > 0 else jnp.min)(values, axis=axes, keepdims=keepdim)
+    return _power(jnp.sum(_power(values, ord), axis=axes, keepdims=keepdim), 1 / ord)
 
 
 def _softmax(self: Any, dim: int, dtype: Any = None) -> Any:
@@ -132,7 +141,7 @@ _RULES: dict[str, Rule] = {
     "amax": _extreme(jnp.max), "amin": _extreme(jnp.min), "argmax": _arg(jnp.argmax),
     "argmin": _arg(jnp.argmin), "any": _extreme(jnp.any), "all": _extreme(jnp.all),
     "linalg_vector_norm": _norm, "logsumexp": lambda self, dim, keepdim=False: jax.nn.logsumexp(
-        self, axis=_dims(dim), keepdims=keepdim
+        self, axis=_dims(self, dim), keepdims=keepdim
     ),
     "softmax.int": _softmax, "_softmax": _softmax, "log_softmax.int": _log_softmax,
     "_log_softmax": _log_softmax, "cumsum": _cumulative(jnp.cumsum), "cumprod": _cumulative(jnp.cumprod),

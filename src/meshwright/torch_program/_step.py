@@ -9,7 +9,6 @@ dim is whole on each device.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from ._runner import GraphRunner
 
 FSDP, DATA = "fsdp", "data"
 LEARNING_RATE = 1e-3  # no figure depends on it
+OPTIMIZER_HINT = "give torch.optim.AdamW, Adam or SGD, or a function from parameters to one of them"
 MOST_UNROLLED = 48  # blocks; a longer program takes minutes to compile
 # fmt: off
 ELEMENTWISE = (
@@ -332,12 +332,39 @@ def attention_on(chip: Chip, simulated: bool = False) -> Attention:
 
 
 def name_and_options(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of a class of `torch.optim`, and its options; AdamW for None."""
+    """Return the class of the optimizer that `optimizer` makes, by name, and its options; AdamW for None.
+
+    It is called with a matrix and a vector, or with the matrix alone if that fails (Muon takes no vectors).
+    Of several groups of parameters, the options of the first are returned.
+
+    Args:
+        optimizer: a class of `torch.optim`, or a function from parameters to an optimizer.
+
+    Raises:
+        InputError: both calls fail, or make no optimizer.
+    """
     if optimizer is None:
         return "AdamW", {}
-    if isinstance(optimizer, functools.partial):
-        return getattr(optimizer.func, "__name__", "function"), dict(optimizer.keywords)
-    return getattr(optimizer, "__name__", type(optimizer).__name__), {}
+    import torch
+
+    matrix, vector = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((1, 1), (1,)))
+    called, made, failed = getattr(optimizer, "__name__", type(optimizer).__name__), None, None
+    for parameters in ([matrix, vector], [matrix]):
+        try:
+            made = optimizer(parameters)
+            break
+        except Exception as error:  # the user's code
+            failed = error
+    if made is None and failed is not None:
+        what = f"the optimizer {called} failed when it was called with parameters: {failed}"
+        raise InputError(what, hint=OPTIMIZER_HINT) from failed
+    if not isinstance(made, torch.optim.Optimizer):
+        what = f"the optimizer {called} makes a {type(made).__name__}, not an optimizer of PyTorch"
+        raise InputError(what, hint=OPTIMIZER_HINT)
+    kind = type(made)
+    is_pytorchs = kind.__module__.partition(".")[0] == "torch"
+    name = kind.__name__ if is_pytorchs else f"{kind.__module__}.{kind.__qualname__}"
+    return name, {key: value for key, value in made.param_groups[0].items() if key != "params"}
 
 
 def optimizer_named(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -348,17 +375,19 @@ def optimizer_named(name: str, options: Mapping[str, Any]) -> optax.GradientTran
     """
     rate = options.get("lr", LEARNING_RATE)
     decay = options.get("weight_decay", 0.01 if name == "AdamW" else 0.0)
-    if name in ("AdamW", "Adam") and not options.get("amsgrad"):
+    odd = [option for option in ("amsgrad", "dampening", "maximize") if options.get(option)]
+    if name in ("AdamW", "Adam") and not odd:
         (first, second), eps = options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8)
-        if name == "AdamW":
+        if name == "AdamW" or options.get("decoupled_weight_decay"):
             return optax.adamw(rate, first, second, eps, weight_decay=decay)
         adam = optax.adam(rate, first, second, eps)
         return optax.chain(optax.add_decayed_weights(decay), adam) if decay else adam
-    if name == "SGD" and not options.get("dampening"):
+    if name == "SGD" and not odd:
         momentum = options.get("momentum") or None
         sgd = optax.sgd(rate, momentum, bool(options.get("nesterov")))
         return optax.chain(optax.add_decayed_weights(decay), sgd) if decay else sgd
     raise InputError(
-        f"the optimizer {name} has no counterpart here for a module as a JAX program",
-        hint="give torch.optim.AdamW, Adam or SGD, or functools.partial of one",
+        f"the optimizer {name}{' with ' + odd[0] if odd else ''} has no counterpart here for a module as a "
+        "JAX program",
+        hint=OPTIMIZER_HINT,
     )
