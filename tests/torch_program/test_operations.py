@@ -73,6 +73,10 @@ CASES = {
     "average pool without its padding": (
         lambda w, x: F.avg_pool2d(w * x, 3, 2, 1, count_include_pad=False), (2, 3, 8, 8), (2, 3, 8, 8)
     ),
+    "maximum pool, dilated": (
+        lambda w, x: F.max_pool2d(w * x, (3, 2), 2, 1, dilation=(1, 3)), (2, 3, 7, 9), (2, 3, 7, 9)
+    ),
+    "of a number": (lambda w, x: (w * x).min(0)[0] + w.sum(0) + w.argmax(0) + w.amax(0), (), ()),
     "adaptive pool": (lambda w, x: F.adaptive_avg_pool2d(w * x, (3, 2)), (2, 3, 7, 4), (2, 3, 7, 4)),
     "interpolation": (
         lambda w, x: F.interpolate(w * x, scale_factor=2, mode="bilinear"),
@@ -164,7 +168,7 @@ KINKS = {
     "slopes": lambda w: F.leaky_relu(w) + F.elu(w) + F.celu(w, 2.0) + F.selu(w) + F.relu(w),
     "softplus on its threshold": lambda w: F.softplus(w, threshold=2),
     "equals": lambda w: torch.fmax(w, w.flip(0)) + torch.fmin(w, w.flip(0) * 1) + torch.maximum(w, w * 1),
-    "an angle of nothing": lambda w: w + torch.atan2(0 * w, w * (w > 0)),
+    "an angle of nothing": lambda w: w + torch.atan2(0 * w.abs(), w.relu()),
 }
 
 

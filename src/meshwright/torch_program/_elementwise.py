@@ -90,7 +90,8 @@ def _leaky_relu(self: Any, negative_slope: Any = 0.01) -> Any:
 def _atan2(self: Any, other: Any) -> Any:
     # Where both are 0 the gradient is 0 as in PyTorch, and not undefined.
     is_defined = (self != 0) | (other != 0)
-    return jnp.where(is_defined, jnp.arctan2(self, jnp.where(is_defined, other, 1)), jnp.zeros_like(self))
+    constant = lax.stop_gradient(jnp.arctan2(self, other))  # 0 or pi, by the signs of the zeros
+    return jnp.where(is_defined, jnp.arctan2(self, jnp.where(is_defined, other, 1)), constant)
 
 
 def _elu(self: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -408,12 +409,32 @@ def _max_pool(num: int) -> Rule:
             self, kernel_size, list(stride) if not isinstance(stride, int) else stride, padding, dilation,
             ceil_mode, num,
         )  # fmt: skip
-        low = -jnp.inf if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min
-        return lax.reduce_window(
-            self, np.array(low, self.dtype), lax.max, window, strides, widths, window_dilation=dilations
-        )
+        least = -jnp.inf if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min
+        low = np.array(least, self.dtype)
+        if max(dilations) == 1:
+            return lax.reduce_window(self, low, lax.max, window, strides, widths)
+        padded = lax.pad(self, low, [(*width, 0) for width in widths])
+        return _dilated_max(padded, window, strides, dilations)
 
     return rule
+
+
+def _dilated_max(padded: Any, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Any:
+    """Return the maximum of each window; of equal values the first has the gradient.
+
+    `lax.reduce_window` has no gradient with dilations.
+    """
+    sizes = [
+        (n - (w - 1) * d - 1) // s + 1
+        for n, w, s, d in zip(padded.shape, window, strides, dilations, strict=True)
+    ]
+    made = None
+    for places in itertools.product(*(range(w) for w in window)):
+        starts = [place * d for place, d in zip(places, dilations, strict=True)]
+        ends = [start + (n - 1) * s + 1 for start, n, s in zip(starts, sizes, strides, strict=True)]
+        each = lax.slice(padded, starts, ends, strides)
+        made = each if made is None else jnp.where((each > made) | (each != each), each, made)
+    return made
 
 
 def _avg_pool(num: int) -> Rule:

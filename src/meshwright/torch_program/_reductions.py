@@ -79,6 +79,8 @@ def _with_place(choose: Callable[..., Any]) -> Rule:
     """Return a rule that returns the chosen values along a dim, and their places."""
 
     def rule(self: Any, dim: int, keepdim: bool = False) -> Any:
+        if self.ndim == 0:
+            return self, jnp.zeros((), jnp.int32)
         places = jnp.expand_dims(choose(self, axis=dim), dim)
         values = jnp.take_along_axis(self, places, axis=dim)
         return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
@@ -87,7 +89,7 @@ def _with_place(choose: Callable[..., Any]) -> Rule:
 
 
 def _arg(choose: Callable[..., Any]) -> Rule:
-    return lambda self, dim=None, keepdim=False: choose(self, axis=dim, keepdims=keepdim)
+    return lambda self, dim=None, keepdim=False: choose(self, axis=_dims(self, dim), keepdims=keepdim)
 
 
 def _extreme(reduce: Callable[..., Any]) -> Rule:
