@@ -75,8 +75,12 @@ def _in_autocast(y):
         (lambda y: y.sum() if y.sum() > 0 else y.mean(), "depends on values"),
         (lambda y: y[y > 0].sum(), "depends? on"),
         (lambda y: y.detach().sum(), "depends on no trained parameter"),
+        (lambda y: y.diagonal_scatter(y[0]).sum(), "PyTorch fails to decompose an operation"),
     ],
-    ids=["a sum stands for a loss", "a backward pass", "autocast", "branch", "shape", "no gradient"],
+    ids=[
+        *("a sum stands for a loss", "a backward pass", "autocast", "branch", "shape", "no gradient"),
+        "decomposition",
+    ],
 )
 def test_what_an_export_would_drop_or_cannot_hold_is_refused(function, words):
     if words is None:

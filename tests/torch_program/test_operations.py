@@ -82,6 +82,11 @@ CASES = {
         lambda w, x: F.interpolate(w * x, scale_factor=2, mode="bilinear"),
         (1, 2, 4, 4), (1, 2, 4, 4),
     ),
+    "rotations by complex numbers": (lambda w, x: _turned(w * x), (2, 5, 3, 4), (2, 5, 3, 4)),
+    "an angle and a length": (
+        lambda w, x: torch.view_as_real(torch.polar(w.exp(), x) * torch.complex(x, w).conj()),
+        (4, 3), (4, 3),
+    ),
     "group norm": (lambda w, x: F.group_norm(x * w, 2), (2, 4, 3, 3), (2, 4, 3, 3)),
     "rms norm": (lambda w, x: F.rms_norm(x * w, (6,)), (4, 6), (4, 6)),
     "embedding with padding": (lambda w, x: F.embedding((x > 0).long(), w, padding_idx=0), (4, 6), (3, 2)),
@@ -128,6 +133,14 @@ CASES = {
         lambda w, x: checkpoint(lambda y: (y * w).tanh(), x * w, use_reentrant=True), (4, 6), (4, 6)
     ),
 }  # fmt: skip
+
+
+def _turned(x):
+    """Rotate pairs of a head's numbers, as Meta's Llama does."""
+    angles = torch.outer(torch.arange(5.0), 1 / 10_000 ** torch.tensor([0.0, 0.5]))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.view_as_complex(x.reshape(2, 5, 3, 2, 2))
+    return torch.view_as_real(pairs * turns[:, None]).flatten(3)
 
 
 def _written(w, x):

@@ -187,7 +187,10 @@ MORE: dict[str, Rule] = {
     "type_as": _same, "clone": _same, "contiguous": _same, "alias": _same, "lift_fresh_copy": _same,
     "lift_fresh": _same, "detach": _stop, "detach_copy": _stop, "alias_copy": _same, "positive": _same,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp, "nan_to_num": _nan_to_num,
-    "deg2rad": lambda self: self * (math.pi / 180),
+    "deg2rad": lambda self: self * (math.pi / 180), "complex": lax.complex, "_conj": jnp.conj,
+    "polar": lambda abs, angle: lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle)),
+    "view_as_complex": lambda self: lax.complex(self[..., 0], self[..., 1]),
+    "view_as_real": lambda self: jnp.stack([self.real, self.imag], axis=-1),
 }  # fmt: skip
 
 

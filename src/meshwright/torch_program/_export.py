@@ -48,6 +48,7 @@ CHECKPOINT = "meshwright_checkpoint"  # a key of a node's own metadata
 OWN_LOSS = "The loss is the output's own `loss`."
 NO_LOSS = "No loss was given: the sum of the output stands for it."
 ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar")
+REPLACE = "replace that part, or weigh the module as PyTorch runs it: without as_='jax'"
 
 
 def exported(
@@ -91,17 +92,25 @@ def _decomposed(found: Any) -> Any:
     """Return the program with decompositions of what has no rule.
 
     PyTorch's default table leaves some operations whole that others of its tables decompose.
+
+    Raises:
+        InputError: a decomposition fails, as some do that write into a view.
     """
     defaults = torch.export.default_decompositions()
     table = {op: rule for op, rule in defaults.items() if not _is_known(op)}
-    with warnings.catch_warnings(), surroundings():
-        warnings.simplefilter("ignore")
-        found = found.run_decompositions(table)
-        targets = {node.target for node in found.graph.nodes if node.op == "call_function"}
-        left = {op for op in targets if op in decomposition_table and not _is_known(op)}
-        if left:
-            more = {op: rule for op, rule in decomposition_table.items() if op in left}
-            found = found.run_decompositions({**table, **more})
+    try:
+        with warnings.catch_warnings(), surroundings():
+            warnings.simplefilter("ignore")
+            found = found.run_decompositions(table)
+            targets = {node.target for node in found.graph.nodes if node.op == "call_function"}
+            left = {op for op in targets if op in decomposition_table and not _is_known(op)}
+            if left:
+                more = {op: rule for op, rule in decomposition_table.items() if op in left}
+                found = found.run_decompositions({**table, **more})
+    except Exception as failed:  # an assertion or an error of PyTorch's own, of many kinds
+        first = (str(failed).strip().splitlines() or [type(failed).__name__])[0]
+        what = f"PyTorch fails to decompose an operation of the module: {first}"
+        raise InputError(what, hint=REPLACE) from failed
     return found
 
 
@@ -435,7 +444,7 @@ class _GraphReader:
             raise InputError(
                 f"{type(self.ours.module).__name__} uses operations that have no rule in JAX: "
                 + ", ".join(listed[:MOST_NAMED]) + more,
-                hint="replace them, or weigh the module as PyTorch runs it: without as_='jax'",
+                hint=REPLACE,
             )  # fmt: skip
 
     def _outputs(self) -> tuple[dict[str, str], str]:
