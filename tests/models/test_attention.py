@@ -107,9 +107,8 @@ def test_unrolled_layers_compute_their_scores_again_on_a_gpu_instead_of_keeping_
     sizes = ["model.num_layers=2", "batch.sequences=2", "precision=fp32", "layer_loop=unroll"]
     weighed = mw.weigh("bytes-10m", on="1xA100-80GB", overrides=sizes)
     pairs = 128 * (128 + 256)  # two blocks of queries, with the keys up to their last
-    assert weighed.ledger.flops.recomputed == 2 * (
-        2 * 6 * pairs * 2 * 64
-    )  # layers of two rows, six heads of 64
+    of_a_layer = 2 * 6 * pairs * 2 * 64  # two rows, six heads of 64
+    assert weighed.ledger.flops.recomputed == 2 * of_a_layer
 
 
 def test_gradients_are_those_of_jaxs_own_attention(context, small_blocks):
