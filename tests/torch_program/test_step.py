@@ -67,7 +67,7 @@ def words(rows: int):
 @pytest.mark.parametrize(
     ("axes", "name", "options"),
     [
-        ((("data", 2), ("fsdp", 4)), "AdamW", {"lr": 1e-2, "weight_decay": 0.1}),
+        ((("data", 2), ("fsdp", 4)), "AdamW", {"lr": torch.tensor(1e-2), "weight_decay": 0.1}),
         pytest.param(
             (("fsdp", 8),),
             "SGD",

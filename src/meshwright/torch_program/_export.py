@@ -40,7 +40,7 @@ from meshwright.torch_account import (
     whole_sequences,
 )
 
-from ._program import ArraySpec, GraphValue, ModuleProgram, Operation
+from ._program import REPLACE, ArraySpec, GraphValue, ModuleProgram, Operation
 from ._rules import has_rule
 
 MOST_NAMED = 12
@@ -48,7 +48,6 @@ CHECKPOINT = "meshwright_checkpoint"  # a key of a node's own metadata
 OWN_LOSS = "The loss is the output's own `loss`."
 NO_LOSS = "No loss was given: the sum of the output stands for it."
 ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async", "aten::_assert_scalar")
-REPLACE = "replace that part, or weigh the module as PyTorch runs it: without as_='jax'"
 
 
 def exported(

@@ -14,7 +14,16 @@ from jax import lax
 
 from ..errors import InputError
 from ._layers import USES_ATTENTION
-from ._program import AS_WRITTEN, GraphSegment, GraphValue, ModuleProgram, Operation, is_random, segments_of
+from ._program import (
+    AS_WRITTEN,
+    REPLACE,
+    GraphSegment,
+    GraphValue,
+    ModuleProgram,
+    Operation,
+    is_random,
+    segments_of,
+)
 from ._repeats import Repeat, repeats_of, stack_name
 from ._rules import Attention, plain_attention, rule_of
 
@@ -169,10 +178,7 @@ class GraphRunner:
             try:
                 result = rule(*args, **kwargs)
             except NotImplementedError as refused:
-                raise InputError(
-                    f"{_words(operation)}: {refused}",
-                    hint="replace it, or weigh the module as PyTorch runs it: without as_='jax'",
-                ) from refused
+                raise InputError(f"{_words(operation)}: {refused}", hint=REPLACE) from refused
             return _in_format(operation, result)
 
 

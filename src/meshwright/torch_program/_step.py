@@ -364,7 +364,8 @@ def name_and_options(optimizer: Any) -> tuple[str, dict[str, Any]]:
     kind = type(made)
     is_pytorchs = kind.__module__.partition(".")[0] == "torch"
     name = kind.__name__ if is_pytorchs else f"{kind.__module__}.{kind.__qualname__}"
-    return name, {key: value for key, value in made.param_groups[0].items() if key != "params"}
+    options = {key: value for key, value in made.param_groups[0].items() if key != "params"}
+    return name, {k: v.item() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
 
 
 def optimizer_named(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
