@@ -198,6 +198,28 @@ def test_a_batch_per_replica_grows_with_the_replicas_and_the_rate_with_it(layout
     assert resolve_batch(found, Layout.parse("data=16")) == found  # a resolved batch stays on any layout
 
 
+@pytest.mark.parametrize(
+    ("layout", "microbatch"),
+    [
+        ("data=2", 4),  # its share is a whole multiple
+        ("data=4,tensor=2", 4),
+        ("data=8", 2),
+        ("data=4,fsdp=4", 1),
+        ("data=3", 4),  # refused by `check_layout`, as it was given
+    ],
+)
+def test_a_microbatch_is_at_most_a_replicas_share(layout: str, microbatch: int):
+    given = load_config("bytes-nano", ["batch.sequences=16", "batch.microbatch_sequences=4"])
+    found = resolve_batch(given, Layout.parse(layout))
+    assert found.batch.microbatch_sequences == microbatch
+    assert found.batch.sequences == 16
+    if layout == "data=3":
+        with pytest.raises(InputError, match=r"batch.sequences = 16 does not divide over data\*fsdp = 3 x"):
+            check_layout(found, Layout.parse(layout))
+    else:
+        check_layout(found, Layout.parse(layout))
+
+
 def test_without_a_batch_per_replica_a_run_stays_as_it_is():
     config = load_config("bytes-nano")
     assert resolve_batch(config, Layout.parse("data=8")) == config

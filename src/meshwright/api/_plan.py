@@ -309,9 +309,10 @@ def _legal_space(run: RunConfig, fleet: Fleet, knobs: Mapping[str, tuple[str, ..
 def _own_row(run: RunConfig, fleet: Fleet, space: Space) -> int | None:
     """Return the candidate that the run is as it stands; None if it is none on this fleet."""
     try:
-        return space.row_of(run, Layout.parse(run.layout).resolve(fleet.num_devices))
+        layout = Layout.parse(run.layout).resolve(fleet.num_devices)
     except InputError:  # its layout is for another number of devices
         return None
+    return space.row_of(resolve_batch(run, layout), layout)
 
 
 def _runner_of(

@@ -20,22 +20,30 @@ from ._transformer import TransformerModel
 
 
 def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
-    """Return the run with `batch.sequences_per_replica` turned into `batch.sequences` on a resolved layout.
+    """Return the run with the batch and the microbatch that it has on a resolved layout.
 
-    The rows of a batch are split over data * fsdp * expert; those are the replicas. A resolved run keeps its
-    batch on any layout with which it continues.
+    The rows of a batch are split over data * fsdp * expert; those are the replicas.
+    `batch.sequences_per_replica` becomes `batch.sequences`, which a resolved run keeps on any layout with which
+    it continues. A microbatch larger than a replica's share of the batch becomes that share.
 
     >>> from meshwright.config import load_config
-    >>> run = load_config("bytes-nano", ["batch.sequences_per_replica=6"])
+    >>> run = load_config("bytes-nano", ["batch.sequences_per_replica=6", "batch.microbatch_sequences=6"])
     >>> resolve_batch(run, Layout.parse("data=2,fsdp=4,tensor=2")).batch.sequences
     48
+    >>> run = load_config("bytes-nano", ["batch.sequences=8", "batch.microbatch_sequences=4"])
+    >>> resolve_batch(run, Layout.parse("data=4")).batch.microbatch_sequences
+    2
     """
-    each = config.batch.sequences_per_replica
-    if each is None:
-        return config
-    sequences = each * layout.num_replicas
-    batch = config.batch.model_copy(update={"sequences": sequences, "sequences_per_replica": None})
-    return config.model_copy(update={"batch": batch})
+    batch, changes = config.batch, dict[str, int | None]()
+    if batch.sequences_per_replica is not None:
+        changes = {
+            "sequences": batch.sequences_per_replica * layout.num_replicas,
+            "sequences_per_replica": None,
+        }
+    share, left_over = divmod(changes.get("sequences") or batch.sequences, layout.num_replicas)
+    if batch.microbatch_sequences is not None and not left_over and share < batch.microbatch_sequences:
+        changes["microbatch_sequences"] = share
+    return config.model_copy(update={"batch": batch.model_copy(update=changes)}) if changes else config
 
 
 def ticks_of(config: RunConfig, layout: Layout) -> Ticks | None:

@@ -32,6 +32,7 @@ from meshwright.config import (
     TransformerModel,
     block_policies,
     check_precision,
+    resolve_batch,
 )
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import Fleet
@@ -297,8 +298,9 @@ def knobs_of_run(
     for name in SETTINGS:
         value = getattr(config, name)
         knobs[name] = (str(value).lower() if name == "zero1" else str(value),)
-    if config.batch.microbatch_sequences is not None:
-        knobs[MICROBATCH] = (str(config.batch.microbatch_sequences),)
+    batch = (config if axes_move else resolve_batch(config, layout)).batch
+    if batch.microbatch_sequences is not None:
+        knobs[MICROBATCH] = (str(batch.microbatch_sequences),)
     elif not axes_move:
         knobs[MICROBATCH] = (str(config.batch.sequences // layout.num_replicas),)
     return {name: values for name, values in knobs.items() if name not in named}
