@@ -43,10 +43,10 @@ TEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reo
 test: $(TESTABLE)
 	$(TEST)
 
+# Of these two, PART=2/3 runs the second of three parts.
 test-again: $(TESTABLE)
-	$(TEST) --unchecked --again
+	$(TEST) --unchecked --again $(if $(PART),--part $(PART))
 
-# PART=2/3 leaves out two thirds of them, but none that is marked `every`.
 test-wide: $(TESTABLE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 --unchecked \
 		$(if $(PART),--part $(PART)) -m 'wide and not long and not gpu'

@@ -224,7 +224,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--part",
         metavar="K/N",
-        help="the K-th of N parts of the tests, and all that are marked `every`",
+        help="the K-th of N parts of the tests",
     )
     parser.addoption(
         "--unchecked",
@@ -257,11 +257,11 @@ def again(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def part(items: list[pytest.Item], which: str) -> Iterator[pytest.Item]:
-    """Yield the part `which`, as `2/3`: all cases of a test are in one. What is marked `every` is in each."""
+    """Yield the part `which`, as `2/3`: all cases of a test are in one, except of a test marked `every`."""
     number, parts = map(int, which.split("/"))
     for item in items:
-        name = item.nodeid.partition("[")[0]
-        if zlib.crc32(name.encode()) % parts == number % parts or any(item.iter_markers("every")):
+        name = item.nodeid if any(item.iter_markers("every")) else item.nodeid.partition("[")[0]
+        if zlib.crc32(name.encode()) % parts == number % parts:
             yield item
 
 
