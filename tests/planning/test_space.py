@@ -17,7 +17,7 @@ from meshwright.config import (
 from meshwright.errors import InputError
 from meshwright.hardware import Fleet
 from meshwright.ledger import allowance
-from meshwright.planning import parsed_knobs, space_of
+from meshwright.planning import knobs_of_run, parsed_knobs, space_of
 
 pytestmark = pytest.mark.once
 
@@ -183,3 +183,11 @@ def test_a_run_with_gradients_all_in_fp32_is_planned_with_zero1_only_over_stages
     found = [space.overrides(row) for row in range(len(space)) if space.overrides(row).get("zero1")]
     assert found
     assert all("stage" in str(overrides["layout"]) for overrides in found)
+
+
+def test_a_run_as_it_stands_has_the_microbatch_of_its_share_of_the_batch():
+    run = load_config("bytes-10m", ["batch.sequences=8", "batch.microbatch_sequences=2"])
+    for fleet, microbatch in (("2xCPU", "2"), ("8xCPU", "1")):
+        knobs = knobs_of_run(run, Fleet.parse(fleet), {"remat": ("none", "full")})
+        assert knobs["microbatch"] == (microbatch,)
+        assert len(space_of(run, Fleet.parse(fleet), {**knobs, "remat": ("none", "full")}).candidates) == 2
