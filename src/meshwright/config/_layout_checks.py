@@ -23,8 +23,8 @@ def resolve_batch(config: RunConfig, layout: Layout) -> RunConfig:
     """Return the run with the batch and the microbatch that it has on a resolved layout.
 
     The rows of a batch are split over data * fsdp * expert; those are the replicas.
-    `batch.sequences_per_replica` becomes `batch.sequences`, which a resolved run keeps on any layout with which
-    it continues. A microbatch larger than a replica's share of the batch becomes that share.
+    `batch.sequences_per_replica` becomes `batch.sequences`, which a resolved run keeps on any layout with
+    which it continues. A microbatch larger than a replica's share of the batch becomes that share.
 
     >>> from meshwright.config import load_config
     >>> run = load_config("bytes-nano", ["batch.sequences_per_replica=6", "batch.microbatch_sequences=6"])

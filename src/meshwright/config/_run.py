@@ -260,7 +260,7 @@ class BatchConfig(Section):
     """Positions of a sequence that are predicted; 1 for models of rows or images.
     Effect: FLOPs and saved activations grow in proportion, attention's FLOPs with the square. Unit: tokens"""
     microbatch_sequences: OptionalPositive = None
-    """Sequences that one data replica handles at a time; `none`, or more than its share, is its share at once.
+    """Sequences that one data replica handles at a time, at most; `none` is all of its share at once.
     Effect: fewer save activation memory; gradients are then summed over several passes. Unit: sequences"""
     sequences_per_replica: OptionalPositive = None
     """Sequences of each data replica, in place of `sequences`.
