@@ -86,6 +86,7 @@ class Expressed:
     fleet: Fleet  # with the row's network
     stack: Stack
     unfused: bool
+    owners: int | None  # ranks that share an optimizer under ZeRO-1; None if all replicas do
     heads: int  # the row's own: the program may have others where attention is priced apart
     attention_kernel: str  # as `predict` names it
     remat_stated: bool
@@ -212,6 +213,7 @@ def express(row: Row) -> Expressed:
         fleet=fleet,
         stack=stack,
         unfused=unfused,
+        owners=_owners(row),
         heads=_number(row, "n_heads", "dimensions"),
         attention_kernel=_attention_kernel(row, stack),
         remat_stated=stated,
@@ -491,6 +493,12 @@ def _layout(row: Row, fleet: Fleet, parameters: float, notes: list[str]) -> tupl
     sizes = {"stage": counts["stage"], "data": replicas // fsdp, "fsdp": fsdp, **counts}
     axes = tuple((axis, size) for axis, size in sizes.items() if size > 1)
     return Layout(axes=axes or (("data", 1),)), zero1
+
+
+def _owners(row: Row) -> int | None:
+    """Return the ranks that share an optimizer, of "ZeRO-1 within 8 GPUs"; None if all replicas do."""
+    found = re.search(r"zero-?1 within (\d+)", row["sharding"].lower())
+    return int(found[1]) if found else None
 
 
 def _inside_nodes(fleet: Fleet, parts: int, replicas: int, least: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,22 +55,38 @@ def score(row: Expressed) -> dict[str, Any]:
         )
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
+    exposed = {each.name: each.exposed_seconds for each in prediction.slices}
+    return {**told, **_with_stack(row, prediction.step_seconds, exposed)}
+
+
+def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Score a row from what a record has of our program; only the model of its stack is computed again."""
+    predicted = told["predicted_seconds"]
+    ours = Interval(low=told.get("low_seconds"), expected=predicted, high=told.get("high_seconds")).times(
+        1 - sum(told["otherwise_seconds"].values()) / predicted
+    )
+    found = _with_stack(row, ours, told["exposed_seconds"])
+    return {**told, "stack": row.stack.name, **found}
+
+
+def _with_stack(row: Expressed, ours: Interval, exposed: Mapping[str, float]) -> dict[str, Any]:
+    """Return the error of our program's seconds with what the row's stack does otherwise."""
     added = otherwise(
         row.stack,
         config=row.config,
         heads=row.heads,
         unfused=row.unfused,
+        owners=row.owners,
         machine=machine_of(row.fleet, None, row.attention_kernel),
-        prediction=prediction,
+        step_seconds=ours.expected,
+        exposed_seconds=exposed,
     )
-    ours = prediction.step_seconds
     seconds = ours.times(1 + sum(added.values()) / ours.expected)
     return {
-        **told,
         "error": round(seconds.expected / row.measured_seconds - 1, 5),
         "predicted_seconds": _short(seconds.expected),
         **_ends(seconds, row.measured_seconds),
-        "exposed_seconds": {each.name: _short(each.exposed_seconds) for each in prediction.slices},
+        "exposed_seconds": {name: _short(each) for name, each in exposed.items()},
         "otherwise_seconds": {reason: _short(each) for reason, each in added.items()},
     }
 

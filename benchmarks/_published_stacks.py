@@ -18,7 +18,6 @@ from pathlib import Path
 from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
-from meshwright.predict import Prediction
 from meshwright.predict._rates import Machine, collective_seconds
 
 # Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
@@ -37,6 +36,23 @@ FUSED_BACKWARD_PASSES = 7.5
 # MLP and attention 4 each, SwiGLU 10 (GELU 6), rotary 4 + 4, gradients of queries 4, of keys and values 8,
 # two norms 8 and two residual sums 6 each.
 FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0, 16.0, 16.0, 10.0
+# Bytes of a layer's elementwise kernels in llm.c by token, by its train_gpt2.cu without recomputation.
+# By the width: two kernels forward that add a residual and normalise (each reads 2 arrays and writes 2), two
+# norms backward (read 3, write 1), and sums for the biases of queries, of attention's output and of the
+# MLP's. By the width of keys: such sums for keys and values. By the MLP's: GELU forward (read 1, write 1) and
+# backward (read 2, write 1), and a sum. A product that computes GELU itself writes its argument besides.
+BY_HAND_WIDTH_BYTES, BY_HAND_KEY_BYTES = 38.0, 4.0
+BY_HAND_PLAIN_BYTES, BY_HAND_FUSED_GELU_BYTES = 12.0, 10.0
+# By token, besides: logits are read twice, and their gradient written in their place; by the width, embedding
+# forward (read 2, write 1) and backward (read 2, write 1), the last norm backward and a gradient set to zero.
+BY_HAND_LOGIT_BYTES, BY_HAND_ENDS_BYTES = 6.0, 22.0
+# By weight: a product reads the 16-bit gradient that it adds to, and a step sets it to zero. AdamW reads and
+# writes the rank's share of float32 weights and moments, reads the gradient twice and writes 16-bit weights.
+BY_HAND_SUM_BYTES, BY_HAND_ZERO_BYTES, BY_HAND_UPDATE_BYTES = 2.0, 2.0, 30.0
+# Around a ring a broadcast reaches each rank one chunk later than the rank before it. By NCCL's own estimate
+# (src/graph/tuning.cc, Tree/Simple, which it takes for broadcasts) that is 14 us between nodes from release
+# 2.18 and 28 us before, and 4 us inside a node.
+BETWEEN_STEP_SECONDS, INSIDE_STEP_SECONDS = 14e-6, 4e-6
 # The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
 # least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.
 HOST_LAYER_SECONDS = 3.6e-3
@@ -56,7 +72,9 @@ class Stack:
     under the last microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces
     beside products, all but the first hidden; those over `stage` hide where a stage has several chunks, and
     weights over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every
-    message runs beside products.
+    message runs beside products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is
+    part of a product there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each
+    layer and three besides, and the ranks that own any broadcast them, one after another.
     """
 
     name: str
@@ -70,6 +88,9 @@ class Stack:
     hidden_reduction: bool = False
     hidden_messages: bool = False
     hides_all_messages: bool = False
+    by_hand: bool = False
+    fused_gelu: bool = False
+    broadcast_arrays: int = 0
 
 
 @functools.cache
@@ -140,16 +161,27 @@ class Sizes:
 
 
 def otherwise(
-    stack: Stack, *, config: RunConfig, heads: int, unfused: bool, machine: Machine, prediction: Prediction
+    stack: Stack,
+    *,
+    config: RunConfig,
+    heads: int,
+    unfused: bool,
+    owners: int | None = None,
+    machine: Machine,
+    step_seconds: float,
+    exposed_seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """Return what the row's stack adds to the predicted step, in seconds by reason; less is negative.
 
     Args:
         heads: the row's heads, which the compiled program may not have.
         unfused: whether attention is to be priced in parts.
+        owners: ranks that share an optimizer under ZeRO-1; None if all replicas do.
+        step_seconds: the predicted step of our program.
+        exposed_seconds: its parts, by name.
     """
     sizes = Sizes.of(config)
-    exposed = {each.name: each.exposed_seconds for each in prediction.slices}
+    exposed = dict(exposed_seconds)
     added: dict[str, float] = {}
     if stack.head_in_last_stage and sizes.stages > 1:
         ours = math.fsum(exposed.pop(name) for name in tuple(exposed) if _is_of_our_head(name))
@@ -163,15 +195,21 @@ def otherwise(
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
     if stack.fused_casts and config.precision == "fp8":
         added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.by_hand:
+        added["kernels by hand"] = _by_hand_seconds(stack, sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.broadcast_arrays and config.zero1:
+        ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
+        broadcasts = _broadcast_seconds(stack.broadcast_arrays, owners or sizes.replicas, sizes, machine)
+        added["broadcasts of weights"] = broadcasts - ours
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
     if stack.eager:
-        device = prediction.step_seconds.expected + math.fsum(added.values())
+        device = step_seconds + math.fsum(added.values())
         added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
-    microbatch = prediction.step_seconds.expected / sizes.ticks
+    reduced = math.fsum(seconds for name, seconds in exposed.items() if _is_reduction(name))
+    microbatch = (step_seconds - reduced) / sizes.ticks
     if stack.hidden_reduction:
-        reduced = sum(seconds for name, seconds in exposed.items() if _is_reduction(name))
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
     added["messages beside products"] = -_hidden_seconds(stack, config, sizes, exposed, microbatch)
     return {reason: seconds for reason, seconds in added.items() if seconds}
@@ -277,6 +315,45 @@ def _fused_seconds(sizes: Sizes, machine: Machine) -> float:
     passed *= (4 / 3 if sizes.repeats else 1) / sizes.tensor
     moved = sizes.ticks * sizes.layers * sizes.tokens * passed + sizes.microbatches * _logit_bytes(sizes)
     return (moved + _update_bytes(sizes)) / _copied_per_second(machine)
+
+
+def _by_hand_seconds(stack: Stack, sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds of a step's elementwise kernels in llm.c."""
+    model = sizes.model
+    mlp = BY_HAND_FUSED_GELU_BYTES if stack.fused_gelu else BY_HAND_PLAIN_BYTES
+    keys = BY_HAND_KEY_BYTES * model.num_kv_heads * model.head_dim
+    layer = sizes.tokens * (BY_HAND_WIDTH_BYTES * model.embed_dim + keys + mlp * model.mlp_dim)
+    layer += BY_HAND_SUM_BYTES * sizes.weights
+    ends = sizes.tokens * (BY_HAND_LOGIT_BYTES * model.vocab_size + BY_HAND_ENDS_BYTES * model.embed_dim)
+    moved = sizes.microbatches * (sizes.layers * layer + ends)
+    moved += (BY_HAND_ZERO_BYTES + BY_HAND_UPDATE_BYTES / sizes.sharded) * model.num_parameters
+    return moved / _copied_per_second(machine)
+
+
+def _broadcast_seconds(arrays: int, owners: int, sizes: Sizes, machine: Machine) -> float:
+    """Return the seconds in which `owners` ranks broadcast their 16-bit weights at the end of a step.
+
+    Source: InternEvo, internlm/solver/optimizer/hybrid_zero_optim.py: `_partition_param_list` gives each
+    array to the rank that owns least, the largest first, and `broadcast_params` waits for all broadcasts.
+
+    Args:
+        arrays: of a layer; embedding, head and last norm are three more.
+    """
+    model = sizes.model
+    count = min(owners, arrays * model.num_layers + 3)
+    payload = 2 * model.num_parameters / sizes.tensor
+    inside = owners * sizes.tensor <= machine.devices_per_domain
+    if inside:
+        assert machine.inside_bytes_per_second is not None
+        rate = machine.rates.collective_for("all-gather", owners)
+        link = machine.inside_bytes_per_second
+        sent = float(collective_seconds(rate, wire_bytes=payload, bytes_per_second=link))
+    else:
+        assert machine.between_bytes_per_second is not None
+        network = machine.between_bytes_per_second * machine.shared.network_efficiency
+        # The ranks of a node on one ring share its links with those of the other ranks of `tensor`.
+        sent = payload / (network * machine.devices_per_domain / sizes.tensor)
+    return sent + count * owners * (INSIDE_STEP_SECONDS if inside else BETWEEN_STEP_SECONDS)
 
 
 def _launch_seconds(sizes: Sizes) -> float:

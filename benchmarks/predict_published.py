@@ -1,11 +1,13 @@
 """Published training runs predicted: their steps compiled for their fleets, set beside what was measured.
 
 Run: python benchmarks/predict_published.py --runs CSV [--runs CSV] [--ids FILE] [--sample N] [--seed S]
-     [--tpus] [--json] [--list] [--record]. CSV has the columns of the survey of published runs (id, source,
-     ..., notes) or those of vTrain's measurements; a TOML file has [[run]] with the survey's columns.
---sample draws N rows that our layouts can express, spread over sources, at most 15 of one; --ids takes the
-rows that a file names; --list prints the rows and scores nothing. What is assumed where a row does not say
-stands in published_assumptions.toml and _published_rows.py. Constants are shared by all rows.
+     [--tpus] [--again RECORD] [--json] [--list] [--record]
+CSV has the columns of the survey of published runs (id, source, ..., notes) or those of vTrain's runs;
+a TOML file has [[run]] with the survey's columns. --sample draws N rows that our layouts can express, spread
+over sources, at most 15 of one; --ids takes the rows that a file names; --list prints the rows and scores
+nothing. --again takes the seconds of our programs from a record and compiles nothing: only what stacks do
+otherwise is computed. What is assumed where a row does not say stands in published_assumptions.toml and
+_published_rows.py. Constants are shared by all rows.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import json
 import random
 import re
 import sys
+import tomllib
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from _published_rows import Expressed, InexpressibleError, configuration_of, express, rows_of
-from _published_score import print_table, score, summary_of
+from _published_score import print_table, score, scored_again, summary_of
 from _record import write_record
 
 SCHEMA = 2
@@ -82,11 +85,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tpus", action="store_true", help="rows on TPUs, and no others (needs libtpu)")
     parser.add_argument("--sample", type=int, help="draw so many rows")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    words = "take our programs' seconds from this record: for a change of the models of stacks"
+    parser.add_argument("--again", type=Path, metavar="RECORD", help=words)
     parser.add_argument("--jobs", type=int, default=1, help="compile so many at once")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--list", action="store_true", help="print the rows' ids, and score nothing")
     parser.add_argument("--record", action="store_true", help="write records/DATE_predict_....toml")
     return parser.parse_args()
+
+
+def scored_now(rows: list[Expressed], jobs: int) -> list[dict[str, Any]]:
+    """Compile and score rows, so many at once, and tell of each."""
+    scored: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, one in enumerate(pool.map(score, rows), 1):
+            scored.append(one)
+            print(f"{number}/{len(rows)} {one['id']}", file=sys.stderr, flush=True)
+    return scored
+
+
+def scored_from(known: list[dict[str, Any]], rows: list[Expressed]) -> list[dict[str, Any]]:
+    """Score rows by the seconds that a record has of our programs; rows that it lacks are left out."""
+    by_id = {row["id"]: row for row in known}
+    return [scored_again(row, by_id[row.id]) for row in rows if row.id in by_id]
 
 
 def main() -> None:
@@ -109,21 +130,27 @@ def main() -> None:
     if asked.list:
         print("\n".join(row.id for row in rows))
         return
-    scored: list[dict[str, Any]] = []
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        for number, one in enumerate(pool.map(score, rows), 1):
-            scored.append(one)
-            print(f"{number}/{len(rows)} {one['id']}", file=sys.stderr, flush=True)
+    known = tomllib.loads(asked.again.read_text()) if asked.again else {}
+    scored = scored_from(known["row"], rows) if known else scored_now(rows, asked.jobs)
     summary = summary_of(scored)
     answer = {"schema": SCHEMA, "rows": scored, "inexpressible": others, "summary": summary}
     print(json.dumps(answer, indent=1)) if asked.json else print_table(scored, others, summary)
     if asked.record:
+        facts = {"summary": summary, "inexpressible": {reason: len(ids) for reason, ids in others.items()}}
+        if known:
+            why = "the models of stacks were computed again; our programs' seconds are those of that record"
+            facts["carried"] = {
+                "commit": known["commit"],
+                "record": asked.again.name,
+                "rows": len(scored),
+                "why": why,
+            }
         command = " ".join(["python benchmarks/predict_published.py", *sys.argv[1:]])
         write_record(
             "predict_tpus" if asked.tpus else "predict_published",
             re.sub(r"--runs \S*/", "--runs ", command),
             ("jax", "jaxlib", "libtpu" if asked.tpus else "jax-cuda13-pjrt"),
-            {"summary": summary, "inexpressible": {reason: len(ids) for reason, ids in others.items()}},
+            facts,
             {"row": scored},
         )
 

@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _published_blind import with_blind_errors
 from _published_rows import InexpressibleError, express, rows_of
+from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
 from predict_published import OLDER, sorted_out
 from test_published_rows import LLAMA
 
-from meshwright.predict import Interval, Prediction, Slice
 from meshwright.predict._rates import machine_of
 
 GPT = {
@@ -94,23 +94,6 @@ def test_runs_come_from_toml_and_from_vtrains_columns(tmp_path):
     assert found.config.remat == "full"
 
 
-def prediction(**exposed: float) -> Prediction:
-    seconds = sum(exposed.values())
-    slices = tuple(
-        Slice(kind="compute", name=name, seconds=each, exposed_seconds=each) for name, each in exposed.items()
-    )
-    return Prediction(
-        step_seconds=Interval(low=None, expected=seconds, high=None),
-        tokens_per_second_per_device=None,
-        mfu=0.0,
-        hfu=0.0,
-        peak_flops_per_second=1.0,
-        slices=slices,
-        basis="",
-        unpriced=(),
-    )
-
-
 def added(row, **exposed: float) -> dict[str, float]:
     found = express(row)
     return otherwise(
@@ -118,8 +101,10 @@ def added(row, **exposed: float) -> dict[str, float]:
         config=found.config,
         heads=found.heads,
         unfused=found.unfused,
+        owners=found.owners,
         machine=machine_of(found.fleet, None),
-        prediction=prediction(**exposed),
+        step_seconds=sum(exposed.values()),
+        exposed_seconds=exposed,
     )
 
 
@@ -246,8 +231,83 @@ def test_reductions_hide_under_the_last_microbatchs_backward_pass():
     assert stack_of("mosaic").hidden_reduction
     exposed = {"matmul": 2.0, "all-reduce[data]": 0.5, "reduce-scatter[fsdp]": 0.25}
     assert added(row, **exposed) == {"reductions under the backward pass": -0.5}
-    exposed["all-reduce[data]"] = 4.0  # of 6.25 seconds, two thirds are 4.17
-    assert added(row, **exposed)["reductions under the backward pass"] == -4.0
+    exposed["all-reduce[data]"] = 4.0  # of the 2.25 seconds of all else, two thirds are 1.5
+    assert added(row, **exposed)["reductions under the backward pass"] == pytest.approx(-1.5)
+
+
+INTERNLM = {
+    **LLAMA,
+    "id": "internevo-1",
+    "params_b": "",
+    "n_kv_heads": "32",
+    "d_ff": "11008",
+    "vocab": "103168",
+    "accelerator": "A100-80GB-SXM",
+    "fsdp": "",
+    "micro_batch_per_device": "2",
+    "act_ckpt": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "tensor", "sharding", "between", "broadcasts"),
+    [
+        (512, 1, "ZeRO-1 over all DP", True, 9 * 32 + 3),  # more ranks than arrays
+        (64, 1, "ZeRO-1 over all DP", True, 64),
+        (128, 2, "ZeRO-1 over all DP", True, 128),
+        (512, 1, "ZeRO-1 within 8 GPUs", False, 8),
+    ],
+)
+def test_each_rank_that_owns_weights_broadcasts_them_around_the_ring(
+    replicas, tensor, sharding, between, broadcasts
+):
+    row = {**INTERNLM, "n_devices": str(replicas * tensor), "tp": str(tensor), "sharding": sharding}
+    row |= {"dp": str(replicas), "global_batch_seqs": str(8 * replicas)}
+    found = added(row, matmul=3.0, **{"all-gather[data]": 0.3})["broadcasts of weights"] + 0.3
+    num_bytes = 2 * (2 * 103168 * 4096 + 32 * (4 * 4096**2 + 3 * 4096 * 11008))
+    if between:  # eight links of 4 x 100 Gbit/s; each of the broadcasts passes all ranks
+        by_hand = num_bytes / (8 * 0.85 * 6.25e9) + broadcasts * replicas * 14e-6
+        assert found == pytest.approx(by_hand, rel=1e-3)
+    else:
+        assert num_bytes / 300e9 < found < 2 * num_bytes / 300e9
+
+
+def test_elementwise_kernels_of_llm_c_move_what_its_source_says():
+    row = {**LLAMA, "id": "llmc-1", "model": "GPT-2 124M", "params_b": "", "n_layers": "12", "d_model": "768"}
+    row |= {"n_heads": "12", "n_kv_heads": "12", "d_ff": "3072", "gated_mlp": "no", "vocab": "50257"}
+    row |= {"seq_len": "1024", "accelerator": "A100-80GB-SXM", "n_devices": "8", "dp": "8", "fsdp": ""}
+    row |= {"sharding": "ZeRO-1", "micro_batch_per_device": "32", "global_batch_seqs": "512"}
+    row |= {"act_ckpt": "none", "attention_impl": "cuDNN flash"}
+    found = added(row, matmul=0.2, **{"memory-bound": 0.1})["kernels by hand"] + 0.1
+    # Two microbatches. A layer moves 45 arrays of the width by token, of 2 bytes; logits three times.
+    tokens, layers, logits = 32 * 1024, 12 * 90 * 768, 6 * 50304
+    by_hand = 2 * tokens * (layers + logits + 22 * 768) / (2039e9 * 0.85)
+    assert by_hand < found < 1.04 * by_hand, "the rest are gradients' sums and the update"
+    fused = (
+        added({**row, "model": "GPT-2 1558M"}, matmul=0.2, **{"memory-bound": 0.1})["kernels by hand"] + 0.1
+    )
+    assert found - fused == pytest.approx(2 * tokens * 12 * 2 * 3072 / (2039e9 * 0.85))
+
+
+def test_a_record_is_scored_again_by_its_own_seconds():
+    row = {**INTERNLM, "n_devices": "64", "dp": "64", "sharding": "ZeRO-1", "global_batch_seqs": "512"}
+    found = express(row)
+    told = {
+        "id": found.id,
+        "stack": "another",
+        "predicted_seconds": 4.0,
+        "low_seconds": 3.0,
+        "high_seconds": 6.0,
+        "exposed_seconds": {"matmul": 4.5, "all-gather[data]": 0.5},
+        "otherwise_seconds": {"a reason that is no more": -1.0},
+    }
+    again = scored_again(found, told)
+    assert again["stack"] == found.stack.name
+    assert list(again["otherwise_seconds"]) == ["broadcasts of weights"]
+    expected = 5.0 + again["otherwise_seconds"]["broadcasts of weights"]
+    assert again["predicted_seconds"] == pytest.approx(expected, rel=1e-4)
+    assert again["low_seconds"] == pytest.approx(0.75 * expected, rel=1e-4)
+    assert again["error"] == pytest.approx(expected / found.measured_seconds - 1, abs=1e-4)
 
 
 def test_a_source_has_no_part_in_its_own_blind_prediction():
