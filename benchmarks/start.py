@@ -4,8 +4,8 @@ Run: python benchmarks/start.py BEFORE    (BEFORE: a checkout of the commit to c
 The run is `meshwright train bytes-nano --on 1xCPU --steps 10`. Runs of the two checkouts are interleaved, so
 that a slow moment hits both. "cold" has an empty cache but for the machine's rates, and "warm" follows it.
 Seconds by phase are the run's own; total and CPU seconds are those of the command with all its processes,
-imports, weighing and page included. The losses of the runs of one checkout must be equal; the record says whether
-those of both are. Writes records/DATE_start.toml.
+imports, weighing and page included. The losses of the runs of one checkout must be equal; the record says
+whether those of both are. Writes records/DATE_start.toml.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def main() -> None:
                 cache = work / f"{which}-{number}"
                 cache.mkdir()
                 for how in ("cold", "warm"):
-                    for file in rates:  # a run that was slower than predicted asks for new ones
+                    for file in rates:  # a run may have measured them again
                         shutil.copy(file, cache)
+                    for doubt in cache.glob("calibration-*.doubt"):  # of a run that was slower than predicted
+                        doubt.unlink()
                     seconds, result = timed(checkout, cache, work / f"{which}-{number}-{how}")
                     rows.setdefault((how, which), []).append(seconds)
                     losses[which].append(result)
