@@ -198,6 +198,17 @@ def test_a_batch_per_replica_grows_with_the_replicas_and_the_rate_with_it(layout
     assert resolve_batch(found, Layout.parse("data=16")) == found  # a resolved batch stays on any layout
 
 
+def test_a_batch_smaller_than_the_microbatch_is_one_microbatch():
+    given = load_config("bytes-10m", ["batch.sequences=1"])
+    found = resolve_batch(given, Layout.parse("tensor=2"))
+    check_layout(found, Layout.parse("tensor=2"))
+    assert found.batch.microbatch_sequences == 1
+    with pytest.raises(
+        InputError, match=r"batch.sequences = 5 is not a multiple of batch.microbatch_sequences"
+    ):
+        load_config("bytes-10m", ["batch.sequences=5"])
+
+
 @pytest.mark.parametrize(
     ("layout", "microbatch"),
     [

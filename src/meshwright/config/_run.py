@@ -536,9 +536,9 @@ class RunConfig(Section):
         if batch.sequences_per_replica is not None:
             path, whole = "batch.sequences_per_replica", batch.sequences_per_replica
         micro = batch.microbatch_sequences
-        if micro is not None and whole % micro:
+        if micro is not None and whole > micro and whole % micro:
             what = f"= {whole} is not a multiple of batch.microbatch_sequences = {micro}"
-            yield path, what, f"use {path} = {whole - whole % micro or micro}"
+            yield path, what, f"use {path} = {whole - whole % micro}"
         if scale != "none" and batch.base_sequences is None:
             what = f"= {scale!r}, but nothing says for which batch the learning rate was chosen"
             yield "schedule.scale", what, "set batch.base_sequences to that batch's sequences"
