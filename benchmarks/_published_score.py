@@ -60,7 +60,14 @@ def score(row: Expressed) -> dict[str, Any]:
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Score a row from what a record has of our program; only the model of its stack is computed again."""
+    """Score a row from what a record has of our program; only the model of its stack is computed again.
+
+    `failed` where the record has no seconds of it, or those of another layout.
+    """
+    if "failed" in told:
+        return dict(told)
+    if told["layout"] != row.config.layout:
+        return {"id": row.id, "failed": f"the record has it on layout {told['layout']}"}
     predicted = told["predicted_seconds"]
     ours = Interval(low=told.get("low_seconds"), expected=predicted, high=told.get("high_seconds")).times(
         1 - sum(told["otherwise_seconds"].values()) / predicted

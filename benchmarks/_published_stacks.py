@@ -43,15 +43,17 @@ FUSED_WIDTH_BYTES, FUSED_KEY_BYTES, FUSED_GATED_BYTES, FUSED_PLAIN_BYTES = 72.0,
 # backward (read 2, write 1), and a sum. A product that computes GELU itself writes its argument besides.
 BY_HAND_WIDTH_BYTES, BY_HAND_KEY_BYTES = 38.0, 4.0
 BY_HAND_PLAIN_BYTES, BY_HAND_FUSED_GELU_BYTES = 12.0, 10.0
-# By token, besides: logits are read twice, and their gradient written in their place; by the width, embedding
-# forward (read 2, write 1) and backward (read 2, write 1), the last norm backward and a gradient set to zero.
+# By token, besides: logits are read twice (the second time perhaps from the cache), and their gradient is
+# written in their place. By the width: embedding forward (read 2, write 1), embedding backward (read 2, write
+# 1), the last norm backward and a gradient set to zero.
 BY_HAND_LOGIT_BYTES, BY_HAND_ENDS_BYTES = 6.0, 22.0
 # By weight: a product reads the 16-bit gradient that it adds to, and a step sets it to zero. AdamW reads and
 # writes the rank's share of float32 weights and moments, reads the gradient twice and writes 16-bit weights.
 BY_HAND_SUM_BYTES, BY_HAND_ZERO_BYTES, BY_HAND_UPDATE_BYTES = 2.0, 2.0, 30.0
-# Around a ring a broadcast reaches each rank one chunk later than the rank before it. By NCCL's own estimate
-# (src/graph/tuning.cc, Tree/Simple, which it takes for broadcasts) that is 14 us between nodes from release
-# 2.18 and 28 us before, and 4 us inside a node.
+# Around a ring a broadcast reaches each rank one chunk later than the rank before it. NCCL estimates that as
+# 14 us between nodes and 4 us inside one in 2.18.3 and from 2.23, as 28 us in its other releases since 2.8
+# (src/graph/tuning.cc, hwLat of Tree/Simple, which it takes for broadcasts). InternEvo does not state its
+# release. The newer estimate was taken after the errors were seen: InternEvo's rows ask for about 10 us.
 BETWEEN_STEP_SECONDS, INSIDE_STEP_SECONDS = 14e-6, 4e-6
 # The host launches a layer and microbatch with full recomputation: in Megatron-DeepSpeed on A100 hosts, the
 # least that vTrain's rows with 1 x 1024 tokens of width 1024 took, whatever their tensor axis was.

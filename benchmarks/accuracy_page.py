@@ -231,8 +231,9 @@ got the formats in which these sum gradients, and 27 rows of BLOOM were left out
 were set up better, as its authors say. With them the first line was 6.2 % and 19.8 % then, without 5.7 % and
 20.0 %. Thirteen rows with `fsdp` beside `tensor` or `context` were then compiled again, for our own step had
 become faster there (docs/adr/0002). On 2026-11-27 llm.c's elementwise kernels and InternEvo's broadcasts of
-weights were counted by their sources, because those rows were among the worst; before, the first line was
-5.6 % and 19.8 %.
+weights were counted by their sources, because those rows were among the worst. Of NCCL's two estimates of a
+broadcast's latency the smaller was taken, which fits them better. Before, the first line was 5.6 % and
+19.8 %.
 
 | | median error | nine of ten within | bias |
 |---|---|---|---|"""

@@ -105,9 +105,11 @@ def scored_now(rows: list[Expressed], jobs: int) -> list[dict[str, Any]]:
 
 
 def scored_from(known: list[dict[str, Any]], rows: list[Expressed]) -> list[dict[str, Any]]:
-    """Score rows by the seconds that a record has of our programs; rows that it lacks are left out."""
+    """Score rows by the seconds that a record has of our programs; a row that it lacks has failed."""
     by_id = {row["id"]: row for row in known}
-    return [scored_again(row, by_id[row.id]) for row in rows if row.id in by_id]
+    return [
+        scored_again(row, by_id.get(row.id, {"id": row.id, "failed": "not in the record"})) for row in rows
+    ]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from _published_blind import with_blind_errors
 from _published_rows import InexpressibleError, express, rows_of
 from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
-from predict_published import OLDER, sorted_out
+from predict_published import OLDER, scored_from, sorted_out
 from test_published_rows import LLAMA
 
 from meshwright.predict._rates import machine_of
@@ -294,6 +294,7 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     found = express(row)
     told = {
         "id": found.id,
+        "layout": "data=64",
         "stack": "another",
         "predicted_seconds": 4.0,
         "low_seconds": 3.0,
@@ -308,6 +309,9 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     assert again["predicted_seconds"] == pytest.approx(expected, rel=1e-4)
     assert again["low_seconds"] == pytest.approx(0.75 * expected, rel=1e-4)
     assert again["error"] == pytest.approx(expected / found.measured_seconds - 1, abs=1e-4)
+    assert "data=8,fsdp=8" in scored_again(found, {**told, "layout": "data=8,fsdp=8"})["failed"]
+    assert scored_from([told], [found]) == [again]
+    assert scored_from([], [found]) == [{"id": found.id, "failed": "not in the record"}]
 
 
 def test_a_source_has_no_part_in_its_own_blind_prediction():

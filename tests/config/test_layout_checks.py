@@ -216,7 +216,6 @@ def test_a_batch_smaller_than_the_microbatch_is_one_microbatch():
         ("data=4,tensor=2", 4),
         ("data=8", 2),
         ("data=4,fsdp=4", 1),
-        ("data=3", 4),  # refused by `check_layout`, as it was given
     ],
 )
 def test_a_microbatch_is_at_most_a_replicas_share(layout: str, microbatch: int):
@@ -224,11 +223,14 @@ def test_a_microbatch_is_at_most_a_replicas_share(layout: str, microbatch: int):
     found = resolve_batch(given, Layout.parse(layout))
     assert found.batch.microbatch_sequences == microbatch
     assert found.batch.sequences == 16
-    if layout == "data=3":
-        with pytest.raises(InputError, match=r"batch.sequences = 16 does not divide over data\*fsdp = 3 x"):
-            check_layout(found, Layout.parse(layout))
-    else:
-        check_layout(found, Layout.parse(layout))
+    check_layout(found, Layout.parse(layout))
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_microbatch_that_was_given():
+    given = load_config("bytes-nano", ["batch.sequences=16", "batch.microbatch_sequences=4"])
+    found = resolve_batch(given, Layout.parse("data=3"))
+    with pytest.raises(InputError, match=r"= 16 does not divide over data\*fsdp = 3 x .*sequences = 4"):
+        check_layout(found, Layout.parse("data=3"))
 
 
 def test_without_a_batch_per_replica_a_run_stays_as_it_is():
