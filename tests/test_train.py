@@ -4,11 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 
 import meshwright as mw
 from meshwright.checkpoint import Checkpoints
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import EXIT_BROKE_OFF, InputError, MeshwrightError
 from meshwright.results import FirstStepsCompared
 from meshwright.training import Noticed, StepDone
 
@@ -109,6 +110,17 @@ def test_a_run_that_stops_has_its_report(tmp_path):
         mw.train("linear", on="1xCPU", folder=tmp_path / "run", overrides=wild)
     assert (tmp_path / "run/report.html").exists()
     assert not (tmp_path / "run/measurement.json").exists()
+
+
+def test_a_device_without_memory_is_told_in_words_and_the_run_may_be_tried_again(tmp_path, monkeypatch):
+    def lacking(request):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: [0] Failed to get module function f")
+
+    monkeypatch.setattr("meshwright.training.run_training", lacking)
+    with pytest.raises(mw.MeshwrightError, match=r"memory of cpu is used up: .*Failed to get") as error:
+        mw.train("linear", on="1xCPU", steps=2, folder=tmp_path / "run")
+    assert "batch.microbatch_sequences" in error.value.hint
+    assert error.value.exit_code == EXIT_BROKE_OFF
 
 
 def test_a_run_that_another_process_writes_is_left_alone(run, tmp_path):

@@ -49,6 +49,12 @@ EXIT_BROKE_OFF = 4
 """Status of a process that ended with an unforeseen error, or that hung: another attempt may succeed."""
 
 
+class DeviceMemoryError(MeshwrightError):
+    """A device had no memory left while a run was under way; another attempt may succeed."""
+
+    exit_code = EXIT_BROKE_OFF
+
+
 class InputError(MeshwrightError):
     """An error in the user's input: an unknown name, a size that does not divide."""
 

@@ -373,13 +373,13 @@ def test_missing_live_ranges_raise():
 def test_a_gpu_pays_for_context_libraries_and_a_communicator_per_axis():
     inside = allowance(Fleet.parse("8xH100"), (("fsdp", 4), ("tensor", 2)))
     assert inside == {
-        "CUDA context and kernels": 590_558_003,
+        "CUDA context and kernels": 858_993_459,
         "cuBLAS workspace": 32 * MIB,
         "NCCL communicator of fsdp": 392_000_000,
         "NCCL communicator of tensor": 392_000_000,
     }
     assert allowance(Fleet.parse("8xA100-80GB"), (("data", 1),)) == {
-        "CUDA context and kernels": 590_558_003,
+        "CUDA context and kernels": 858_993_459,
         "cuBLAS workspace": 8 * MIB + MIB // 8,
     }
 

@@ -395,4 +395,6 @@ def test_the_peak_is_that_of_a_gpus_allocator(make):
         optimizer.step()
         optimizer.zero_grad()
         del output
-    assert found.peak_bytes == pytest.approx(torch.cuda.max_memory_allocated() - start, rel=0.05)
+    # Scratch that kernels ask for is not counted: 1.5 MiB in the perceptron's backward pass on an H100.
+    peak_bytes = torch.cuda.max_memory_allocated() - start
+    assert found.peak_bytes == pytest.approx(peak_bytes, rel=0.05, abs=2 * 2**20)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import Overrides, RunConfig, trainable
-from ..errors import InputError, MeshwrightError
+from ..errors import DeviceMemoryError, InputError, MeshwrightError
 from ..measure import doubt_calibration, measured_runs_for
 from ..reconciliation import Measurement, Reconciliation, first_steps
 from ..reconciliation import reconcile as compared
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..training import Event, RunFolder, RunRequest, StepFlops
 
 REPORT = "report.html"
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
 REPORT_SECONDS = 60.0  # between pages: drawing one takes up to a second, so they cost about 1 %
 
 
@@ -218,10 +219,9 @@ def _weighing_of(
 def _measured(request: RunRequest) -> Measurement:
     """Train the step that was weighed; a run that fails has its page all the same."""
     from ..launch import over
-    from ..training import run_training
 
     try:
-        return run_training(request)[0]
+        return _trained(request)
     except InputError:
         raise  # the run was refused: the page of the previous run stays
     except MeshwrightError:
@@ -230,6 +230,22 @@ def _measured(request: RunRequest) -> Measurement:
             _draw(request.folder)
             _report_not_written(request, 0)
         raise
+
+
+def _trained(request: RunRequest) -> Measurement:
+    """Train, and put the runtime's words on a lack of memory in ours."""
+    from ..training import run_training
+
+    try:
+        return run_training(request)[0]
+    except RuntimeError as failed:  # jax's own
+        if NO_MEMORY not in str(failed):
+            raise
+        raise DeviceMemoryError(
+            f"the memory of {request.devices[0].device_kind} is used up: {str(failed).splitlines()[0]}",
+            hint="see whether another program holds memory of the device; else keep less: --set remat=full, "
+            "or a smaller batch.microbatch_sequences",
+        ) from failed
 
 
 def _ended(request: RunRequest, weighing: Weighing, measurement: Measurement) -> Run:

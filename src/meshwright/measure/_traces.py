@@ -178,7 +178,7 @@ def traced_step(
         once: instructions that run once in a step, by which steps are counted if no event names its run.
 
     Raises:
-        InputError: less than `LEAST_MATCHED` of the seconds is matched.
+        InputError: there is no event, or less than `LEAST_MATCHED` of the seconds is matched.
     """
     kernels = {re.sub(r"\W", "_", name): kind for name, kind in classes.items()}
     by_module: defaultdict[str, list[_Classed]] = defaultdict(list)
@@ -186,10 +186,17 @@ def traced_step(
         if event.name not in others:
             by_module[event.module].append((event, _class_of(event, classes, kernels)))
 
+    if not by_module:
+        raise InputError(
+            "the trace names no kernel of a compiled program",
+            hint="on a GPU the profiler needs CUPTI, and permission to read counters: see what it printed "
+            "while the steps ran; or give the seconds of a step: --measured",
+        )
+
     def known_seconds(module: str) -> float:
         return sum(event.seconds for event, kind in by_module[module] if kind)
 
-    chosen = by_module[max(by_module, key=known_seconds)] if by_module else []
+    chosen = by_module[max(by_module, key=known_seconds)]
     matched = _checked_share(chosen)
     usual, span, num_steps, num_inside = _usual_step([(e, kind) for e, kind in chosen if kind], once)
     return _step_of(
