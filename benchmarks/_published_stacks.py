@@ -18,7 +18,8 @@ from pathlib import Path
 from _sweep_program import MEGATRON
 
 from meshwright.config import Layout, RunConfig, TransformerModel
-from meshwright.predict._rates import Machine, collective_seconds
+from meshwright.predict._formulas import collective_seconds
+from meshwright.predict._rates import Machine
 
 # Passes over the scores, each reading or writing 2 bytes of every score, counted by kernel.
 # Forward: product writes; scale, mask and softmax read and write; dropout reads, writes and writes a mask of

@@ -23,16 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.hardware import Chip, find_chip
-from meshwright.predict._rates import (
-    ChipRates,
-    attention_of,
-    attention_seconds,
-    collective_seconds,
-    gemm_seconds,
-    rates_of,
-    shared,
-    sustained_share,
-)
+from meshwright.predict._formulas import attention_seconds, collective_seconds, gemm_seconds
+from meshwright.predict._rates import ChipRates, attention_of, rates_of, shared, sustained_share
 
 Numbers = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from meshwright.hardware import Chip, find_chip
-from meshwright.predict._rates import (
+from meshwright.predict._formulas import (
     AttentionRate,
     CollectiveRate,
     GemmRate,

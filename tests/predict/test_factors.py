@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.hardware import Fleet, MeasuredClass, MeasuredRun, MeasuredRuns
 from meshwright.ledger import executions_of
 from meshwright.predict import machine_of, predict, rates_digest
-from meshwright.predict._rates import runs
+from meshwright.predict._tables import runs
 from meshwright.predict._walk import walk
 
 FLEET = Fleet.parse("8xH100")

@@ -8,7 +8,8 @@ from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Calibration, Fleet, MeasuredAttention, MeasuredCollective
 from meshwright.ledger import executions_of
 from meshwright.predict import predict
-from meshwright.predict._rates import AttentionRate, machine_of, measured_attention
+from meshwright.predict._formulas import AttentionRate
+from meshwright.predict._rates import machine_of, measured_attention
 
 PROBED = Calibration(
     matmul_flops_per_second={"fp32": 3e11},
@@ -36,6 +37,37 @@ def test_a_chip_without_a_memory_bandwidth_is_refused():
     chip = dataclasses.replace(fleet.chip, memory_bytes_per_second=None)
     with pytest.raises(InputError, match="does not know the memory bandwidth of H100"):
         machine_of(dataclasses.replace(fleet, chip=chip), None)
+
+
+def test_one_device_has_the_rates_of_a_card_and_a_fleet_those_of_published_runs():
+    one, fleet = (machine_of(Fleet.parse(f"{n}xH100"), None) for n in (1, 8))
+    assert one.sustained_flops_per_second("bf16") == pytest.approx(735e12)
+    assert fleet.sustained_flops_per_second("bf16") == pytest.approx(570e12)
+    # Records 2026-11-27_gpu_kernels and _gpu_attention, rounded.
+    measured = {"cudnn": (363e12, 246e12), "flash-2": (246e12, 195e12)}
+    for kernel, (forward, backward) in measured.items():
+        card = machine_of(Fleet.parse("1xH100"), None, kernel)
+        rates = [card.attention_rate(128, 1024, "bf16", backward=b) for b in (False, True)]
+        assert [rate.efficiency * 989.4e12 for rate in rates] == pytest.approx([forward, backward])
+    assert not fleet.measured_attention
+
+
+def test_one_device_with_less_power_is_slower_and_one_of_silicon_that_was_not_measured_is_as_in_a_fleet():
+    fleet = Fleet.parse("1xH100")
+    weaker = dataclasses.replace(fleet, chip=dataclasses.replace(fleet.chip, watts=350))
+    share = machine_of(weaker, None).sustained_flops_per_second("bf16") / 735e12
+    assert share == pytest.approx(0.5 ** (1 / 3))
+    one, eight = (machine_of(Fleet.parse(f"{n}xA100-80GB"), None) for n in (1, 8))
+    assert one.sustained_share == eight.sustained_share
+    assert not one.alone
+
+
+def test_a_calibration_of_the_card_takes_the_place_of_what_other_cards_reached():
+    probed = dataclasses.replace(PROBED, matmul_flops_per_second={"bf16": 600e12})
+    machine = machine_of(Fleet.parse("1xH100"), probed)
+    assert machine.sustained_flops_per_second("bf16") == pytest.approx(600e12)
+    assert not machine.alone
+    assert not machine.measured_attention
 
 
 @pytest.mark.parametrize("name", [n for n, c in CATALOG.items() if c.platform != "cpu" and not c.slices])

@@ -9,20 +9,15 @@ import pytest
 from meshwright.errors import InputError
 from meshwright.hardware import CATALOG, Fleet, find_chip
 from meshwright.predict import _rates as _constants
-from meshwright.predict._rates import (
+from meshwright.predict._formulas import (
     CollectiveRate,
     GemmRate,
-    attention_of,
     attention_seconds,
     collective_seconds,
     gemm_seconds,
-    machine_of,
-    provenance,
-    rates_of,
-    shared,
-    sustained_share,
-    widths,
 )
+from meshwright.predict._rates import attention_of, machine_of, rates_of, shared, sustained_share, widths
+from meshwright.predict._tables import provenance
 
 MEASURED = [
     "A100-40GB",
@@ -157,7 +152,7 @@ ALLOWED |= {"1.6449", "50", "1e-9", "0.5", "16", "240"}
 def test_the_files_hold_their_source():
     assert "aiconfigurator" in _constants.fitted()["source"]
     products = {"products", "products_reached", "unaligned"}
-    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors"}
+    others = {"sustained", "other_tpus", "shared", "attention", "interval", "factors", "alone"}
     assert others | products == set(_constants.runs())
 
 
@@ -170,7 +165,17 @@ def test_no_constant_of_a_machine_stands_in_code(path):
 
 @pytest.mark.parametrize(
     "table",
-    ["shared", "sustained", "other_tpus", "products", "unaligned", "attention", "interval", "factors"],
+    [
+        "shared",
+        "sustained",
+        "other_tpus",
+        "products",
+        "unaligned",
+        "attention",
+        "interval",
+        "factors",
+        "alone",
+    ],
 )
 def test_every_table_of_constants_is_explained_beside_it(table):
     text = (FOLDER / "runs.toml").read_text()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from meshwright.ledger import Message
 
 from ._prices import Transfer, transfer_of
-from ._rates import Machine, names_of, runs
+from ._rates import Machine, names_of
+from ._tables import runs
 from ._walk import LAUNCH, WAIT, Event, Walked
 
 MAIN = 0  # the stream of the step

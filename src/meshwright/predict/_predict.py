@@ -31,20 +31,10 @@ from meshwright.units import format_bytes, format_seconds
 from ._busy import Busy, busy_of
 from ._factors import TAIL, class_of
 from ._prices import Order
-from ._rates import (
-    CUDNN,
-    TPU,
-    Machine,
-    Width,
-    machine_of,
-    peer_collectives,
-    provenance,
-    runs,
-    width_name,
-    widths,
-)
+from ._rates import CUDNN, TPU, Machine, Width, machine_of, peer_collectives, width_name, widths
 from ._records import Help, Interval, Prediction, Slice
 from ._sources import words_of
+from ._tables import provenance, runs
 from ._walk import LAUNCH, Prices, Variation, Walked, trace_of, walk
 
 MOST_NAMED = 2
@@ -222,6 +212,9 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
             f"{whose} sustain; attention and messages at the median efficiencies of nine NVIDIA GPUs "
             f"({provenance()})"
         )
+    if machine.alone:
+        attention = " and attention" if machine.measured_attention else ""
+        return f"{tables}, large products{attention} as {machine.alone} reached them"
     if machine.sustained_share is not None:
         return (
             f"{tables}, products at most at the {100 * machine.sustained_share:.0f} % of peak "

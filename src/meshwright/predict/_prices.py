@@ -37,7 +37,8 @@ from meshwright.ledger import (
     traced_kernel_of,
 )
 
-from ._rates import Machine, attention_seconds, collective_seconds
+from ._formulas import attention_seconds, collective_seconds
+from ._rates import Machine
 
 _VIEWS = ("bitcast", "reshape", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")

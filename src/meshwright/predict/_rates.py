@@ -1,9 +1,7 @@
-"""Describe a device to the walk: its rates, and the seconds of a kernel or a collective by its size.
+"""Describe a device to the walk: its rates, from tables, published runs, measured cards or a calibration.
 
-The formulas take numbers or arrays of numbers, so that `benchmarks/fit_rates.py` fits the same functions that
-predict. Their rates are parameters: no formula depends on a chip. `rates.toml` holds the coefficients by
-chip, and `rates_of` supplies those of a chip without tables. `runs.toml` holds figures from published runs
-and from others' reports, which all predictions share.
+`rates.toml` holds the coefficients by chip, and `rates_of` supplies those of a chip without tables.
+`runs.toml` holds figures from published runs and from others' reports, which all predictions share.
 
 `Machine` holds all that the walk reads about one device and its links. Figures that a calibration measured
 take precedence over the catalog and the tables; `_sources.words_of` names the source of each.
@@ -13,126 +11,20 @@ from __future__ import annotations
 
 import math
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.errors import InputError, nearest_name
 from meshwright.hardware import COLLECTIVE_KINDS, Calibration, Chip, Fleet, MeasuredAttention, MeasuredRuns
 
+from ._alone import alone_rates
 from ._factors import NO_FACTORS, Factors, before_measuring, digest_of, fit_factors
-
-
-@cache
-def runs() -> Mapping[str, Any]:
-    """Return runs.toml: figures from published runs and others' reports, shared by all predictions."""
-    return tomllib.loads(files("meshwright.predict").joinpath("runs.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def fitted() -> Mapping[str, Any]:
-    """Return rates.toml: coefficients fitted to public tables of kernels."""
-    return tomllib.loads(files("meshwright.predict").joinpath("rates.toml").read_text(encoding="utf-8"))
-
-
-Number = float | NDArray[Any]
-
-TILES: tuple[tuple[int, int], ...] = tuple((rows, columns) for rows, columns in runs()["products"]["tiles"])
-"""The tile sizes from which a library's heuristics choose. The model takes the fastest, as they do."""
-_LARGEST_INTENSITY = max(rows * columns / (rows + columns) for rows, columns in TILES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmRate:
-    """Coefficients of `gemm_seconds` for one chip and format; efficiencies are shares of catalog peaks."""
-
-    efficiency: float
-    k_half: float  # the k at which half of a tile's time is its prologue
-    start_seconds: float
-    memory_efficiency: float
-    wave_share: float  # the share of a partial wave's idle time that is paid: 1 all, 0 none
-    small_tile_exponent: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRate:
-    """Coefficients of `attention_seconds` for one chip and head size."""
-
-    efficiency: float
-    half_length: float  # the sequence length that reaches half of the rate
-    start_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRate:
-    """Coefficients of `collective_seconds` for one kind and group size; efficiency is a share of the link."""
-
-    efficiency: float
-    alpha_seconds: float
-    ramp_seconds: float
-
-
-def gemm_seconds(
-    rate: GemmRate,
-    *,
-    m: Number,
-    n: Number,
-    k: Number,
-    num_bytes: Number,
-    flops_per_second: float,
-    memory_bytes_per_second: float,
-    num_sms: int,
-    batch: Number = 1,
-) -> Number:
-    """Return the seconds of a batch of [m, k] x [k, n] products.
-
-    They are the larger of the arithmetic time and the memory time, plus a start. For the arithmetic time,
-    tiles are rounded up to whole ones, then to waves of one tile per SM, and the best of `TILES` counts.
-    Source of tile and wave quantisation: NVIDIA, "Matrix Multiplication Background User's Guide"
-    (docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication). Fitted: the share of a
-    partial wave that is paid, and the losses from small tiles and from small k.
-    Not modelled: clocks under load.
-    """
-    arithmetic: Number = np.inf
-    for rows, columns in TILES:
-        tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        waves = tiles / num_sms
-        paid = rate.wave_share * np.ceil(waves) + (1 - rate.wave_share) * np.maximum(waves, 1)
-        intensity = rows * columns / (rows + columns) / _LARGEST_INTENSITY
-        per_second = flops_per_second * rate.efficiency * intensity**rate.small_tile_exponent
-        seconds = paid * num_sms * rows * columns * 2 * k / per_second * (1 + rate.k_half / k)
-        arithmetic = np.minimum(arithmetic, seconds)
-    memory = num_bytes / (memory_bytes_per_second * rate.memory_efficiency)
-    return np.maximum(arithmetic, memory) + rate.start_seconds
-
-
-def attention_seconds(
-    rate: AttentionRate, *, flops: Number, length: Number, flops_per_second: float
-) -> Number:
-    """Return the seconds of a fused attention kernel over `length` positions.
-
-    The rate saturates with the length s: R(s) = R_inf s / (s + s_half). `flops`: those of the scores that the
-    mask leaves.
-    """
-    per_second = flops_per_second * rate.efficiency * length / (length + rate.half_length)
-    return flops / per_second + rate.start_seconds
-
-
-def collective_seconds(rate: CollectiveRate, *, wire_bytes: Number, bytes_per_second: float) -> Number:
-    """Return the seconds of a collective in which one device sends `wire_bytes` over its link.
-
-    The form is alpha + x/B + sqrt(ramp x/B). The last term is the time in which a pipelined transfer fills
-    its pipeline, at the best chunk size. Without it the measured tables fit three to eight times worse.
-    """
-    transfer = wire_bytes / (bytes_per_second * rate.efficiency)
-    return rate.alpha_seconds + transfer + np.sqrt(rate.ramp_seconds * transfer)
-
+from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
+from ._tables import fitted, runs
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
@@ -338,11 +230,6 @@ def _systems() -> Mapping[str, tuple[tuple[str, ...], ChipRates]]:
     return {system: (tuple(table["names"]), _read(table)) for system, table in chips.items()}
 
 
-def provenance() -> str:
-    """Return the source of the coefficients and the date of their fit."""
-    return f"{fitted()['source']}, fitted {fitted()['date']}"
-
-
 def _read(table: dict[str, Any]) -> ChipRates:
     return ChipRates(
         gemm={name: GemmRate(**fields) for name, fields in table["gemm"].items()},
@@ -448,6 +335,7 @@ class Machine:
     measured_attention: tuple[MeasuredAttention, ...] = ()
     narrow_products: bool = False  # float32 products run in bf16, on half of the bytes
     through_host: bool = False
+    alone: str = ""  # the cards that measured what one device reaches, where the fleet is one
     factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
 
     @property
@@ -605,9 +493,21 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         through_host=sends_through_host(chip) and not rates.measured,
     )
     if calibration is None:
-        return machine
+        return _alone(machine, chip, attention_kernel) if fleet.num_devices == 1 else machine
     # Attention was measured with cuDNN's kernel; another library's kernel has its own rates.
     return _measured(machine, calibration, calibration.attention if attention_kernel == CUDNN else ())
+
+
+def _alone(machine: Machine, chip: Chip, attention_kernel: str) -> Machine:
+    """Return the machine with what a card of its silicon reached by itself, where one was measured."""
+    system = next((name for name, (chips, _) in _systems().items() if chip.name in chips), None)
+    table, exponent = runs()["alone"], machine.shared.power_exponent
+    found = alone_rates(table, system, chip, attention_kernel, exponent)
+    if found is None:
+        return machine
+    return replace(
+        machine, sustained_share=found.share, measured_attention=found.attention, alone=found.measured
+    )
 
 
 def _basis(chip: Chip, is_measured: bool) -> str:
