@@ -138,8 +138,9 @@ def test_tensor_parallel_products_are_shared_and_their_messages_wait():
     def split(module, mesh):
         parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
-    one = weighed(square(2), rows()).prediction
-    two = weighed(square(2), rows(), on="2xH100", layout="tensor=2", parallelize=split).prediction
+    # A100s, for one H100 alone has other rates than one of several.
+    one = weighed(square(2), rows(), on="1xA100-80GB").prediction
+    two = weighed(square(2), rows(), on="2xA100-80GB", layout="tensor=2", parallelize=split).prediction
     assert exposed(two)["matmul"] == pytest.approx(exposed(one)["matmul"] / 2, rel=0.1)
     assert exposed(two)["all-reduce[tensor]"] > 0
 
