@@ -202,6 +202,10 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
     if calibration is not None:
         simulated = machine.basis == "calibration"
         return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
+    if machine.alone:
+        reached = ["large products in 16 bits"] if names != ("fp8",) else []
+        reached += ["attention"] if machine.measured_attention else []
+        return ", ".join([tables, *([f"{' and '.join(reached)} as on {machine.alone}"] if reached else [])])
     if names == ("fp8",):
         return tables
     if machine.is_tpu:
@@ -212,9 +216,6 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
             f"{whose} sustain; attention and messages at the median efficiencies of nine NVIDIA GPUs "
             f"({provenance()})"
         )
-    if machine.alone:
-        attention = " and attention" if machine.measured_attention else ""
-        return f"{tables}, large products{attention} as {machine.alone} reached them"
     if machine.sustained_share is not None:
         return (
             f"{tables}, products at most at the {100 * machine.sustained_share:.0f} % of peak "
