@@ -21,7 +21,10 @@ LLAMA = ("batch.sequences=4", "batch.sequence_length=2048")
 def test_a_step_of_one_card_is_predicted_within_ten_percent(preset, settings, chip, measured_seconds):
     overrides = ["batch.microbatch_sequences=none", *settings]
     weighed = mw.weigh(preset, on=f"1x{chip}", overrides=overrides)
+    assert weighed.prediction is not None
     seconds = weighed.prediction.step_seconds
     assert seconds.expected == pytest.approx(measured_seconds, rel=0.1)
+    assert seconds.low is not None
+    assert seconds.high is not None
     assert seconds.low < measured_seconds < seconds.high
     assert "one H200 and one H100" in weighed.prediction.basis
