@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from _published_interval import interval_of
 from _published_rows import ASSUMED, Expressed
-from _published_stacks import otherwise
+from _published_stacks import is_reduction, otherwise
 
 import meshwright as mw
 from meshwright.errors import CompileError, InputError
@@ -56,7 +56,11 @@ def score(row: Expressed) -> dict[str, Any]:
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     exposed = {each.name: each.exposed_seconds for each in prediction.slices}
-    return {**told, **_with_stack(row, prediction.step_seconds, exposed)}
+    if row.stack.waits_for_reductions:
+        told["whole_seconds"] = {
+            each.name: _short(each.seconds) for each in prediction.slices if is_reduction(each.name)
+        }
+    return {**told, **_with_stack(row, prediction.step_seconds, exposed, told.get("whole_seconds"))}
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,11 +76,13 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
     ours = Interval(low=told.get("low_seconds"), expected=predicted, high=told.get("high_seconds")).times(
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
-    found = _with_stack(row, ours, told["exposed_seconds"])
+    found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
     return {**told, "stack": row.stack.name, **found}
 
 
-def _with_stack(row: Expressed, ours: Interval, exposed: Mapping[str, float]) -> dict[str, Any]:
+def _with_stack(
+    row: Expressed, ours: Interval, exposed: Mapping[str, float], whole: Mapping[str, float] | None
+) -> dict[str, Any]:
     """Return the error of our program's seconds with what the row's stack does otherwise."""
     added = otherwise(
         row.stack,
@@ -87,6 +93,7 @@ def _with_stack(row: Expressed, ours: Interval, exposed: Mapping[str, float]) ->
         machine=machine_of(row.fleet, None, row.attention_kernel),
         step_seconds=ours.expected,
         exposed_seconds=exposed,
+        whole_seconds=whole,
     )
     seconds = ours.times(1 + sum(added.values()) / ours.expected)
     return {

@@ -68,8 +68,9 @@ class Stack:
 
     `unfused_attention`: it writes the scores, unless a row says that its attention is fused;
     `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
-    elementwise operation is a kernel, and tensor parallelism keeps norms and residuals whole, so that it
-    all-reduces them. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
+    elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
+    whole, so that it all-reduces them. `waits_for_reductions`: gradients are reduced over `data` after the
+    backward pass, and nothing runs beside that. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
     nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
     besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
     under the last microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces
@@ -85,6 +86,8 @@ class Stack:
     unfused_attention: bool = False
     fused_dropout: bool = False
     eager: bool = False
+    whole_over_tensor: bool = False
+    waits_for_reductions: bool = False
     fused_casts: bool = False
     repeats_nothing: bool = False
     head_in_last_stage: bool = False
@@ -173,6 +176,7 @@ def otherwise(
     machine: Machine,
     step_seconds: float,
     exposed_seconds: Mapping[str, float],
+    whole_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return what the row's stack adds to the predicted step, in seconds by reason; less is negative.
 
@@ -182,6 +186,7 @@ def otherwise(
         owners: ranks that share an optimizer under ZeRO-1; None if all replicas do.
         step_seconds: the predicted step of our program.
         exposed_seconds: its parts, by name.
+        whole_seconds: the reductions of gradients by name, with what our program hides; None if not known.
     """
     sizes = Sizes.of(config)
     exposed = dict(exposed_seconds)
@@ -194,6 +199,7 @@ def otherwise(
         added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
     if stack.eager:
         added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.whole_over_tensor:
         ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
     if stack.fused_casts and config.precision == "fp8":
@@ -204,13 +210,18 @@ def otherwise(
         ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
         broadcasts = _broadcast_seconds(stack.broadcast_arrays, owners or sizes.replicas, sizes, machine)
         added["broadcasts of weights"] = broadcasts - ours
+    if stack.waits_for_reductions:
+        whole = whole_seconds or {}
+        added["reductions after the backward pass"] = math.fsum(
+            seconds - exposed.get(name, 0.0) for name, seconds in whole.items()
+        )
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
     if stack.eager:
         device = step_seconds + math.fsum(added.values())
         added["launches by the host"] = max(_launch_seconds(sizes) - device, 0.0)
-    reduced = math.fsum(seconds for name, seconds in exposed.items() if _is_reduction(name))
+    reduced = math.fsum(seconds for name, seconds in exposed.items() if is_reduction(name))
     microbatch = (step_seconds - reduced) / sizes.ticks
     if stack.hidden_reduction:
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
@@ -228,7 +239,7 @@ def _hidden_seconds(
         return 0.0
     messages = {_axes(name): 0.0 for name in exposed}
     for name, seconds in exposed.items():
-        messages[_axes(name)] += 0.0 if _is_reduction(name) else seconds
+        messages[_axes(name)] += 0.0 if is_reduction(name) else seconds
     hidden = (1 - 1 / sizes.tensor) * messages.get("tensor", 0.0)
     hidden += messages.get("stage", 0.0) if config.pipeline_chunks > 1 else 0.0
     return hidden + min(messages.get("data", 0.0), (1 - HIDDEN_SHARE) * microbatch)
@@ -239,7 +250,8 @@ def _axes(name: str) -> str:
     return name.partition("[")[2].rstrip("]")
 
 
-def _is_reduction(name: str) -> bool:
+def is_reduction(name: str) -> bool:
+    """Return whether a message of this name reduces gradients over `data`."""
     return name.startswith(("all-reduce[", "reduce-scatter[")) and "data" in _axes(name)
 
 
