@@ -359,9 +359,9 @@ def _broadcast_seconds(arrays: int, owners: int, sizes: Sizes, machine: Machine)
     payload = 2 * model.num_parameters / sizes.tensor
     inside = owners * sizes.tensor <= machine.devices_per_domain
     if inside:
-        assert machine.inside_bytes_per_second is not None
+        link = machine.inside_rate(owners)
+        assert link is not None
         rate = machine.rates.collective_for("all-gather", owners)
-        link = machine.inside_bytes_per_second
         sent = float(collective_seconds(rate, wire_bytes=payload, bytes_per_second=link))
     else:
         assert machine.between_bytes_per_second is not None
@@ -387,12 +387,11 @@ def _tensor_seconds(sizes: Sizes, machine: Machine) -> float:
     payload = 2 * sizes.tokens * sizes.model.embed_dim
     members = min(sizes.tensor, machine.devices_per_domain)
     domains = -(-sizes.tensor // members)
-    assert machine.inside_bytes_per_second is not None
+    link = machine.inside_rate(members)
+    assert link is not None
     rate = machine.rates.collective_for("all-reduce", members)
     wire = 2 * (sizes.tensor - 1) / sizes.tensor * payload
-    seconds = float(
-        collective_seconds(rate, wire_bytes=wire, bytes_per_second=machine.inside_bytes_per_second)
-    )
+    seconds = float(collective_seconds(rate, wire_bytes=wire, bytes_per_second=link))
     if domains > 1:
         assert machine.between_bytes_per_second is not None
         network = machine.between_bytes_per_second * machine.shared.network_efficiency * members
@@ -411,7 +410,7 @@ def _tied_seconds(sizes: Sizes, machine: Machine) -> float:
     payload = 2 * sizes.model.vocab_size * sizes.model.embed_dim / sizes.tensor
     per_domain = machine.devices_per_domain
     inside = sizes.stages * sizes.replicas * sizes.tensor <= per_domain
-    link = machine.inside_bytes_per_second if inside else machine.between_bytes_per_second
+    link = machine.inside_rate(2) if inside else machine.between_bytes_per_second
     assert link is not None
     if inside:
         rate = machine.rates.collective_for("all-reduce", 2)

@@ -40,7 +40,7 @@ def read_record(
 
     >>> from meshwright.hardware import Link
     >>> read_record(Link, '{"name": "NVLink", "bytes_per_second": 4.5e11}', name="a link", hint="")
-    Link(name='NVLink', bytes_per_second=450000000000.0)
+    Link(name='NVLink', bytes_per_second=450000000000.0, by_group={})
     """
     from pydantic import TypeAdapter, ValidationError
 

@@ -171,6 +171,14 @@ def test_reductions_over_tensor_hide_behind_nothing_and_cross_the_network_where_
     assert slow == pytest.approx(6 * 40 * 128 * 2 * 2 * 2048 * 5120 / (8 * 0.85 * 1.5e9), rel=0.01)
 
 
+def test_reductions_over_tensor_take_the_link_of_their_pair():
+    row = {**GPT, "accelerator": "V100-32GB-SXM2", "devices_per_node": "8", "id": "bloom-002"}
+    found = added(row, matmul=9.0)["reductions over tensor"]
+    # one NVLink of 25 GB/s joins the first pair of a host of eight
+    fastest = 6 * 10 * 19 * 2 * 2 * 2048 * 5120 / 25e9
+    assert fastest < found < 2 * fastest
+
+
 def test_eight_bit_operands_are_written_by_the_kernels_before_the_products():
     row = {**LLAMA, "id": "mbridge-1", "precision": "FP8", "accelerator": "H100-80GB-SXM"}
     found = added(row, matmul=2.0, **{"memory-bound": 9.0})["fused casts"] + 9.0

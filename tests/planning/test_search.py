@@ -1,5 +1,6 @@
 """The search finds the best of candidates whose true times the closed form misjudges by family."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -52,6 +53,18 @@ def test_measured_steps_scale_the_estimates_and_leave_the_bound_below_them(space
     np.testing.assert_array_equal(slower.seconds_bound, estimates.seconds_bound)  # of other work than timed
     assert np.all(faster.seconds_bound < 0.7 * estimates.seconds_bound)
     assert np.all(faster.seconds_bound <= faster.seconds)
+
+
+def test_groups_with_a_slower_link_are_estimated_with_it(space, estimates):
+    machine = machine_of(FLEET, None)
+    slow = dataclasses.replace(machine, inside_bytes_per_second=25e9)
+    by_group = dataclasses.replace(machine, inside_by_group={2: 25e9, 8: 25e9})
+    pairs = dataclasses.replace(machine, inside_by_group={2: 25e9, 4: 450e9})
+    every, all_slow = (estimate(RUN, each, space.candidates).seconds for each in (by_group, slow))
+    np.testing.assert_allclose(every, all_slow)
+    some = estimate(RUN, pairs, space.candidates).seconds
+    assert np.any(1.1 * estimates.seconds < some)
+    assert np.any(1.1 * some < all_slow)
 
 
 def truth_of(candidates, estimates, seed):

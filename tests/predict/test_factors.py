@@ -135,6 +135,9 @@ def test_steps_compared_with_other_rates_are_set_aside():
     faster = dataclasses.replace(FLEET.chip, memory_bytes_per_second=9e12)
     assert rates_digest(FLEET, None) != rates_digest(dataclasses.replace(FLEET, chip=faster), None)
     assert rates_digest(FLEET, None) == rates_digest(Fleet.parse("64xH100"), None)
+    link = dataclasses.replace(FLEET.chip.inside, by_group={8: {2: 1e9}})
+    wired = dataclasses.replace(FLEET.chip, inside=link)
+    assert rates_digest(FLEET, None) != rates_digest(dataclasses.replace(FLEET, chip=wired), None)
 
 
 def test_steps_of_another_chip_and_unknown_classes_are_refused():

@@ -264,6 +264,17 @@ def test_a_link_that_the_catalog_does_not_know_is_known_once_it_was_measured():
     assert rate.efficiency * machine.inside_bytes_per_second == pytest.approx(100e9)
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_measured_group_keeps_its_rate_where_the_link_depends_on_the_group(size):
+    collective = MeasuredCollective(
+        kind="all-gather", group_size=size, bytes_per_second=20e9, latency_seconds=1e-5
+    )
+    measured = dataclasses.replace(CALIBRATION, collectives=(collective,))
+    machine = machine_of(Fleet.parse("8xV100"), measured)
+    rate = machine.rates.collective_for("all-gather", size)
+    assert rate.efficiency * machine.inside_rate(size) == pytest.approx(20e9)
+
+
 def test_simulated_devices_share_what_was_measured_of_their_host_together():
     cpu = dataclasses.replace(CALIBRATION, chip="CPU", attention=())
     machine = machine_of(Fleet.parse("8xCPU"), cpu)

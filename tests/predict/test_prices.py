@@ -462,6 +462,26 @@ def test_half_the_bandwidth_is_slower_by_at_most_two(kind, groups):
 
 
 @pytest.mark.parametrize(
+    ("kind", "groups", "size", "rate"),
+    [
+        ("all-gather", "[8,2]<=[16]", 2, 25e9),
+        ("all-reduce", "[4,4]<=[16]", 4, 100e9),
+        ("reduce-scatter", "[2,8]<=[16]", 8, 150e9),
+        ("all-gather", "{{0,1,8,9},{2,3,10,11},{4,5,12,13},{6,7,14,15}}", 4, 25e9),  # pairs in two hosts
+        ("collective-permute", "{{0,1},{1,2},{2,3},{3,0}}", 4, 25e9),
+    ],
+)
+def test_a_message_takes_the_link_of_its_members_in_one_host(kind, groups, size, rate):
+    machine, num_devices = on("16xV100")
+    machine = dataclasses.replace(machine, between_bytes_per_second=1e15)
+    alike = dataclasses.replace(machine, inside_by_group={}, inside_bytes_per_second=rate)
+    message = gather(groups, size, kind)
+    found = transfer_of(machine, message, num_devices).seconds
+    assert found == pytest.approx(transfer_of(alike, message, num_devices).seconds)
+    assert found > 0.9 * message.wire_bytes / rate
+
+
+@pytest.mark.parametrize(
     ("field", "groups", "where"),
     [
         ("inside_bytes_per_second", "[2,8]<=[16]", "inside a domain"),

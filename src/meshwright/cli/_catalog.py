@@ -92,7 +92,12 @@ def _per_second(num_bytes: float | None) -> str:
 
 
 def _link(link: Link) -> str:
-    return f"{link.name}, {_per_second(link.bytes_per_second)}"
+    groups = [
+        f"{_per_second(rate)} in groups of {members} of {domain}"
+        for domain, rates in link.by_group.items()
+        for members, rate in rates.items()
+    ]
+    return "; ".join([f"{link.name}, {_per_second(link.bytes_per_second)}", *groups])
 
 
 def _chip_page(chip: Chip) -> tuple[Any, ...]:

@@ -101,6 +101,18 @@ class Calibration:
                 hint = nearest_name(kind, COLLECTIVE_KINDS)
                 raise InputError(f"calibration: no collective is called {kind!r}", hint=hint)
 
+    def launch_seconds_on(self, num_devices: int) -> float:
+        """Return the seconds of a launch on each of several simulated devices, which share a few cores.
+
+        This is the time at the largest measured number of devices that is not above `num_devices`. Beyond
+        the largest measured number it grows in proportion. Without such measurements, it is the time on one
+        device.
+        """
+        known = {1: self.launch_seconds, **self.launch_seconds_among}
+        count = max(devices for devices in known if devices <= num_devices)
+        beyond = num_devices / count if self.launch_seconds_among and count == max(known) else 1.0
+        return known[count] * beyond
+
     def to_json(self) -> str:
         """Return the JSON text that `from_json` reads."""
         return json.dumps(dataclasses.asdict(self), indent=1)

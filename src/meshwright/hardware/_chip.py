@@ -22,10 +22,20 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link between devices. The rate is for one direction, per device (half a marketing figure)."""
+    """A link between devices. The rates are for one direction, per device (half a marketing figure).
+
+    `bytes_per_second`: the rate of a ring over all devices of a domain.
+    `by_group`: the lower rates of smaller groups, where a few of a device's links join it to each of its
+    neighbours, without a switch: by the number of devices in the domain, then by the number of members. A
+    size between two stated ones has the rate of the smaller one. The members are taken as neighbours, such as
+    devices 0 to 3: for members far apart, and for exchanges that are no rings, the rate may be too high.
+    """
 
     name: str
     bytes_per_second: float
+    by_group: Mapping[int, Mapping[int, float]] = field(
+        default_factory=dict[int, Mapping[int, float]], hash=False
+    )
 
     @property
     def through_host(self) -> bool:
@@ -146,7 +156,7 @@ class Chip:
     `inside`, `between`, `host`: the links inside the fast domain, between domains, and to host memory.
     `chips_per_host`, `chips_per_domain`: JAX devices of a usual host and of a full fast domain.
     `uncertain_fields`: fields and formats about which sources disagree, or which vary between hosts.
-    `sources`: by group of figures (rates, memory, device_kinds, between, target, slices).
+    `sources`: by group of figures (rates, memory, device_kinds, inside, between, target, slices).
     `target`: None where its figures are not known, or where no compiler is available without the chip.
     """
 
@@ -191,7 +201,11 @@ def _chip(name: str, fields: dict[str, Any]) -> Chip:
     if "memory_gib" in fields:
         fields["memory_bytes"] = int(fields.pop("memory_gib") * GIB)
     for end in {"inside", "between", "host"} & fields.keys():
-        fields[end] = Link(**fields[end])
+        by_group = {
+            int(domain): {int(members): rate for members, rate in rates.items()}
+            for domain, rates in fields[end].pop("by_group", {}).items()
+        }
+        fields[end] = Link(**fields[end], by_group=by_group)
     for key in {"aliases", "device_kinds", "uncertain_fields"} & fields.keys():
         fields[key] = tuple(fields[key])
     return Chip(name=name, **fields)

@@ -667,7 +667,7 @@ class _Form:
         permute = kind == "collective-permute"
         inside = np.zeros_like(whole)
         if domains == 1 or (members > 1 and not permute):
-            link = machine.inside_bytes_per_second
+            link = machine.inside_rate(2 if permute else members)
             if link is None:
                 raise _no_rate(machine, "inside a domain")
             sent = whole * share

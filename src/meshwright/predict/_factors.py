@@ -307,5 +307,13 @@ def digest_of(chip: Chip, calibration: Calibration | None, *tables: Mapping[str,
     links = [
         None if link is None else link.bytes_per_second for link in (chip.inside, chip.between, chip.host)
     ]
-    figures = [dict(chip.peak_flops_per_second), chip.memory_bytes_per_second, links, rates, *tables]
+    figures: list[Any] = [
+        dict(chip.peak_flops_per_second),
+        chip.memory_bytes_per_second,
+        links,
+        rates,
+        *tables,
+    ]
+    if chip.inside is not None and chip.inside.by_group:
+        figures.append(chip.inside.by_group)
     return hashlib.sha256(json.dumps(figures, sort_keys=True, default=str).encode()).hexdigest()[:16]

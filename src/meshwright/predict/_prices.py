@@ -341,8 +341,9 @@ def transfer_of(machine: Machine, message: Message, num_devices: int, order: Ord
     name = f"{message.kind}[{where}]"
     inside = 0.0
     if members > 1 or domains == 1:
-        rate = machine.rates.collective_for(message.kind, message.group_size if domains == 1 else members)
-        link = _known(machine, machine.inside_bytes_per_second, "inside a domain")
+        size = message.group_size if domains == 1 else members
+        rate = machine.rates.collective_for(message.kind, size)
+        link = _known(machine, machine.inside_rate(2 if permute else size), "inside a domain")
         sent = message.wire_bytes if domains == 1 else _inside_bytes(message, members)
         inside = float(collective_seconds(rate, wire_bytes=sent, bytes_per_second=link))
     if domains == 1:

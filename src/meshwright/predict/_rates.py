@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -243,33 +243,24 @@ def _read(table: dict[str, Any]) -> ChipRates:
 
 
 def with_collectives(
-    rates: ChipRates, calibration: Calibration, link_bytes_per_second: float, devices_per_host: int = 1
+    rates: ChipRates, calibration: Calibration, link: Callable[[int], float | None], devices_per_host: int = 1
 ) -> ChipRates:
     """Return the rates, with those of each measured kind and group size in place of the table's.
 
+    `link`: returns the bytes per second of the link in a group of so many devices.
     `devices_per_host`: the number of simulated devices that share one rate measured for all of them; else 1.
     """
     collectives: dict[str, Mapping[int, CollectiveRate]] = dict(rates.collectives)
     for measured in calibration.collectives:
+        per_second = link(measured.group_size)
+        assert per_second is not None, "a machine with measured collectives has a rate of its link"
         rate = CollectiveRate(
-            efficiency=measured.bytes_per_second / devices_per_host / link_bytes_per_second,
+            efficiency=measured.bytes_per_second / devices_per_host / per_second,
             alpha_seconds=measured.latency_seconds,
             ramp_seconds=0.0,
         )
         collectives[measured.kind] = {**collectives[measured.kind], measured.group_size: rate}
     return replace(rates, collectives=collectives)
-
-
-def launch_seconds_among(calibration: Calibration, num_devices: int) -> float:
-    """Return the seconds of a launch on each of several simulated devices at once, which share a few cores.
-
-    This is the time at the largest measured number of devices that is not above `num_devices`. Beyond the
-    largest measured number it grows in proportion. Without such measurements, it is the time on one device.
-    """
-    known = {1: calibration.launch_seconds, **calibration.launch_seconds_among}
-    count = max(devices for devices in known if devices <= num_devices)
-    beyond = num_devices / count if calibration.launch_seconds_among and count == max(known) else 1.0
-    return known[count] * beyond
 
 
 def measured_attention(
@@ -313,6 +304,7 @@ class Machine:
     published runs on the chip give the rate of products; for "other-tpu", those on other TPUs.
     `through_host`: collectives pass the host's memory, at a rate that was measured on another chip.
     `inside_bytes_per_second`, `between_bytes_per_second`: None where no figure is known.
+    `inside_by_group`: those of `Link.by_group` for this domain.
     """
 
     name: str
@@ -337,11 +329,18 @@ class Machine:
     through_host: bool = False
     alone: str = ""  # the cards that measured what one device reaches, where the fleet is one
     factors: Factors = NO_FACTORS  # those of `launch_seconds` are in it already
+    inside_by_group: Mapping[int, float] = field(default_factory=dict[int, float])
 
     @property
     def is_tpu(self) -> bool:
         """Return whether the device is a TPU, which runs a program without launching kernels."""
         return self.basis in (TPU, OTHER_TPU)
+
+    def inside_rate(self, members: int) -> float | None:
+        """Return the bytes per second that each of so many members in a domain sends to the others."""
+        stated = {self.devices_per_domain: self.inside_bytes_per_second, **self.inside_by_group}
+        known = [size for size in stated if size <= members]
+        return stated[max(known)] if known else self.inside_bytes_per_second
 
     def gemm_flops_per_second(self, format_name: str) -> float | None:
         """Return the peak that `GemmRate.efficiency` is a share of; None where the chip has no such peak."""
@@ -482,6 +481,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
         num_sms=chip.num_sms,
         launch_seconds=0.0 if chip.platform == "tpu" else common.launch_seconds,
         inside_bytes_per_second=chip.inside.bytes_per_second if chip.inside else None,
+        inside_by_group=chip.inside.by_group.get(fleet.chips_per_domain, {}) if chip.inside else {},
         between_bytes_per_second=chip.between.bytes_per_second if chip.between else None,
         host_bytes_per_second=chip.host.bytes_per_second if chip.host else None,
         devices_per_domain=fleet.chips_per_domain,
@@ -531,18 +531,15 @@ def _measured(
     peak = machine.peak_flops_per_second.get("bf16")
     large = calibration.matmul_flops_per_second.get("bf16")
     share = None if peak is None or large is None else large / peak
-    link, rates = machine.inside_bytes_per_second, machine.rates
     if calibration.collectives:
-        link = link or max(m.bytes_per_second for m in calibration.collectives)
-        rates = with_collectives(rates, calibration, link)
-        machine = replace(machine, through_host=False)
+        link = machine.inside_bytes_per_second or max(m.bytes_per_second for m in calibration.collectives)
+        machine = replace(machine, inside_bytes_per_second=link, through_host=False)
+        machine = replace(machine, rates=with_collectives(machine.rates, calibration, machine.inside_rate))
     return replace(
         machine,
         memory_bytes_per_second=calibration.memory_bytes_per_second,
         memory_efficiency=1.0,
         launch_seconds=calibration.launch_seconds,
-        inside_bytes_per_second=link,
-        rates=rates,
         measured_attention=attention,
         sustained_share=machine.sustained_share if share is None else share,
         gemm_factor=machine.gemm_factor if share is None else 1.0,
@@ -587,12 +584,12 @@ def _simulated(fleet: Fleet, calibration: Calibration | None) -> Machine:
         memory_bytes_per_second=memory,
         memory_efficiency=1.0,
         num_sms=None,
-        launch_seconds=launch_seconds_among(calibration, fleet.num_devices),
+        launch_seconds=calibration.launch_seconds_on(fleet.num_devices),
         inside_bytes_per_second=memory / 2,
         between_bytes_per_second=None,
         host_bytes_per_second=None,
         devices_per_domain=fleet.num_devices,
-        rates=with_collectives(rates, calibration, memory / 2, fleet.num_devices),
+        rates=with_collectives(rates, calibration, lambda _: memory / 2, fleet.num_devices),
         shared=shared(),
         gemm_factor=1.0,
         sustained_share=None,
