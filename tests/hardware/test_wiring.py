@@ -11,8 +11,8 @@ from meshwright.predict import machine_of
 LINK = 25e9  # one NVLink 2 in one direction
 
 # The number of NVLinks between two GPUs of a DGX-1 with V100, by `nvidia-smi topo -m`
-# (gist.github.com/ashwin/e139748bdba15f5af63f0146d01ee4c3). NVIDIA/nccl issue 671 has the first four rows as NCCL's
-# topology file, and NVIDIA/nccl-tests issue 68 the wiring of a host of four, a Dell C4140.
+# (gist.github.com/ashwin/e139748bdba15f5af63f0146d01ee4c3). NVIDIA/nccl issue 671 has the first four rows as
+# NCCL's topology file, and NVIDIA/nccl-tests issue 68 the wiring of a host of four, a Dell C4140.
 CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
     (1, 0, 2, 1, 0, 2, 0, 0),

@@ -5,11 +5,17 @@ import dataclasses
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.hardware import CATALOG, Calibration, Fleet, MeasuredAttention, MeasuredCollective
+from meshwright.hardware import (
+    CATALOG,
+    Calibration,
+    Fleet,
+    MeasuredAttention,
+    MeasuredCollective,
+    measured_attention,
+)
 from meshwright.ledger import executions_of
 from meshwright.predict import predict
-from meshwright.predict._formulas import AttentionRate
-from meshwright.predict._rates import machine_of, measured_attention
+from meshwright.predict._rates import machine_of
 
 PROBED = Calibration(
     matmul_flops_per_second={"fp32": 3e11},
@@ -295,7 +301,6 @@ MEASURED = tuple(
     )
     for head, length, rate in ((64, 1000, 100e12), (64, 4000, 400e12), (128, 1000, 150e12))
 )
-TABLE = AttentionRate(efficiency=0.5, half_length=1000.0, start_seconds=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +315,7 @@ TABLE = AttentionRate(efficiency=0.5, half_length=1000.0, start_seconds=1e-5)
     ],
 )
 def test_attention_is_read_between_and_beyond_the_measured_lengths(head_size, length, backward, expected):
-    assert measured_attention(MEASURED, TABLE, head_size, length, backward) == pytest.approx(expected)
+    assert measured_attention(MEASURED, 1000.0, head_size, length, backward) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, 2e-6), (2, 3e-6), (3, 3e-6), (8, 9e-6), (16, 18e-6)])

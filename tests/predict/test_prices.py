@@ -482,6 +482,16 @@ def test_a_message_takes_the_link_of_its_members_in_one_host(kind, groups, size,
 
 
 @pytest.mark.parametrize(
+    ("groups", "size", "links"), [("[4,2]<=[8]", 2, 1), ("[2,4]<=[8]", 4, 4), ("{}", 8, 6)]
+)
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter", "all-reduce"])
+def test_rings_over_single_links_reach_about_what_nccl_takes_for_one(kind, groups, size, links):
+    message = gather(groups, size, kind)
+    # NCCL's src/graph/topo.h: 20 GB/s for an NVLink of Volta, of the 25 of its wire
+    assert message.wire_bytes / seconds("8xV100", message) == pytest.approx(links * 20e9, rel=0.15)
+
+
+@pytest.mark.parametrize(
     ("field", "groups", "where"),
     [
         ("inside_bytes_per_second", "[2,8]<=[16]", "inside a domain"),

@@ -9,6 +9,7 @@ from ._calibration import COLLECTIVE_KINDS as COLLECTIVE_KINDS
 from ._calibration import Calibration as Calibration
 from ._calibration import MeasuredAttention as MeasuredAttention
 from ._calibration import MeasuredCollective as MeasuredCollective
+from ._calibration import measured_attention as measured_attention
 from ._chip import CATALOG as CATALOG
 from ._chip import Chip as Chip
 from ._chip import Link as Link

@@ -125,3 +125,31 @@ class Calibration:
             InputError: the text is not a JSON object with exactly these fields, or a value has another type.
         """
         return read_record(Calibration, text, name="a calibration", hint=_HINT)
+
+
+def measured_attention(
+    known: tuple[MeasuredAttention, ...], half_length: float, head_size: int, length: int, backward: bool
+) -> float:
+    """Return the FLOP/s at this length, for the measured head size nearest to `head_size`.
+
+    Between measured lengths the logarithms are interpolated linearly. Beyond them, the nearest measured rate
+    is scaled by the curve R(s) = R_inf s / (s + half_length): its value at this length over its value at the
+    measured length.
+    """
+    nearest = min((m.head_size for m in known), key=lambda size: abs(size - head_size))
+    rates = {
+        m.length: m.backward_flops_per_second if backward else m.forward_flops_per_second
+        for m in known
+        if m.head_size == nearest
+    }
+    below = max((at for at in rates if at <= length), default=None)
+    above = min((at for at in rates if at >= length), default=None)
+    if below is None or above is None:
+        at = above if below is None else below
+        assert at is not None, "a calibration without attention is not asked"
+        longer = length / (length + half_length)
+        return rates[at] * longer / (at / (at + half_length))
+    if below == above:
+        return rates[below]
+    share = math.log(length / below) / math.log(above / below)
+    return rates[below] ** (1 - share) * rates[above] ** share

@@ -19,7 +19,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshwright.errors import InputError, nearest_name
-from meshwright.hardware import COLLECTIVE_KINDS, Calibration, Chip, Fleet, MeasuredAttention, MeasuredRuns
+from meshwright.hardware import (
+    COLLECTIVE_KINDS,
+    Calibration,
+    Chip,
+    Fleet,
+    MeasuredAttention,
+    MeasuredRuns,
+    measured_attention,
+)
 
 from ._alone import alone_rates
 from ._factors import NO_FACTORS, Factors, before_measuring, digest_of, fit_factors
@@ -32,7 +40,8 @@ TPU, OTHER_TPU = "tpu", "other-tpu"
 CUDNN = "cudnn"
 """The attention kernel that our own programs call."""
 # The PCIe systems of the tables: one with peer-to-peer transfers, one that sends through the host's memory.
-_PEER_SYSTEM, _HOST_SYSTEM = "rtx_pro_6000_server", "l40s"
+# Of those with NVLink, the one whose all-reduces run in rings: newer switches sum by themselves.
+_PEER_SYSTEM, _HOST_SYSTEM, _RING_SYSTEM = "rtx_pro_6000_server", "l40s", "a100_sxm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +171,8 @@ def rates_of(chip: Chip) -> ChipRates:
 
     Where others measured large products on an unmeasured chip, their rate sets the efficiency of products. An
     unmeasured chip takes the collectives of the PCIe system with peer-to-peer transfers if its own link is
-    PCIe, those of the one that sends through the host if it has no such transfers, else medians over the
-    NVLink systems.
+    PCIe, those of the one that sends through the host if it has no such transfers, those of rings if its own
+    links have no switch, else medians over the NVLink systems.
     """
     systems = _systems()
     for names, rates in systems.values():
@@ -189,8 +198,24 @@ def _collectives_like(chip: Chip) -> Mapping[str, Mapping[int, CollectiveRate]]:
         return systems[_HOST_SYSTEM][1].collectives
     if chip.inside is not None and chip.inside.name.startswith("PCIe"):
         return peer_collectives()
+    if chip.inside is not None and chip.inside.by_group:
+        return _in_full_rings(systems[_RING_SYSTEM][1].collectives)
     linked = [r for name, (_, r) in systems.items() if name not in (_PEER_SYSTEM, _HOST_SYSTEM)]
     return {kind: _medians(r.collectives[kind] for r in linked) for kind in linked[0].collectives}
+
+
+def _in_full_rings(
+    measured: Mapping[str, Mapping[int, CollectiveRate]],
+) -> Mapping[str, Mapping[int, CollectiveRate]]:
+    """Return rates at which groups of any size reach the largest group's share, of the few links they have.
+
+    Behind a switch a small group has all links of its members, and does not fill them.
+    """
+    full = {kind: sizes[max(sizes)].efficiency for kind, sizes in measured.items()}
+    return {
+        kind: {size: replace(rate, efficiency=full[kind]) for size, rate in sizes.items()}
+        for kind, sizes in measured.items()
+    }
 
 
 def sends_through_host(chip: Chip) -> bool:
@@ -261,34 +286,6 @@ def with_collectives(
         )
         collectives[measured.kind] = {**collectives[measured.kind], measured.group_size: rate}
     return replace(rates, collectives=collectives)
-
-
-def measured_attention(
-    known: tuple[MeasuredAttention, ...], table: AttentionRate, head_size: int, length: int, backward: bool
-) -> float:
-    """Return the FLOP/s at this length, for the measured head size nearest to `head_size`.
-
-    Between measured lengths the logarithms are interpolated linearly. Beyond them, the nearest measured rate
-    is scaled by the table's curve, R(s) = R_inf s / (s + s_half): its value at this length over its value at
-    the measured length.
-    """
-    nearest = min((m.head_size for m in known), key=lambda size: abs(size - head_size))
-    rates = {
-        m.length: m.backward_flops_per_second if backward else m.forward_flops_per_second
-        for m in known
-        if m.head_size == nearest
-    }
-    below = max((at for at in rates if at <= length), default=None)
-    above = min((at for at in rates if at >= length), default=None)
-    if below is None or above is None:
-        at = above if below is None else below
-        assert at is not None, "a calibration without attention is not asked"
-        longer = length / (length + table.half_length)
-        return rates[at] * longer / (at / (at + table.half_length))
-    if below == above:
-        return rates[below]
-    share = math.log(length / below) / math.log(above / below)
-    return rates[below] ** (1 - share) * rates[above] ** share
 
 
 _NARROW = ("fp8", "fp6", "fp4", "mxfp", "nvfp", "int")  # published runs do not show their clocks
@@ -394,7 +391,7 @@ class Machine:
         """
         table = self.rates.attention_for(head_size)
         if self.measured_attention:
-            rate = measured_attention(self.measured_attention, table, head_size, length, backward)
+            rate = measured_attention(self.measured_attention, table.half_length, head_size, length, backward)
             share = rate / self.peak_flops_per_second[format_name]
             return AttentionRate(efficiency=share, half_length=0.0, start_seconds=0.0)
         return replace(
