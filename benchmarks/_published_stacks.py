@@ -70,11 +70,12 @@ class Stack:
     `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
     elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
     whole, so that it all-reduces them. `waits_for_reductions`: gradients are reduced over `data` after the
-    backward pass, and nothing runs beside that. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`:
-    nothing is rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head
-    besides its layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets
-    under the last microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces
-    beside products, all but the first hidden; those over `stage` hide where a stage has several chunks, and
+    backward pass, and nothing runs beside that. `fused_casts`: norms and activations write 8-bit operands
+    themselves. `repeats_nothing`: nothing is rematerialised unless a row says so. `head_in_last_stage`: the
+    last stage computes the head besides its layers, where ours is split over all. `hidden_reduction`:
+    gradients are reduced in buckets under the last microbatch's backward pass. `hidden_messages`: messages
+    over `tensor` run in as many pieces beside products, all but the first hidden; those over `stage` hide
+    where a stage has several chunks, and
     weights over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every
     message runs beside products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is
     part of a product there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each
@@ -194,27 +195,17 @@ def otherwise(
     if stack.head_in_last_stage and sizes.stages > 1:
         ours = math.fsum(exposed.pop(name) for name in tuple(exposed) if _is_of_our_head(name))
         added["sums of tied tables"] = _tied_seconds(sizes, machine) - ours
-    if unfused:
-        per_tick = sizes.layers * _attention_seconds(sizes, heads, stack.fused_dropout, machine)
-        added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
-    if stack.eager:
-        added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    added |= _kernels(stack, config.precision, sizes, heads if unfused else None, machine, exposed)
     if stack.whole_over_tensor:
         ours = sum(seconds for name, seconds in exposed.items() if _axes(name) == "tensor")
         added["reductions over tensor"] = _tensor_seconds(sizes, machine) - ours
-    if stack.fused_casts and config.precision == "fp8":
-        added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
-    if stack.by_hand:
-        added["kernels by hand"] = _by_hand_seconds(stack, sizes, machine) - exposed.get("memory-bound", 0.0)
     if stack.broadcast_arrays and config.zero1:
         ours = math.fsum(seconds for name, seconds in exposed.items() if name == "all-gather[data]")
         broadcasts = _broadcast_seconds(stack.broadcast_arrays, owners or sizes.replicas, sizes, machine)
         added["broadcasts of weights"] = broadcasts - ours
-    if stack.waits_for_reductions:
-        whole = whole_seconds or {}
-        added["reductions after the backward pass"] = math.fsum(
-            seconds - exposed.get(name, 0.0) for name, seconds in whole.items()
-        )
+    if stack.waits_for_reductions and whole_seconds is not None:
+        hidden = (seconds - exposed.get(name, 0.0) for name, seconds in whole_seconds.items())
+        added["reductions after the backward pass"] = math.fsum(hidden)
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
@@ -227,6 +218,28 @@ def otherwise(
         added["reductions under the backward pass"] = -min(reduced, HIDDEN_SHARE * microbatch)
     added["messages beside products"] = -_hidden_seconds(stack, config, sizes, exposed, microbatch)
     return {reason: seconds for reason, seconds in added.items() if seconds}
+
+
+def _kernels(
+    stack: Stack,
+    precision: str,
+    sizes: Sizes,
+    unfused_heads: int | None,
+    machine: Machine,
+    exposed: Mapping[str, float],
+) -> dict[str, float]:
+    """Return what other kernels than ours add; `unfused_heads`: where attention is priced in parts."""
+    added: dict[str, float] = {}
+    if unfused_heads is not None:
+        per_tick = sizes.layers * _attention_seconds(sizes, unfused_heads, stack.fused_dropout, machine)
+        added["attention in parts"] = sizes.ticks * per_tick - exposed.get("attention", 0.0)
+    if stack.eager:
+        added["eager kernels"] = _eager_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.fused_casts and precision == "fp8":
+        added["fused casts"] = _fused_seconds(sizes, machine) - exposed.get("memory-bound", 0.0)
+    if stack.by_hand:
+        added["kernels by hand"] = _by_hand_seconds(stack, sizes, machine) - exposed.get("memory-bound", 0.0)
+    return added
 
 
 def _hidden_seconds(

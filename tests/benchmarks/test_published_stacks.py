@@ -94,7 +94,7 @@ def test_runs_come_from_toml_and_from_vtrains_columns(tmp_path):
     assert found.config.remat == "full"
 
 
-def added(row, **exposed: float) -> dict[str, float]:
+def added(row, whole: dict[str, float] | None = None, **exposed: float) -> dict[str, float]:
     found = express(row)
     return otherwise(
         found.stack,
@@ -105,6 +105,7 @@ def added(row, **exposed: float) -> dict[str, float]:
         machine=machine_of(found.fleet, None),
         step_seconds=sum(exposed.values()),
         exposed_seconds=exposed,
+        whole_seconds=whole,
     )
 
 
@@ -146,6 +147,20 @@ def test_a_source_of_two_stacks_names_them_beside_its_models():
     # softmax and dropout in one kernel: 4 of 22.5 passes less, over 2 x 40 / 2 x 2048^2 scores of 2 bytes
     less = 10 * 19 * 4 * 2 * (2 * 40 / 2) * 2048**2
     assert megatron - oneflow == pytest.approx(less / (2039e9 * 0.85))
+
+
+def test_megatron_reduces_gradients_after_the_backward_pass_and_both_stacks_keep_norms_whole():
+    row = {**GPT, "id": "dlperf-1", "n_heads": "40", "n_kv_heads": "40"}
+    parts = {"matmul": 9.0, "all-reduce[data]": 1.0, "all-gather[tensor]": 0.5}
+    megatron, oneflow = (
+        added({**row, "model": model}, whole={"all-reduce[data]": 3.0}, **parts)
+        for model in ("GPT (Megatron-LM)", "GPT (OneFlow-GPT)")
+    )
+    assert megatron["reductions after the backward pass"] == pytest.approx(2.0)
+    assert "reductions after the backward pass" not in oneflow
+    assert oneflow["reductions over tensor"] == megatron["reductions over tensor"] > -0.5
+    # A record from before has no whole seconds: nothing is known to be hidden.
+    assert "reductions after the backward pass" not in added({**row, "model": "GPT (Megatron-LM)"}, **parts)
 
 
 @pytest.mark.parametrize(
