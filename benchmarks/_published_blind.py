@@ -51,7 +51,14 @@ def with_blind_errors(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds(row: dict[str, Any], factor: float | np.ndarray[Any, Any]) -> Any:
-    """Return a row's predicted seconds if its products took `factor` times as long."""
+    """Return a row's predicted seconds if its silicon's products took `factor` times as long.
+
+    A row that was predicted with several figures has `seconds_by_factor`: products that the figure does not
+    bound keep their time there. In others all products take `factor` times as long.
+    """
+    if by_factor := row.get("seconds_by_factor"):
+        known = sorted((float(tried), found) for tried, found in by_factor.items())
+        return np.interp(factor, [tried for tried, _ in known], [found for _, found in known])
     products = sum(row["exposed_seconds"].get(name, 0.0) for name in PRODUCTS)
     return row["predicted_seconds"] + (factor - 1) * products
 

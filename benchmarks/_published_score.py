@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,14 @@ from _published_stacks import is_reduction, otherwise
 import meshwright as mw
 from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet, find_chip
+from meshwright.hlo import Executions
 from meshwright.ledger import executions_in
 from meshwright.predict import Interval, predict
 from meshwright.predict._rates import machine_of, sustained_share
+from meshwright.predict._tables import runs
 from meshwright.units import aligned
 
+FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save
 
@@ -49,18 +53,48 @@ def score(row: Expressed) -> dict[str, Any]:
     try:
         weighed, told["remat"] = weighed_run(row, told["notes"])
         executions = executions_in(weighed.folder, weighed.compiled)
-        # Without a calibration of this machine's, and with the row's own chip and attention kernel.
+        found = _predicted(row, weighed, executions)
+        if told["sustained"]:
+            found["seconds_by_factor"] = {
+                str(factor): _predicted(row, weighed, executions, factor)["predicted_seconds"]
+                for factor in FACTORS_TRIED
+            }
+    except (InputError, CompileError, ValueError) as error:
+        return {**told, "failed": str(error).splitlines()[0]}
+    return {**told, **found}
+
+
+def _predicted(
+    row: Expressed, weighed: mw.Weighing, executions: Executions, factor: float = 1.0
+) -> dict[str, Any]:
+    """Return the row's error and its parts, if products at the sustained figure took `factor` times as long.
+
+    No calibration of this machine's has a part in it; the row's own chip and attention kernel have.
+    """
+    with _slower_products(factor):
         prediction = predict(
             executions, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel
         )
-    except (InputError, CompileError, ValueError) as error:
-        return {**told, "failed": str(error).splitlines()[0]}
-    exposed = {each.name: each.exposed_seconds for each in prediction.slices}
-    if row.stack.waits_for_reductions:
-        told["whole_seconds"] = {
-            each.name: _short(each.seconds) for each in prediction.slices if is_reduction(each.name)
-        }
-    return {**told, **_with_stack(row, prediction.step_seconds, exposed, told.get("whole_seconds"))}
+        exposed = {each.name: each.exposed_seconds for each in prediction.slices}
+        whole = None
+        if row.stack.waits_for_reductions:
+            whole = {each.name: _short(each.seconds) for each in prediction.slices if is_reduction(each.name)}
+        found = _with_stack(row, prediction.step_seconds, exposed, whole)
+    return found if whole is None else {**found, "whole_seconds": whole}
+
+
+@contextmanager
+def _slower_products(factor: float) -> Iterator[None]:
+    """Divide all sustained figures by `factor` inside the block."""
+    figures = runs()["sustained"].values()
+    before = [figure["flops_per_second"] for figure in figures]
+    try:
+        for figure, flops_per_second in zip(figures, before, strict=True):
+            figure["flops_per_second"] = flops_per_second / factor
+        yield
+    finally:
+        for figure, flops_per_second in zip(figures, before, strict=True):
+            figure["flops_per_second"] = flops_per_second
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +111,8 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
+    if told["predicted_seconds"] != found["predicted_seconds"]:
+        told = {key: value for key, value in told.items() if key != "seconds_by_factor"}  # of another model
     return {**told, "stack": row.stack.name, **found}
 
 

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _published_blind import with_blind_errors
+from _published_blind import seconds, with_blind_errors
 from _published_rows import InexpressibleError, express, rows_of
 from _published_score import scored_again
 from _published_stacks import otherwise, stack_of
@@ -335,6 +335,14 @@ def test_a_record_is_scored_again_by_its_own_seconds():
     assert "data=8,fsdp=8" in scored_again(found, {**told, "layout": "data=8,fsdp=8"})["failed"]
     assert scored_from([told], [found]) == [again]
     assert scored_from([], [found]) == [{"id": found.id, "failed": "not in the record"}]
+
+
+def test_a_row_that_was_predicted_with_several_figures_needs_no_guess_of_what_they_bound():
+    row = {"predicted_seconds": 3.0, "exposed_seconds": {"matmul": 2.0}}
+    assert seconds(row, 0.9) == pytest.approx(2.8)
+    tried = {"seconds_by_factor": {"0.8": 2.9, "1.0": 3.0, "1.2": 3.4}}  # faster products are bound otherwise
+    assert seconds({**row, **tried}, 0.9) == pytest.approx(2.95)
+    assert seconds({**row, **tried}, 1.1) == pytest.approx(3.2)
 
 
 def test_a_source_has_no_part_in_its_own_blind_prediction():
