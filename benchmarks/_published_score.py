@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from meshwright.units import aligned
 
 FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
+ROUNDED = 1e-3  # what parts of five digits may add up to
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save
 
 
@@ -83,18 +86,22 @@ def _predicted(
     return found if whole is None else {**found, "whole_seconds": whole}
 
 
+_SUSTAINED = threading.Lock()  # rows are scored in threads, which share the figures
+
+
 @contextmanager
 def _slower_products(factor: float) -> Iterator[None]:
-    """Divide all sustained figures by `factor` inside the block."""
+    """Divide all sustained figures by `factor` inside the block, in which no other thread predicts."""
     figures = runs()["sustained"].values()
-    before = [figure["flops_per_second"] for figure in figures]
-    try:
-        for figure, flops_per_second in zip(figures, before, strict=True):
-            figure["flops_per_second"] = flops_per_second / factor
-        yield
-    finally:
-        for figure, flops_per_second in zip(figures, before, strict=True):
-            figure["flops_per_second"] = flops_per_second
+    with _SUSTAINED:
+        before = [figure["flops_per_second"] for figure in figures]
+        try:
+            for figure, flops_per_second in zip(figures, before, strict=True):
+                figure["flops_per_second"] = flops_per_second / factor
+            yield
+        finally:
+            for figure, flops_per_second in zip(figures, before, strict=True):
+                figure["flops_per_second"] = flops_per_second
 
 
 def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def scored_again(row: Expressed, told: Mapping[str, Any]) -> dict[str, Any]:
         1 - sum(told["otherwise_seconds"].values()) / predicted
     )
     found = _with_stack(row, ours, told["exposed_seconds"], told.get("whole_seconds"))
-    if told["predicted_seconds"] != found["predicted_seconds"]:
+    if not math.isclose(told["predicted_seconds"], found["predicted_seconds"], rel_tol=ROUNDED):
         told = {key: value for key, value in told.items() if key != "seconds_by_factor"}  # of another model
     return {**told, "stack": row.stack.name, **found}
 
