@@ -4,10 +4,11 @@ Run: python benchmarks/calibrated_score.py --scores FILE [--with 3] [--json]. FI
 `predict_published.py --json` printed, or one of its records (TOML). Nothing is compiled.
 
 For each source and chip the best-known rows are drawn without a look at any error: standard rows before
-others, then those with the fewest notes on what was assumed, then spread evenly over the number of devices.
-Factors are fitted to them as `meshwright calibrate --measured` fits, and multiply the exposed seconds of the
-other rows by class. A walk with the factors would also hide messages anew; that needs the programs.
-Where a source's software does otherwise than our program, those seconds are spread over the row's classes.
+others, then those with the fewest notes on what was assumed. Of as well-known ones those are taken that
+differ most usefully in their work: their steps leave the least variance of all rows' steps, by what is
+assumed of factors before any is measured. Factors are fitted to them as `meshwright calibrate --measured`
+fits, and multiply the exposed seconds of the other rows by class. A walk with the factors would also hide
+messages anew; that needs the programs.
 
 `least` is the median error that would be left if one factor were fitted to all rows of the source and chip:
 calibration with a few whole steps cannot be expected to go below it by much.
@@ -22,14 +23,34 @@ import statistics
 import sys
 import tomllib
 from collections import Counter, defaultdict
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
+import numpy as np
+
+from meshwright.hardware import COLLECTIVE_KINDS, Fleet, MeasuredRun, MeasuredRuns
 from meshwright.predict import class_of, machine_of, rates_digest
+from meshwright.predict._factors import Before
+from meshwright.predict._rates import before_of
 from meshwright.units import aligned
 
 TAIL = 1.6449
+MESSAGES = (*COLLECTIVE_KINDS, "collective-permute")
+# The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`. The other
+# reasons are of messages.
+CLASSES = {
+    "attention in parts": "attention",
+    "eager kernels": "memory-bound",
+    "fused casts": "memory-bound",
+    "kernels by hand": "memory-bound",
+    "head in the last stage": "matmul",
+    "launches by the host": "launch",
+    "reductions over tensor": "all-reduce",
+    "reductions after the backward pass": "all-reduce",
+    "sums of tied tables": "all-reduce",
+    "broadcasts of weights": "all-gather",
+}
 LEAST_SCORED = 3  # rows beside those that calibrate, below which a source says nothing
 
 
@@ -41,22 +62,56 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 
 
 def exposed_of(row: dict[str, Any]) -> dict[str, float]:
-    """The row's predicted seconds by class; what its software does otherwise is spread over them."""
+    """The row's predicted seconds by class, with those that its software does otherwise in their classes.
+
+    Messages that its software hides are taken from all messages alike.
+    """
     seconds: Counter[str] = Counter()
     for name, each in row["exposed_seconds"].items():
         seconds[class_of(name)] += each
+    messages = {name: each for name, each in seconds.items() if name in MESSAGES}
+    for reason, each in row["otherwise_seconds"].items():
+        shares = {CLASSES[reason]: 1.0} if reason in CLASSES else messages
+        for name, share in shares.items():
+            seconds[name] += each * share / sum(shares.values())
+    seconds = Counter({name: each for name, each in seconds.items() if each > 0})
     scale = row["predicted_seconds"] / seconds.total()
-    return {name: each * scale for name, each in seconds.items() if each > 0}
+    return {name: each * scale for name, each in seconds.items()}
 
 
-def best_known(rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Rows of which least had to be assumed, spread over numbers of devices; errors are not looked at."""
-    ranked = sorted(rows, key=lambda row: (not row["standard"], len(row["notes"]), row["id"]))
-    last = ranked[number - 1]
-    tier = [row for row in ranked if (not row["standard"], len(row["notes"])) <= _rank(last)]
-    tier.sort(key=lambda row: (row["num_devices"], row["id"]))
-    places = [round(place * (len(tier) - 1) / max(1, number - 1)) for place in range(number)]
-    return [tier[place] for place in places]
+def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[dict[str, Any]]:
+    """Return rows of which least had to be assumed, and of these the ones that tell most of all rows.
+
+    With normal factors and noise, what steps leave of other steps' variance depends on their mixes of work
+    alone (any textbook of experimental design: A-optimality). Errors are not looked at.
+    """
+    ranked = sorted(rows, key=lambda row: (*_rank(row), row["id"]))
+    tier = [row for row in ranked if _rank(row) <= _rank(ranked[number - 1])]
+    mixes = [_mix(row) for row in rows]
+    names = sorted({name for mix in mixes for name in mix})
+    deviations = [before.shared_deviation, *(before.deviation(name) for name in names)]
+
+    def weighted(of: list[dict[str, Any]]) -> Any:
+        shares = [[1.0, *(mix.get(name, 0.0) for name in names)] for mix in map(_mix, of)]
+        return np.array(shares) * deviations
+
+    known, every = weighted(tier), weighted(rows)
+    among, across = known @ known.T, every @ known.T
+
+    def explained(chosen: tuple[int, ...]) -> float:
+        noise = before.between_programs**2 * np.eye(number)
+        covariance = among[np.ix_(chosen, chosen)] + noise
+        columns = across[:, list(chosen)]
+        return float(np.sum(columns @ np.linalg.inv(covariance) * columns))
+
+    best = max(combinations(range(len(tier)), number), key=explained)
+    return [tier[place] for place in best]
+
+
+def _mix(row: dict[str, Any]) -> dict[str, float]:
+    """The share of each class of work in the row's predicted step."""
+    seconds = exposed_of(row)
+    return {name: each / sum(seconds.values()) for name, each in seconds.items()}
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, int]:
@@ -80,8 +135,8 @@ def measured_run(row: dict[str, Any], rates: str) -> MeasuredRun:
 
 def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
     """Errors of a source's other rows on one chip, before and after calibrating with `number` of them."""
-    drawn = best_known(rows, number)
     fleet = Fleet.parse(f"8x{rows[0]['chip']}")
+    drawn = best_known(rows, number, before_of(machine_of(fleet, None), fleet, None))
     rates = rates_digest(fleet, None)
     runs = MeasuredRuns(chip=fleet.chip.name, runs=tuple(measured_run(row, rates) for row in drawn))
     factors = machine_of(fleet, None, measured=runs).factors

@@ -3,8 +3,14 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from calibrated_score import best_known, calibrated, scores_of
+from calibrated_score import best_known, calibrated, exposed_of, scores_of
+
+from meshwright.hardware import Fleet
+from meshwright.predict import machine_of
+from meshwright.predict._rates import before_of
 
 
 def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):
@@ -25,12 +31,26 @@ def row(number, ratio, *, standard=True, notes=(), devices=8, source="a"):
     }
 
 
-def test_rows_of_which_least_is_assumed_calibrate_spread_over_sizes_whatever_their_error():
-    rows = [row(n, 1.0, devices=8 * n) for n in range(1, 8)]
-    rows += [row(8, 1.0, standard=False), row(9, 1.0, notes=["assumed"])]
-    assert [each["num_devices"] for each in best_known(rows, 3)] == [8, 32, 56]
+FLEET = Fleet.parse("8xH100")
+BEFORE = before_of(machine_of(FLEET, None), FLEET, None)
+
+
+def test_of_the_best_known_rows_those_of_unlike_work_calibrate_whatever_their_error():
+    rows = [row(n, 1.0) for n in range(1, 8)]
+    rows += [row(0, 1.0, standard=False), row(30, 1.0, notes=["assumed"])]
+    drawn = [each["id"] for each in best_known(rows, 3, BEFORE)]
+    assert len({*drawn}) == 3
+    assert {"a-01", "a-07"} < {*drawn}, "the mixes at both ends tell the classes apart"
     wrong = [{**each, "measured_seconds": 77.0, "error": -0.87} for each in rows]
-    assert [each["id"] for each in best_known(wrong, 3)] == [each["id"] for each in best_known(rows, 3)]
+    assert [each["id"] for each in best_known(wrong, 3, BEFORE)] == drawn
+
+
+def test_what_a_rows_software_does_otherwise_is_of_its_own_class():
+    one = {**row(1, 1.0), "exposed_seconds": {"matmul": 6.0, "attention": 1.0, "all-gather[fsdp]": 2.0}}
+    one |= {"otherwise_seconds": {"attention in parts": 2.0, "messages beside products": -1.0}}
+    assert exposed_of(one) == pytest.approx({"matmul": 6.0, "attention": 3.0, "all-gather": 1.0})
+    one["otherwise_seconds"] = {"messages beside products": -2.0, "head in the last stage": 3.0}
+    assert exposed_of(one) == pytest.approx({"matmul": 9.0, "attention": 1.0}), "nothing is left of a message"
 
 
 def test_a_source_that_is_slower_throughout_is_corrected_by_three_of_its_rows():

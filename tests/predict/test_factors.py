@@ -216,11 +216,20 @@ def test_a_prediction_says_that_it_uses_measured_steps_and_its_interval_is_narro
     assert made.step_seconds.low < seconds < made.step_seconds.high
 
 
+def test_steps_far_from_usual_move_all_classes_where_those_near_it_are_shared_with_noise():
+    mixes = ({"matmul": 1.0}, {"matmul": 0.6, "attention": 0.4}, {"matmul": 0.5, "memory-bound": 0.5})
+    near = factors_of(*(run(1.06, mix) for mix in mixes)).shared
+    far = factors_of(*(run(2.0, mix) for mix in mixes)).shared
+    assert 1.02 < near < 1.06
+    assert far == pytest.approx(2.0, rel=0.05)
+
+
 def test_the_measured_step_itself_is_predicted_as_it_was_measured(predicted):
     plain = predicted()
     for factor in (0.8, 1.3, 2.5):
         made = predicted(run(factor * plain.step_seconds.expected, exposed(plain)))
-        assert made.step_seconds.expected == pytest.approx(factor * plain.step_seconds.expected, rel=0.02)
+        # One step is believed up to its noise: 0.047, beside what products and all classes vary by.
+        assert made.step_seconds.expected == pytest.approx(factor * plain.step_seconds.expected, rel=0.03)
 
 
 def test_no_number_of_measured_steps_makes_the_interval_narrower_than_what_lies_between_programs(predicted):
@@ -236,7 +245,7 @@ def test_work_of_which_nothing_was_measured_keeps_the_interval_wide(predicted):
     same, other = run(plain.step_seconds.expected, exposed(plain)), run(1.0, {"host-transfer": 1.0})
     known, unknown = predicted(same).step_seconds, predicted(other).step_seconds
     assert unknown.expected == pytest.approx(plain.step_seconds.expected, rel=0.01)
-    assert unknown.high / unknown.expected > 1.5 * known.high / known.expected
+    assert math.log(unknown.high / unknown.expected) > 2 * math.log(known.high / known.expected)
 
 
 def test_steps_set_aside_are_a_reason_and_change_no_time(predicted):

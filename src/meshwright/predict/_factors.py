@@ -72,12 +72,15 @@ class Before:
     """The assumption about factors before anything is measured.
 
     `widths`: by class; what is a class's own in its factor lies nine times of ten between 1 / width and
-    width. `whole_step`: the same of what all classes share.
+    width. `whole_step`: the same of what all classes share; with the odds of `unusual_share` it is
+    `unusual_step`.
     `between_programs`: the standard deviation of the logarithm of a step that no factor explains.
     """
 
     widths: Mapping[str, float]
     whole_step: float
+    unusual_step: float
+    unusual_share: float
     between_programs: float
 
     def width(self, name: str) -> float:
@@ -192,11 +195,16 @@ def fit_factors(runs: MeasuredRuns | None, rates: str, before: Before) -> Factor
         return Factors(before=before, set_aside=set_aside)
     names = sorted({name for run in used for name in (*run.exposed_seconds, *run.classes)})
     place = {name: number for number, name in enumerate(names, 1)}  # 0 is what all classes share
-    deviations = np.array([before.shared_deviation, *(before.deviation(name) for name in names)])
     # One step cannot disagree with others: what it says is taken for what it is.
     scales = SCALES if sum(not run.classes for run in used) > 1 else SCALES[:1]
-    fits = (_most_probable(used, place, deviations, before.between_programs, scale) for scale in scales)
-    best = max(fits, key=lambda fit: fit.evidence)
+    unusual = dataclasses.replace(before, whole_step=before.unusual_step)
+    odds = ((before, 1 - before.unusual_share), (unusual, before.unusual_share))
+    fits = (
+        (_most_probable(used, place, assumed, scale, math.log(share)), assumed)
+        for assumed, share in odds
+        for scale in scales
+    )
+    best, before = max(fits, key=lambda fit: fit[0].evidence)
     # From what is shared and what is a class's own, to what is shared and the whole of each class.
     whole = np.eye(len(names) + 1)
     whole[:, 0] = 1
@@ -226,7 +234,8 @@ def fit_factors(runs: MeasuredRuns | None, rates: str, before: Before) -> Factor
 class _Fit:
     """The most probable logarithms at one scale of the noise of step times: shared, then each class's own.
 
-    `evidence`: the logarithm of the probability of the measurements and of this scale, up to a constant.
+    `evidence`: the logarithm of the probability of the measurements, of this scale and of what is assumed,
+    up to a constant.
     """
 
     scale: float
@@ -236,9 +245,17 @@ class _Fit:
 
 
 def _most_probable(
-    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], before: Vector, noise: float, scale: float
+    runs: tuple[MeasuredRun, ...], place: Mapping[str, int], assumed: Before, scale: float, odds: float
 ) -> _Fit:
-    """Return the most probable logarithms of the factors, with the noise of step times times `scale`."""
+    """Return the most probable logarithms of the factors.
+
+    Args:
+        assumed: about the factors.
+        scale: multiplies the noise of step times.
+        odds: the logarithm of the probability of `assumed`.
+    """
+    before = np.array([assumed.shared_deviation, *(assumed.deviation(name) for name in place)])
+    noise = assumed.between_programs
     x: Vector = np.zeros(len(before))
     noises = {run: noise if run.classes else noise * scale for run in runs}
     residuals, slopes = _misfit(x, noises, place, before, noise)
@@ -256,6 +273,7 @@ def _most_probable(
     num_scaled = sum(not run.classes for run in runs)
     evidence = -residuals @ residuals / 2 - np.linalg.slogdet(curvature)[1] / 2
     evidence -= (num_scaled + SCALE_POWER) * math.log(scale)
+    evidence += odds - math.log(before[0])  # the classes' own widths are the same in all fits
     inverse: Matrix = np.linalg.inv(curvature).astype(np.float64)
     return _Fit(scale=scale, logarithms=x, covariance=inverse, evidence=float(evidence))
 
@@ -294,11 +312,13 @@ def before_measuring(table: Mapping[str, Any], *, products: float | None, is_cpu
     """
     widths: dict[str, float] = dict(table["widths"])
     without_source, on_cpu = widths.pop("products_without_source"), widths.pop("on_cpu")
-    whole_step = widths.pop("whole_step")
+    shared = {name: widths.pop(name) for name in ("whole_step", "unusual_step", "unusual_share")}
+    if is_cpu or products is None:
+        shared["whole_step"] = shared["unusual_step"]
     if is_cpu:
         widths = {name: max(width, on_cpu) for name, width in widths.items()}
     widths["matmul"] = without_source if products is None else products
-    return Before(widths=widths, whole_step=whole_step, between_programs=table["between_programs"])
+    return Before(widths=widths, between_programs=table["between_programs"], **shared)
 
 
 def digest_of(chip: Chip, calibration: Calibration | None, *tables: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from meshwright.hardware import (
 )
 
 from ._alone import alone_rates
-from ._factors import NO_FACTORS, Factors, before_measuring, digest_of, fit_factors
+from ._factors import NO_FACTORS, Before, Factors, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
 from ._tables import fitted, runs
 
@@ -428,13 +428,18 @@ def machine_of(
         return machine
     if measured.chip != fleet.chip.name:
         raise InputError(f"steps measured on {measured.chip}", hint=f"give those of {fleet.chip.name}")
-    name = width_name(machine, calibration)
-    width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
-    is_cpu = fleet.chip.platform == "cpu"
-    before = before_measuring(runs()["factors"], products=width, is_cpu=is_cpu)
+    before = before_of(machine, fleet, calibration)
     factors = fit_factors(measured, rates_digest(fleet, calibration), before)
     launch_seconds = machine.launch_seconds * factors.of("launch")
     return replace(machine, factors=factors, launch_seconds=launch_seconds)
+
+
+def before_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -> Before:
+    """Return what is assumed of a machine's factors before any step is measured."""
+    name = width_name(machine, calibration)
+    width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
+    is_cpu = fleet.chip.platform == "cpu"
+    return before_measuring(runs()["factors"], products=width, is_cpu=is_cpu)
 
 
 def width_name(machine: Machine, calibration: Calibration | None) -> str | None:
