@@ -241,9 +241,9 @@ def test_a_run_and_its_folder_give_the_same_comparison_and_the_history_holds_it_
 
 def test_training_adds_to_the_history(tmp_path):
     mw.train("linear", on="1xCPU", steps=3, folder=tmp_path / "run")
-    assert {row.run for row in history().rows} == {str(tmp_path / "run")}
+    assert str(tmp_path / "run") in {row.run for row in history().rows}
     mw.train(on="1xCPU", steps=5, folder=tmp_path / "run", resume=True)
-    assert {row.steps for row in history().rows} == {3, 5}
+    assert {row.steps for row in history().rows if row.run == str(tmp_path / "run")} == {3, 5}
 
 
 def test_a_folder_without_a_comparison_is_weighed_now(traced, tmp_path):
