@@ -26,7 +26,7 @@ from meshwright.predict._rates import machine_of, sustained_share
 from meshwright.predict._tables import runs
 from meshwright.units import aligned
 
-FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
+FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
 SCALES = ((8, "to 8"), (64, "9 to 64"), (10**9, "above 64"))
 ROUNDED = 1e-3  # what parts of five digits may add up to
 ROOM = 1.2  # more than our program takes, so that the scheduler need not save
@@ -58,10 +58,9 @@ def score(row: Expressed) -> dict[str, Any]:
         executions = executions_in(weighed.folder, weighed.compiled)
         found = _predicted(row, weighed, executions)
         if told["sustained"]:
-            found["seconds_by_factor"] = {
-                str(factor): _predicted(row, weighed, executions, factor)["predicted_seconds"]
-                for factor in FACTORS_TRIED
-            }
+            tried = {f: _predicted(row, weighed, executions, f) for f in FACTORS_TRIED} | {1.0: found}
+            seconds = {str(factor): tried[factor]["predicted_seconds"] for factor in sorted(tried)}
+            found = {**found, "seconds_by_factor": seconds}
     except (InputError, CompileError, ValueError) as error:
         return {**told, "failed": str(error).splitlines()[0]}
     return {**told, **found}

@@ -10,8 +10,8 @@ assumed of factors before any is measured. Factors are fitted to them as `meshwr
 fits, and multiply the exposed seconds of the other rows by class. A walk with the factors would also hide
 messages anew; that needs the programs.
 
-`least` is the median error that would be left if one factor were fitted to all rows of the source and chip:
-calibration with a few whole steps cannot be expected to go below it by much.
+`least` is the median error that would be left if one factor were fitted to all rows of the source and chip.
+Several factors can leave less.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.hardware import COLLECTIVE_KINDS, Fleet, MeasuredRun, MeasuredRuns
+from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
+from meshwright.measure._traces import MESSAGES
 from meshwright.predict import class_of, machine_of, rates_digest
-from meshwright.predict._factors import Before
+from meshwright.predict._factors import TAIL, Before
 from meshwright.predict._rates import before_of
 from meshwright.units import aligned
 
-TAIL = 1.6449
-MESSAGES = (*COLLECTIVE_KINDS, "collective-permute")
-# The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`. The other
-# reasons are of messages.
+# The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`: "" for
+# all messages alike.
 CLASSES = {
+    "messages beside products": "",
+    "reductions under the backward pass": "",
     "attention in parts": "attention",
     "eager kernels": "memory-bound",
     "fused casts": "memory-bound",
@@ -71,7 +72,7 @@ def exposed_of(row: dict[str, Any]) -> dict[str, float]:
         seconds[class_of(name)] += each
     messages = {name: each for name, each in seconds.items() if name in MESSAGES}
     for reason, each in row["otherwise_seconds"].items():
-        shares = {CLASSES[reason]: 1.0} if reason in CLASSES else messages
+        shares = {CLASSES[reason]: 1.0} if CLASSES[reason] else messages
         for name, share in shares.items():
             seconds[name] += each * share / sum(shares.values())
     seconds = Counter({name: each for name, each in seconds.items() if each > 0})

@@ -224,6 +224,15 @@ def test_steps_far_from_usual_move_all_classes_where_those_near_it_are_shared_wi
     assert far == pytest.approx(2.0, rel=0.05)
 
 
+def test_where_no_published_run_is_known_a_machine_may_be_unusual():
+    found = {}
+    for chip in ("H100", "A10"):
+        fleet = Fleet.parse(f"8x{chip}")
+        one = run(1.3, {"attention": 1.0}, fleet=fleet.name, rates=rates_digest(fleet, None))
+        found[chip] = machine_with(one, fleet=fleet).factors.shared
+    assert found["A10"] > 1.15 > found["H100"] > 1.0
+
+
 def test_the_measured_step_itself_is_predicted_as_it_was_measured(predicted):
     plain = predicted()
     for factor in (0.8, 1.3, 2.5):

@@ -128,7 +128,7 @@ def train(
             profile=None if profile is None else Path(profile),
             times_kernels=times_kernels,
         )
-        return _ended(request, weighing, _measured(request))
+        return _ended(request, weighing, _trained(request))
 
 
 def _check_steps(steps: int | None, profile: str | Path | None) -> None:
@@ -219,9 +219,10 @@ def _weighing_of(
 def _measured(request: RunRequest) -> Measurement:
     """Train the step that was weighed; a run that fails has its page all the same."""
     from ..launch import over
+    from ..training import run_training
 
     try:
-        return _trained(request)
+        return run_training(request)[0]
     except InputError:
         raise  # the run was refused: the page of the previous run stays
     except MeshwrightError:
@@ -233,11 +234,12 @@ def _measured(request: RunRequest) -> Measurement:
 
 
 def _trained(request: RunRequest) -> Measurement:
-    """Train, and put the runtime's words on a lack of memory in ours."""
-    from ..training import run_training
+    """Train, and put the runtime's words on a lack of memory in ours.
 
+    Other processes may have memory left. They learn of this one's end from `leave`.
+    """
     try:
-        return run_training(request)[0]
+        return _measured(request)
     except RuntimeError as failed:  # jax's own
         if NO_MEMORY not in str(failed):
             raise

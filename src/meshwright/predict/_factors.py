@@ -303,17 +303,20 @@ def _misfit(
     return np.array(residuals), np.array(slopes)
 
 
-def before_measuring(table: Mapping[str, Any], *, products: float | None, is_cpu: bool) -> Before:
+def before_measuring(
+    table: Mapping[str, Any], *, products: float | None, is_cpu: bool, usual: bool
+) -> Before:
     """Return what is assumed of factors before anything is measured.
 
     Args:
         table: [factors] of runs.toml.
         products: the width of the chip's interval; None where no source bounds the error.
+        usual: whether published runs say how far a whole step on such a chip is off; else it may be unusual.
     """
     widths: dict[str, float] = dict(table["widths"])
     without_source, on_cpu = widths.pop("products_without_source"), widths.pop("on_cpu")
     shared = {name: widths.pop(name) for name in ("whole_step", "unusual_step", "unusual_share")}
-    if is_cpu or products is None:
+    if not usual:
         shared["whole_step"] = shared["unusual_step"]
     if is_cpu:
         widths = {name: max(width, on_cpu) for name, width in widths.items()}

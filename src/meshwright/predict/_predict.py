@@ -203,9 +203,9 @@ def _rates(machine: Machine, calibration: Calibration | None, names: Sequence[st
         simulated = machine.basis == "calibration"
         return words_of(calibration, f"tables ({provenance()})", simulated=simulated)
     if machine.alone:
-        reached = ["large products in 16 bits"] if names != ("fp8",) else []
-        reached += ["attention"] if machine.measured_attention else []
-        return ", ".join([tables, *([f"{' and '.join(reached)} as on {machine.alone}"] if reached else [])])
+        known = {"large products in 16 bits": names != ("fp8",), "attention": machine.measured_attention}
+        reached = " and ".join(name for name, is_known in known.items() if is_known)
+        return f"{tables}, {reached} as on {machine.alone}" if reached else tables
     if names == ("fp8",):
         return tables
     if machine.is_tpu:

@@ -29,10 +29,9 @@ from meshwright.hardware import (
     measured_attention,
 )
 
-from ._alone import alone_rates
 from ._factors import NO_FACTORS, Before, Factors, before_measuring, digest_of, fit_factors
 from ._formulas import AttentionRate, CollectiveRate, GemmRate, Number, gemm_seconds
-from ._tables import fitted, runs
+from ._tables import alone_rates, fitted, runs, share_of_peak
 
 Rate = TypeVar("Rate", GemmRate, AttentionRate, CollectiveRate)
 
@@ -132,16 +131,10 @@ def names_of(system: str) -> tuple[str, ...]:
 
 
 def sustained_share(chip: Chip) -> float | None:
-    """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known.
-
-    A chip may have another power limit than the measured chip of the same silicon. The share is then
-    multiplied by the cube root of the ratio of the limits, because dynamic power grows as the cube of the
-    clock.
-    """
+    """Return the share of its peak that a chip sustains in products of 16 bits or more; None if not known."""
     for system, run in runs()["sustained"].items():
         if chip.name in run.get("names", ()) or chip.name in names_of(system):
-            power = (chip.watts or run["watts"]) / run["watts"] if "watts" in run else 1.0
-            return run["flops_per_second"] / run["peak_flops_per_second"] * power ** shared().power_exponent
+            return share_of_peak(run, chip)
     return runs()["other_tpus"]["share"] if chip.platform == "tpu" else None
 
 
@@ -272,8 +265,9 @@ def with_collectives(
 ) -> ChipRates:
     """Return the rates, with those of each measured kind and group size in place of the table's.
 
-    `link`: returns the bytes per second of the link in a group of so many devices.
-    `devices_per_host`: the number of simulated devices that share one rate measured for all of them; else 1.
+    Args:
+        link: a function from the size of a group to the bytes per second of its links.
+        devices_per_host: the number of simulated devices that share one rate measured for all; else 1.
     """
     collectives: dict[str, Mapping[int, CollectiveRate]] = dict(rates.collectives)
     for measured in calibration.collectives:
@@ -334,7 +328,7 @@ class Machine:
         return self.basis in (TPU, OTHER_TPU)
 
     def inside_rate(self, members: int) -> float | None:
-        """Return the bytes per second that each of so many members in a domain sends to the others."""
+        """Return the bytes per second of a device's links in a group of `members` devices of its domain."""
         stated = {self.devices_per_domain: self.inside_bytes_per_second, **self.inside_by_group}
         known = [size for size in stated if size <= members]
         return stated[max(known)] if known else self.inside_bytes_per_second
@@ -439,7 +433,8 @@ def before_of(machine: Machine, fleet: Fleet, calibration: Calibration | None) -
     name = width_name(machine, calibration)
     width = None if name is None else math.sqrt(widths()[name].high / widths()[name].low)
     is_cpu = fleet.chip.platform == "cpu"
-    return before_measuring(runs()["factors"], products=width, is_cpu=is_cpu)
+    usual = name in ("sustained", "tables", TPU)  # published runs on such chips were scored
+    return before_measuring(runs()["factors"], products=width, is_cpu=is_cpu, usual=usual)
 
 
 def width_name(machine: Machine, calibration: Calibration | None) -> str | None:
@@ -503,8 +498,7 @@ def _without_factors(fleet: Fleet, calibration: Calibration | None, attention_ke
 def _alone(machine: Machine, chip: Chip, attention_kernel: str) -> Machine:
     """Return the machine with what a card of its silicon reached by itself, where one was measured."""
     system = next((name for name, (chips, _) in _systems().items() if chip.name in chips), None)
-    table, exponent = runs()["alone"], machine.shared.power_exponent
-    found = alone_rates(table, system, chip, attention_kernel, exponent)
+    found = alone_rates(system, chip, attention_kernel)
     if found is None:
         return machine
     return replace(
