@@ -276,7 +276,10 @@ def forked_workers() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Take back the variables that training and imports set: with others, no compile worker is a fork."""
+    """Take back the variables that training and imports set: with others, no compile worker is a fork.
+
+    This takes back too what a fixture of a module sets, after the first test that asks for it.
+    """
     before = dict(os.environ)
     try:
         return (yield)
