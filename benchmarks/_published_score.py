@@ -21,9 +21,10 @@ from meshwright.errors import CompileError, InputError
 from meshwright.hardware import Fleet, find_chip
 from meshwright.hlo import Executions
 from meshwright.ledger import executions_in
-from meshwright.predict import Interval, predict
-from meshwright.predict._rates import machine_of, sustained_share
+from meshwright.predict import Interval, machine_of, prediction_of
+from meshwright.predict._rates import sustained_share
 from meshwright.predict._tables import runs
+from meshwright.predict._walk import walk
 from meshwright.units import aligned
 
 FACTORS_TRIED = (0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.15, 1.2, 1.25)  # of the sustained products' time
@@ -74,14 +75,20 @@ def _predicted(
     No calibration of this machine's has a part in it; the row's own chip and attention kernel have.
     """
     with _slower_products(factor):
-        prediction = predict(
-            executions, weighed.ledger, weighed.compiled, row.fleet, attention_kernel=row.attention_kernel
+        machine = machine_of(row.fleet, None, row.attention_kernel)
+        walked = walk(machine, executions, weighed.compiled.mesh_axes)
+        prediction = prediction_of(
+            machine,
+            walked,
+            weighed.ledger,
+            num_devices=row.fleet.num_devices,
+            tokens_per_step=weighed.compiled.tokens_per_step,
         )
-        exposed = {each.name: each.exposed_seconds for each in prediction.slices}
         whole = None
         if row.stack.waits_for_reductions:
-            whole = {each.name: _short(each.seconds) for each in prediction.slices if is_reduction(each.name)}
-        found = _with_stack(row, prediction.step_seconds, exposed, whole)
+            whole = {name: _short(seconds) for name, seconds in walked.total.items() if is_reduction(name)}
+        found = _with_stack(row, prediction.step_seconds, walked.exposed, whole)
+    found["recomputed_seconds"] = {name: _short(seconds) for name, seconds in walked.recomputed.items()}
     return found if whole is None else {**found, "whole_seconds": whole}
 
 

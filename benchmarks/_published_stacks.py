@@ -70,13 +70,13 @@ class Stack:
     `fused_dropout`: softmax and dropout of the scores are then one kernel. `eager`: each
     elementwise operation is a kernel. `whole_over_tensor`: tensor parallelism keeps norms and residuals
     whole, so that it all-reduces them. `waits_for_reductions`: gradients are reduced over `data` after the
-    backward pass, and nothing runs beside that. `fused_casts`: norms and activations write 8-bit operands
-    themselves. `repeats_nothing`: nothing is rematerialised unless a row says so. `head_in_last_stage`: the
-    last stage computes the head besides its layers, where ours is split over all. `hidden_reduction`:
-    gradients are reduced in buckets under the last microbatch's backward pass. `hidden_messages`: messages
-    over `tensor` run in as many pieces beside products, all but the first hidden; those over `stage` hide
-    where a stage has several chunks, and weights over `data` are gathered under the first microbatch's
-    forward pass. `hides_all_messages`: every message runs beside products. `by_hand`: its elementwise kernels
+    backward pass, and nothing runs beside that. `narrow_sums`: a run in fp16 sums and reduces gradients in
+    fp16. `fused_casts`: norms and activations write 8-bit operands themselves. `repeats_nothing`: nothing is
+    rematerialised unless a row says so. `head_in_last_stage`: the last stage computes the head besides its
+    layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets under the last
+    microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces beside
+    products, all but the first hidden; those over `stage` hide where a stage has several chunks, and weights
+    over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every message runs beside products. `by_hand`: its elementwise kernels
     are those of llm.c; `fused_gelu`: GELU is part of a product there. `broadcast_arrays`: under ZeRO-1 a rank
     owns whole arrays, of so many in each layer and three besides, and the ranks that own any broadcast them,
     one after another.
@@ -89,6 +89,7 @@ class Stack:
     eager: bool = False
     whole_over_tensor: bool = False
     waits_for_reductions: bool = False
+    narrow_sums: bool = False
     fused_casts: bool = False
     repeats_nothing: bool = False
     head_in_last_stage: bool = False
@@ -206,6 +207,10 @@ def otherwise(
     if stack.waits_for_reductions and whole_seconds is not None:
         hidden = (seconds - exposed.get(name, 0.0) for name, seconds in whole_seconds.items())
         added["reductions after the backward pass"] = math.fsum(hidden)
+    if stack.narrow_sums and config.precision == "fp16" and _is_wide_sum(config, sizes):
+        reductions = exposed if whole_seconds is None else whole_seconds
+        wide = (seconds for name, seconds in reductions.items() if is_reduction(name))
+        added["reductions in fp16"] = -math.fsum(wide) / 2
     if stack.head_in_last_stage and sizes.stages > 1 and not _is_lighter_last(config):
         ours = sizes.ticks / sizes.stages  # where every stage has its share of the head
         added["head in the last stage"] = (sizes.microbatches - ours) * _head_seconds(sizes, machine)
@@ -271,6 +276,11 @@ def is_reduction(name: str) -> bool:
 def _is_of_our_head(name: str) -> bool:
     """Return whether a message gathers positions for a head over all stages, or sums its tables over them."""
     return _axes(name) == "stage" and not name.startswith("collective-permute[")
+
+
+def _is_wide_sum(config: RunConfig, sizes: Sizes) -> bool:
+    """Return whether our program reduces gradients in fp32, because it sums them over microbatches."""
+    return config.gradient_sum == "fp32" and (sizes.microbatches > 1 or sizes.stages > 1)
 
 
 def _is_lighter_last(config: RunConfig) -> bool:

@@ -22,25 +22,29 @@ import math
 import statistics
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _published_stacks import is_reduction
 
 from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
 from meshwright.measure._traces import MESSAGES
-from meshwright.predict import class_of, machine_of, rates_digest
+from meshwright.predict import RECOMPUTED, class_of, machine_of, rates_digest
 from meshwright.predict._factors import TAIL, Before
 from meshwright.predict._rates import before_of
 from meshwright.units import aligned
 
-# The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`: "" for
-# all messages alike.
+# The class of what a row's software does otherwise, by its reason in `_published_stacks.otherwise`: all
+# messages, reductions of gradients, or one class.
 CLASSES = {
-    "messages beside products": "",
-    "reductions under the backward pass": "",
+    "messages beside products": "messages",
+    "reductions under the backward pass": "reductions",
+    "reductions after the backward pass": "reductions",
+    "reductions in fp16": "reductions",
     "attention in parts": "attention",
     "eager kernels": "memory-bound",
     "fused casts": "memory-bound",
@@ -48,7 +52,6 @@ CLASSES = {
     "head in the last stage": "matmul",
     "launches by the host": "launch",
     "reductions over tensor": "all-reduce",
-    "reductions after the backward pass": "all-reduce",
     "sums of tied tables": "all-reduce",
     "broadcasts of weights": "all-gather",
 }
@@ -65,19 +68,35 @@ def rows_in(path: Path) -> list[dict[str, Any]]:
 def exposed_of(row: dict[str, Any]) -> dict[str, float]:
     """The row's predicted seconds by class, with those that its software does otherwise in their classes.
 
-    Messages that its software hides are taken from all messages alike.
+    What its software does otherwise with all messages, or all reductions, is shared by their seconds.
     """
-    seconds: Counter[str] = Counter()
-    for name, each in row["exposed_seconds"].items():
-        seconds[class_of(name)] += each
-    messages = {name: each for name, each in seconds.items() if name in MESSAGES}
+    seconds = _by_class(row["exposed_seconds"])
+    whole = row.get("whole_seconds", row["exposed_seconds"])
+    parts = {
+        "messages": {name: each for name, each in seconds.items() if name in MESSAGES},
+        "reductions": _by_class({name: each for name, each in whole.items() if is_reduction(name)}),
+    }
     for reason, each in row["otherwise_seconds"].items():
-        shares = {CLASSES[reason]: 1.0} if CLASSES[reason] else messages
+        shares = parts.get(CLASSES[reason], {CLASSES[reason]: 1.0})
         for name, share in shares.items():
             seconds[name] += each * share / sum(shares.values())
-    seconds = Counter({name: each for name, each in seconds.items() if each > 0})
-    scale = row["predicted_seconds"] / seconds.total()
-    return {name: each * scale for name, each in seconds.items()}
+    positive = {name: each for name, each in seconds.items() if each > 0}
+    scale = row["predicted_seconds"] / sum(positive.values())
+    return {name: each * scale for name, each in positive.items()}
+
+
+def _by_class(seconds: Mapping[str, float]) -> defaultdict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, each in seconds.items():
+        found[class_of(name)] += each
+    return found
+
+
+def recomputed_of(row: dict[str, Any]) -> dict[str, float]:
+    """The row's predicted seconds by class that the backward pass runs again, scaled as `exposed_of` does."""
+    program, scaled = _by_class(row["exposed_seconds"]), exposed_of(row)
+    again: dict[str, float] = row["recomputed_seconds"]
+    return {name: scaled[name] * each / program[name] for name, each in again.items() if name in scaled}
 
 
 def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[dict[str, Any]]:
@@ -110,9 +129,9 @@ def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[
 
 
 def _mix(row: dict[str, Any]) -> dict[str, float]:
-    """The share of each class of work in the row's predicted step."""
-    seconds = exposed_of(row)
-    return {name: each / sum(seconds.values()) for name, each in seconds.items()}
+    """The share of each class of work in the row's predicted step, and of what is computed again."""
+    seconds = {**exposed_of(row), RECOMPUTED: sum(recomputed_of(row).values())}
+    return {name: each / row["predicted_seconds"] for name, each in seconds.items()}
 
 
 def _rank(row: dict[str, Any]) -> tuple[bool, int]:
@@ -131,6 +150,7 @@ def measured_run(row: dict[str, Any], rates: str) -> MeasuredRun:
         measured_seconds=row["measured_seconds"],
         predicted_seconds=row["predicted_seconds"],
         exposed_seconds=exposed_of(row),
+        recomputed_seconds=recomputed_of(row),
     )
 
 
@@ -146,9 +166,14 @@ def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
     for row in rows:
         if row in drawn:
             continue
-        seconds = {name: each * factors.of(name) for name, each in exposed_of(row).items()}
+        again = recomputed_of(row)
+        repeated = {name: each * factors.of(name, is_recomputed=True) for name, each in again.items()}
+        seconds = {
+            name: (each - again.get(name, 0.0)) * factors.of(name) + repeated.get(name, 0.0)
+            for name, each in exposed_of(row).items()
+        }
         ratio = sum(seconds.values()) / row["measured_seconds"]
-        holds = abs(math.log(ratio)) <= TAIL * factors.deviation(seconds)
+        holds = abs(math.log(ratio)) <= TAIL * factors.deviation(seconds, sum(repeated.values()))
         least = math.exp(all_rows) * row["predicted_seconds"] / row["measured_seconds"] - 1
         errors = {"before": row["error"], "after": ratio - 1, "least": least}
         scored.append({"id": row["id"], **errors, "holds": holds})

@@ -31,7 +31,15 @@ from ..measure import (
     traced_step,
     xplane_events,
 )
-from ..predict import Prediction, class_of, classes_of_instructions, machine_of, predict, rates_digest
+from ..predict import (
+    RECOMPUTED,
+    Prediction,
+    class_of,
+    classes_of_instructions,
+    machine_of,
+    predict,
+    rates_digest,
+)
 from ..reconciliation import Calibrated, CalibratedClass, CalibratedStep, Measurement
 from ..results import Phase, Weighing, ignore
 from ..units import format_seconds, parse_seconds
@@ -197,6 +205,7 @@ def _known(step: MeasuredStep, on_event: Callable[[Phase], None]) -> _Known:
         measured_seconds=measured,
         predicted_seconds=plain.step_seconds.expected,
         exposed_seconds=_seconds_by_class(plain)[1],
+        recomputed_seconds=_recomputed_by_class(plain),
         classes=classes,
     )
     return _Known(weighing=weighing, plain=plain, run=run, traced=traced, notes=notes)
@@ -293,12 +302,17 @@ def _seconds_by_class(prediction: Prediction) -> tuple[dict[str, float], dict[st
     return dict(whole), dict(exposed)
 
 
+def _recomputed_by_class(prediction: Prediction) -> dict[str, float]:
+    return {each.name: each.recomputed_seconds for each in prediction.slices if each.recomputed_seconds > 0}
+
+
 def _calibrated(fleet: Fleet, runs: MeasuredRuns, known: Sequence[_Known]) -> Calibrated:
     """Return the factors of all kept runs, and the steps predicted with them."""
     calibration = calibration_for(fleet)
     factors = machine_of(fleet, calibration, measured=runs).factors
     last = known[-1]
     predicted, _ = _seconds_by_class(last.plain)
+    predicted[RECOMPUTED] = sum(_recomputed_by_class(last.plain).values())
     timed = {name: each.measured_seconds for name, each in last.run.classes.items()}
     classes = [
         CalibratedClass(

@@ -15,6 +15,7 @@ from meshwright.records import EXACT, read_record
 
 SCHEMA = 1
 STEP_TIME, TRACE = "step time", "trace"
+ROUNDED = 1e-6  # by how much a part may exceed its whole
 _HINT = "`meshwright calibrate --forget --on FLEET` removes it; then calibrate again"
 
 
@@ -35,6 +36,7 @@ class MeasuredRun:
     `fingerprint`: that of the compiled program.
     `rates`: the digest of the rates that priced the prediction.
     `exposed_seconds`: predicted, by class of work. They sum to `predicted_seconds`.
+    `recomputed_seconds`: of these, what the backward pass runs again; without the classes that have none.
     `classes`: the classes that a trace timed; empty without a trace.
 
     Raises:
@@ -52,6 +54,7 @@ class MeasuredRun:
     predicted_seconds: float
     exposed_seconds: dict[str, float] = field(hash=False)
     classes: dict[str, MeasuredClass] = field(default_factory=dict[str, MeasuredClass], hash=False)
+    recomputed_seconds: dict[str, float] = field(default_factory=dict[str, float], hash=False)
 
     def __post_init__(self) -> None:
         if self.what not in (STEP_TIME, TRACE):
@@ -66,6 +69,9 @@ class MeasuredRun:
         for name, seconds in self.exposed_seconds.items():
             if not math.isfinite(seconds) or seconds < 0:
                 raise InputError(f"measured run: exposed_seconds.{name} = {seconds}", hint=_HINT)
+        for name, seconds in self.recomputed_seconds.items():
+            if not 0 < seconds <= self.exposed_seconds.get(name, 0.0) * (1 + ROUNDED):
+                raise InputError(f"measured run: recomputed_seconds.{name} = {seconds}", hint=_HINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

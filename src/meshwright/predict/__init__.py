@@ -12,6 +12,7 @@ from ._eager import MAIN as MAIN
 from ._eager import Mark as Mark
 from ._eager import Queue as Queue
 from ._eager import unaligned_share as unaligned_share
+from ._factors import RECOMPUTED as RECOMPUTED
 from ._factors import Factor as Factor
 from ._factors import class_of as class_of
 from ._formulas import attention_seconds as attention_seconds

@@ -124,7 +124,7 @@ def _factors_ends(machine: Machine, walked: Walked, names: Sequence[str]) -> tup
 
     Steps in 16 bits do not tell the rate of products in fp8, whose width is kept.
     """
-    spread = math.exp(TAIL * machine.factors.deviation(walked.exposed))
+    spread = math.exp(TAIL * machine.factors.deviation(walked.exposed, sum(walked.recomputed.values())))
     low, high, reasons = 1 / spread, spread, [f"from {machine.factors.source()}"]
     if "fp8" in names:
         width = widths()["fp8"]
@@ -426,7 +426,13 @@ def _slices(walked: Walked) -> tuple[Slice, ...]:
         return "idle" if name == LAUNCH else "compute"
 
     return tuple(
-        Slice(kind=kind(name), name=name, seconds=seconds, exposed_seconds=walked.exposed.get(name, 0.0))
+        Slice(
+            kind=kind(name),
+            name=name,
+            seconds=seconds,
+            exposed_seconds=walked.exposed.get(name, 0.0),
+            recomputed_seconds=walked.recomputed.get(name, 0.0),
+        )
         for name, seconds in sorted(walked.total.items(), key=lambda item: -item[1])
     )
 

@@ -112,13 +112,14 @@ class KernelTime:
 
     `kind`: matmul | attention | convolution | linear algebra | fft | memory-bound | host-transfer. `flops`:
     FLOPs by the format in which they run. `unpriced`: arithmetic of which no rate is known, or in a format
-    for which the chip has no known peak.
+    for which the chip has no known peak. `is_recomputed`: the backward pass runs it again.
     """
 
     kind: str
     seconds: float
     flops: Counter[str]
     unpriced: tuple[str, ...] = ()
+    is_recomputed: bool = False
 
 
 def kernel_of(

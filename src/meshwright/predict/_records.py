@@ -45,13 +45,14 @@ class Slice:
     `kind`: compute | communication | idle. Idle time is the gaps between kernels, in which nothing runs.
     `exposed_seconds`: the part that the step waits for. For a compute class this is all of it, for a
     collective the part that is not hidden behind computation. The exposed seconds of all slices sum to the
-    step.
+    step. `recomputed_seconds`: the part in which the backward pass runs kernels again (rematerialisation).
     """
 
     kind: str
     name: str  # matmul | attention | convolution | memory-bound | launch | all-gather[fsdp] ...
     seconds: float
     exposed_seconds: float
+    recomputed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, module_of
+from meshwright.hlo import FREE, Axes, Computation, Executions, Instruction, ProgramPhases, module_of
 from meshwright.ledger import message_of, split_channels
 
 from ._prices import KernelTime, Order, Transfer, kernel_of, transfer_of
@@ -62,6 +63,7 @@ class Walked:
 
     `total` and `exposed`: seconds by slice. For compute they are equal. For a collective, `exposed` is the
     time that the compute clock waited for it. The exposed seconds of all slices sum to `seconds`.
+    `recomputed`: of them, the seconds of kernels that the backward pass runs again.
     `events`: for a loop, those of the first round, then one event for all further rounds.
     `transfers`: the axes of each slice that is a collective.
     """
@@ -69,6 +71,7 @@ class Walked:
     seconds: float = 0.0
     total: dict[str, float] = field(default_factory=dict[str, float])
     exposed: dict[str, float] = field(default_factory=dict[str, float])
+    recomputed: dict[str, float] = field(default_factory=dict[str, float])
     flops: Counter[str] = field(default_factory=Counter[str])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     links: set[str] = field(default_factory=set[str])
@@ -172,9 +175,14 @@ class _Walker:
         key = (computation.name, instruction.name)
         if key not in self._prices:
             kernel = kernel_of(self.machine, self.program, computation, instruction)
-            factor = self.machine.factors.of(kernel.kind)
-            self._prices[key] = replace(kernel, seconds=kernel.seconds * factor)
+            is_again = self._phases.of(computation, instruction) == "recompute"
+            factor = self.machine.factors.of(kernel.kind, is_recomputed=is_again)
+            self._prices[key] = replace(kernel, seconds=kernel.seconds * factor, is_recomputed=is_again)
         return self._prices[key]
+
+    @cached_property
+    def _phases(self) -> ProgramPhases:
+        return ProgramPhases(self.program)
 
 
 class _Stream:
@@ -256,6 +264,8 @@ class _Stream:
             self._now += seconds
             _add_to(self._walked.total, {name: seconds})
             _add_to(self._walked.exposed, {name: seconds})
+        if kernel.is_recomputed:
+            _add_to(self._walked.recomputed, {kernel.kind: kernel.seconds})
         self._walked.flops.update(kernel.flops)
         self._walked.unpriced.update(kernel.unpriced)
 
@@ -332,6 +342,7 @@ class _Stream:
         self._now += times * inner.seconds
         _add_to(walked.total, inner.total, times)
         _add_to(walked.exposed, inner.exposed, times)
+        _add_to(walked.recomputed, inner.recomputed, times)
         walked.flops.update({name: times * flops for name, flops in inner.flops.items()})
         walked.unpriced.update({name: times * count for name, count in inner.unpriced.items()})
         walked.links |= inner.links
