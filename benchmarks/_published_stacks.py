@@ -76,10 +76,10 @@ class Stack:
     layers, where ours is split over all. `hidden_reduction`: gradients are reduced in buckets under the last
     microbatch's backward pass. `hidden_messages`: messages over `tensor` run in as many pieces beside
     products, all but the first hidden; those over `stage` hide where a stage has several chunks, and weights
-    over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every message runs beside products. `by_hand`: its elementwise kernels
-    are those of llm.c; `fused_gelu`: GELU is part of a product there. `broadcast_arrays`: under ZeRO-1 a rank
-    owns whole arrays, of so many in each layer and three besides, and the ranks that own any broadcast them,
-    one after another.
+    over `data` are gathered under the first microbatch's forward pass. `hides_all_messages`: every message
+    runs beside products. `by_hand`: its elementwise kernels are those of llm.c; `fused_gelu`: GELU is part of
+    a product there. `broadcast_arrays`: under ZeRO-1 a rank owns whole arrays, of so many in each layer and
+    three besides, and the ranks that own any broadcast them, one after another.
     """
 
     name: str

@@ -88,6 +88,22 @@ def test_steps_are_kept_and_fitted_together_and_again_in_any_order():
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+def test_kernels_that_the_backward_pass_runs_again_have_a_factor_of_their_own():
+    found = {}
+    for remat in ("none", "full"):
+        changes = {"on": "8xH100", "layout": "data=8", "overrides": [*SMALL, f"remat={remat}"]}
+        weighed = mw.weigh("bytes-nano", **changes)
+        (products,) = (each for each in weighed.prediction.slices if each.name == "matmul")
+        found[remat] = products.recomputed_seconds / products.seconds
+        made = mw.calibrate("bytes-nano", measured=1.3 * weighed.step_seconds, **changes)
+    # Without a policy only the loss repeats products. With `full` a layer's forward pass, one of four, is run again.
+    assert found["none"] < 0.06
+    assert 0.12 < found["full"] < 0.25
+    again = {each.name: each for each in made.classes}["recomputed"]
+    assert (again.num_runs, again.measured_seconds) == (2, None)
+    assert 0 < again.predicted_seconds < made.steps[0].before.expected / 2
+
+
 def test_a_plan_that_was_remembered_without_a_measured_step_is_not_used_with_it():
     config, fleet = mw.load("linear"), Fleet.parse("8xH100")
     before = _file(config, fleet)

@@ -329,10 +329,11 @@ class _Form:
         attention, attention_back = self._attention(backward=False), self._attention(backward=True)
         kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * self._kept_passes()
         merged = self._passes(self._hops() * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
+        again = self.machine.factors.again
         compute = {
-            "matmul": forward * (1 + repeats["matmul"]) + backward,
-            "attention": attention * (1 + repeats["attention"]) + attention_back,
-            "memory-bound": light * (1 + repeats["light"]) + heavy + kept + merged,
+            "matmul": forward * (1 + again * repeats["matmul"]) + backward,
+            "attention": attention * (1 + again * repeats["attention"]) + attention_back,
+            "memory-bound": light * (1 + again * repeats["light"]) + heavy + kept + merged,
             "launch": (self._kernels() * self.machine.launch_seconds) + np.zeros_like(self.tokens),
         }
         in_pipeline = (self.stage > 1) & (self.under[:, FULL] < 1)

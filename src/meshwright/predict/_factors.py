@@ -156,9 +156,8 @@ class Factors:
         return 1.0 if known is None else known.value
 
     def least(self) -> float:
-        """Return the smallest factor that any product may have, at most 1."""
-        products = (self.of(name) for name in ("matmul", "attention", "convolution"))
-        return min(1.0, *products) * min(1.0, self.again)
+        """Return the smallest factor that any product may have which runs once, at most 1."""
+        return min(1.0, *(self.of(name) for name in ("matmul", "attention", "convolution")))
 
     def resolves(self, name: str) -> bool:
         """Return whether measurements more than halved what is uncertain about a class."""
