@@ -1,7 +1,7 @@
 """Score published rows again after calibrating with a few rows of the same source and chip.
 
-Run: python benchmarks/calibrated_score.py --scores FILE [--with 3] [--json]. FILE is what
-`predict_published.py --json` printed, or one of its records (TOML). Nothing is compiled.
+Run: python benchmarks/calibrated_score.py --scores FILE [--with 3] [--draws 0] [--noise] [--json].
+FILE is what `predict_published.py --json` printed, or one of its records (TOML). Nothing is compiled.
 
 For each source and chip the best-known rows are drawn without a look at any error: standard rows before
 others, then those with the fewest notes on what was assumed. Of as well-known ones those are taken that
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import tomllib
@@ -30,11 +31,12 @@ from typing import Any
 
 import numpy as np
 from _published_stacks import is_reduction
+from scipy.stats import t
 
 from meshwright.hardware import Fleet, MeasuredRun, MeasuredRuns
 from meshwright.measure._traces import MESSAGES
 from meshwright.predict import RECOMPUTED, class_of, machine_of, rates_digest
-from meshwright.predict._factors import TAIL, Before
+from meshwright.predict._factors import TAIL, Before, Factors
 from meshwright.predict._rates import before_of
 from meshwright.units import aligned
 
@@ -96,7 +98,15 @@ def recomputed_of(row: dict[str, Any]) -> dict[str, float]:
     """The row's predicted seconds by class that the backward pass runs again, scaled as `exposed_of` does."""
     program, scaled = _by_class(row["exposed_seconds"]), exposed_of(row)
     again: dict[str, float] = row["recomputed_seconds"]
-    return {name: scaled[name] * each / program[name] for name, each in again.items() if name in scaled}
+    return {
+        name: scaled[name] * min(each / program[name], 1.0) for name, each in again.items() if name in scaled
+    }
+
+
+def tier_of(rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The best-known rows, `number` or more: standard rows first, then those with the fewest assumptions."""
+    ranked = sorted(rows, key=lambda row: (*_rank(row), row["id"]))
+    return [row for row in ranked if _rank(row) <= _rank(ranked[number - 1])]
 
 
 def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[dict[str, Any]]:
@@ -105,8 +115,7 @@ def best_known(rows: list[dict[str, Any]], number: int, before: Before) -> list[
     With normal factors and noise, what steps leave of other steps' variance depends on their mixes of work
     alone (any textbook of experimental design: A-optimality). Errors are not looked at.
     """
-    ranked = sorted(rows, key=lambda row: (*_rank(row), row["id"]))
-    tier = [row for row in ranked if _rank(row) <= _rank(ranked[number - 1])]
+    tier = tier_of(rows, number)
     mixes = [_mix(row) for row in rows]
     names = sorted({name for mix in mixes for name in mix})
     deviations = [before.shared_deviation, *(before.deviation(name) for name in names)]
@@ -154,29 +163,38 @@ def measured_run(row: dict[str, Any], rates: str) -> MeasuredRun:
     )
 
 
-def calibrated(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """Errors of a source's other rows on one chip, before and after calibrating with `number` of them."""
+def factors_from(rows: list[dict[str, Any]]) -> Factors:
+    """The factors that `calibrate` fits to these rows of one chip."""
     fleet = Fleet.parse(f"8x{rows[0]['chip']}")
-    drawn = best_known(rows, number, before_of(machine_of(fleet, None), fleet, None))
     rates = rates_digest(fleet, None)
-    runs = MeasuredRuns(chip=fleet.chip.name, runs=tuple(measured_run(row, rates) for row in drawn))
-    factors = machine_of(fleet, None, measured=runs).factors
+    runs = MeasuredRuns(chip=fleet.chip.name, runs=tuple(measured_run(row, rates) for row in rows))
+    return machine_of(fleet, None, measured=runs).factors
+
+
+def off(row: dict[str, Any], factors: Factors) -> tuple[float, float]:
+    """The logarithm of a row's predicted seconds with factors over those measured, and its deviation."""
+    recomputed = recomputed_of(row)
+    again = {name: each * factors.of(name, is_recomputed=True) for name, each in recomputed.items()}
+    seconds = {
+        name: (each - recomputed.get(name, 0.0)) * factors.of(name) + again.get(name, 0.0)
+        for name, each in exposed_of(row).items()
+    }
+    error = math.log(sum(seconds.values()) / row["measured_seconds"])
+    return error, factors.deviation(seconds, sum(again.values()))
+
+
+def calibrated(rows: list[dict[str, Any]], drawn: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of a source's other rows on one chip, before and after calibrating with those that are drawn."""
+    factors = factors_from(drawn)
     all_rows = statistics.median(math.log(row["measured_seconds"] / row["predicted_seconds"]) for row in rows)
     scored = []
     for row in rows:
         if row in drawn:
             continue
-        again = recomputed_of(row)
-        repeated = {name: each * factors.of(name, is_recomputed=True) for name, each in again.items()}
-        seconds = {
-            name: (each - again.get(name, 0.0)) * factors.of(name) + repeated.get(name, 0.0)
-            for name, each in exposed_of(row).items()
-        }
-        ratio = sum(seconds.values()) / row["measured_seconds"]
-        holds = abs(math.log(ratio)) <= TAIL * factors.deviation(seconds, sum(repeated.values()))
+        error, deviation = off(row, factors)
         least = math.exp(all_rows) * row["predicted_seconds"] / row["measured_seconds"] - 1
-        errors = {"before": row["error"], "after": ratio - 1, "least": least}
-        scored.append({"id": row["id"], **errors, "holds": holds})
+        errors = {"before": row["error"], "after": math.exp(error) - 1, "least": least}
+        scored.append({"id": row["id"], **errors, "holds": abs(error) <= TAIL * deviation})
     return {
         "calibrated_with": [row["id"] for row in drawn],
         "factors": {name: round(factor.value, 3) for name, factor in factors.by_class.items()},
@@ -197,19 +215,48 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def scores_of(rows: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """The scores of every source and chip with enough rows, and of all of their rows."""
+def groups_of(rows: list[dict[str, Any]], number: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of every source and chip that has enough beside `number` of them."""
     groups: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["source"], row["chip"]].append(row)
-    found = {
-        f"{source}, {chip}": calibrated(group, number)
-        for (source, chip), group in sorted(groups.items())
-        if len(group) >= number + LEAST_SCORED
-    }
+    return {name: group for name, group in sorted(groups.items()) if len(group) >= number + LEAST_SCORED}
+
+
+def scores_of(rows: list[dict[str, Any]], number: int, seed: int | None = None) -> dict[str, Any]:
+    """The scores of every source and chip with enough rows, and of all of their rows.
+
+    Args:
+        seed: draw at random from the best-known rows; None takes those of unlike work.
+    """
+    found: dict[str, Any] = {}
+    for (source, chip), group in groups_of(rows, number).items():
+        fleet = Fleet.parse(f"8x{chip}")
+        if seed is None:
+            drawn = best_known(group, number, before_of(machine_of(fleet, None), fleet, None))
+        else:
+            drawn = random.Random(seed).sample(tier_of(group, number), number)
+        found[f"{source}, {chip}"] = calibrated(group, drawn)
     everything = [row for each in found.values() for row in each["rows"]]
     summary = {name: summary_of(each["rows"]) for name, each in found.items()}
     return {"sources": found, "summary": {**summary, "all": summary_of(everything)} if everything else {}}
+
+
+def noise_of(rows: list[dict[str, Any]], number: int) -> dict[str, tuple[float, float]]:
+    """Degrees of freedom and scale of the most probable t of what factors leave, with a source left out too.
+
+    Each row is predicted with factors that are fitted to all others of its source and chip.
+    """
+    left = [
+        (source, off(row, factors_from([other for other in group if other is not row]))[0])
+        for (source, _), group in groups_of(rows, number).items()
+        for row in group
+    ]
+    found: dict[str, tuple[float, float]] = {}
+    for without in ("", *sorted({source for source, _ in left})):
+        freedom, _, scale = t.fit([error for source, error in left if source != without], floc=0)
+        found[without and f"without {without}"] = round(float(freedom), 2), round(float(scale), 4)
+    return found
 
 
 def main() -> None:
@@ -217,11 +264,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--scores", type=Path, required=True, help="answer or record of predict_published.py")
     parser.add_argument("--with", type=int, default=3, dest="number", help="rows to calibrate with")
+    parser.add_argument("--draws", type=int, default=0, help="the median of so many random draws besides")
+    parser.add_argument("--noise", action="store_true", help="print what factors leave, as Student's t")
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     asked = parser.parse_args()
     if asked.number < 1:
         sys.exit("calibrate with at least one row")
-    scores = scores_of(rows_in(asked.scores), asked.number)
+    rows = rows_in(asked.scores)
+    if asked.noise:
+        for name, (freedom, scale) in noise_of(rows, asked.number).items():
+            print(f"{name or 'all'}: {freedom} degrees of freedom, scale {scale}")
+        return
+    scores = scores_of(rows, asked.number)
+    drawn = [scores_of(rows, asked.number, seed)["summary"]["all"]["after"] for seed in range(asked.draws)]
+    scores["random_draws"] = drawn
     if asked.json:
         print(json.dumps(scores, indent=1))
         return
@@ -232,6 +288,10 @@ def main() -> None:
         for name, found in scores["summary"].items()
     ]
     print(aligned(("source, chip", *names), lines, right=names))
+    if drawn:
+        print(
+            f"Rows drawn at random {len(drawn)} times leave {100 * statistics.mean(drawn):.1f} at the mean."
+        )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_kernels_that_the_backward_pass_runs_again_have_a_factor_of_their_own():
         (products,) = (each for each in weighed.prediction.slices if each.name == "matmul")
         found[remat] = products.recomputed_seconds / products.seconds
         made = mw.calibrate("bytes-nano", measured=1.3 * weighed.step_seconds, **changes)
-    # Without a policy only the loss repeats products. With `full` a layer's forward pass, one of four, is run again.
+    # Without a policy only the loss repeats products. With `full` a forward pass of the layer is run again.
     assert found["none"] < 0.06
     assert 0.12 < found["full"] < 0.25
     again = {each.name: each for each in made.classes}["recomputed"]

@@ -36,7 +36,7 @@ class MeasuredRun:
     `fingerprint`: that of the compiled program.
     `rates`: the digest of the rates that priced the prediction.
     `exposed_seconds`: predicted, by class of work. They sum to `predicted_seconds`.
-    `recomputed_seconds`: of these, what the backward pass runs again; without the classes that have none.
+    `recomputed_seconds`: of these, what the backward pass runs again.
     `classes`: the classes that a trace timed; empty without a trace.
 
     Raises:
@@ -70,7 +70,7 @@ class MeasuredRun:
             if not math.isfinite(seconds) or seconds < 0:
                 raise InputError(f"measured run: exposed_seconds.{name} = {seconds}", hint=_HINT)
         for name, seconds in self.recomputed_seconds.items():
-            if not 0 < seconds <= self.exposed_seconds.get(name, 0.0) * (1 + ROUNDED):
+            if not 0 <= seconds <= self.exposed_seconds.get(name, 0.0) * (1 + ROUNDED):
                 raise InputError(f"measured run: recomputed_seconds.{name} = {seconds}", hint=_HINT)
 
 
