@@ -163,6 +163,22 @@ def test_megatron_reduces_gradients_after_the_backward_pass_and_both_stacks_keep
     assert "reductions after the backward pass" not in added({**row, "model": "GPT (Megatron-LM)"}, **parts)
 
 
+def test_runs_in_fp16_reduce_half_of_what_sums_in_fp32_would():
+    why, parts, whole = (
+        "reductions in fp16",
+        {"matmul": 9.0, "all-reduce[data]": 1.0},
+        {"all-reduce[data]": 3.0},
+    )
+    assert added(GPT, **parts)[why] == pytest.approx(-0.5)
+    assert added(GPT, whole=whole, **parts)[why] == pytest.approx(-1.5), (
+        "what our program hides is halved too"
+    )
+    assert why not in added({**GPT, "precision": "bf16"}, **parts)
+    alone = {**GPT, "pp": "1", "global_batch_seqs": "64"}
+    assert express(alone).config.batch.sequences == 2 * 32, "a microbatch for each of 32 replicas: no sum"
+    assert why not in added(alone, **parts)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
