@@ -271,7 +271,6 @@ class _Form:
         """Return the bytes of each token that a block keeps by the policy."""
         found = np.zeros_like(self.tokens)
         scale = self.activation_bytes / NARROW
-        # What `tensor` does not divide comes first.
         for share, (whole, hidden, heads, keys) in kept_of(self.remat):
             inside = (
                 hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
@@ -466,7 +465,7 @@ class _Form:
 
     @property
     def _sizes_of_products(self) -> tuple[float, Numbers, Any, bool]:
-        """Return the widths of a block's heads, keys and hidden units, and whether a gate multiplies those."""
+        """Return the widths of a block's heads, keys and hidden units, and whether those have a gate."""
         return self.heads_width, self.keys_width, self._mlp_share() * self.hidden, self._gated
 
     def _kept_passes(self) -> Numbers:

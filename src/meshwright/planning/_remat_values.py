@@ -23,8 +23,8 @@ BLOCKS_UNDER = np.array(
 )
 """Share of the blocks under each of these, by the run's policy; none where it is a list, which comes last."""
 # Bytes that a block keeps for each token until its backward pass, by policy: multiples of the width, of the
-# MLP's hidden width and of the heads' width, with the keys' and values' width last. `none` keeps what XLA does
-# not fuse away.
+# MLP's hidden width and of the heads' width, with that of keys and values last. `none` keeps what XLA
+# does not fuse away.
 KEPT_BYTES = {
     NONE: (24.0, 14.0, 10.0, 10.0),
     DOTS: (4.0, 4.0, 2.0, 2.0),
@@ -116,7 +116,7 @@ def kept_of(places: Places) -> list[tuple[NDArray[np.float64], tuple[float, ...]
 def unlisted_products(
     places: Places, heads: float, keys: NDArray[np.float64], hidden: Any, gated: bool
 ) -> NDArray[np.float64]:
-    """Return the share of a block's products that a list repeats: those but `down` that it does not name.
+    """Return the share of a block's products that a list repeats: all but `down` that it does not name.
 
     The residual after attention stands for the output's product.
 
