@@ -21,7 +21,7 @@ from _published_stacks import Stack, stack_of
 from _sweep_program import MEGATRON
 from pydantic import ValidationError
 
-from meshwright.config import Layout, RunConfig, TransformerModel, check_layout
+from meshwright.config import Layout, RunConfig, TransformerModel, check_layout, in_order
 from meshwright.errors import InputError
 from meshwright.hardware import Chip, Fleet, Link, find_chip
 
@@ -585,6 +585,59 @@ def _maxtext_flops(model: TransformerModel, length: int) -> float:
     return 3 * (2 * model.num_matmul_parameters + attention)
 
 
+_QKV = ("query", "key", "value")
+# The results of a block by the names of MaxText (layers/attentions.py, layers/linears.py) and of Praxis
+# (layers/checkpoint_policy.py), without "_proj". A block's input is always kept.
+_RESULTS_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    **{name: _QKV for name in ("qkv", "combined_qkv")},
+    **{name: ("query",) for name in ("q", "query")},
+    **{name: ("key",) for name in ("k", "key")},
+    **{name: ("value",) for name in ("v", "value")},
+    **{name: ("context",) for name in ("context", "encoded")},
+    **{name: ("out",) for name in ("o", "out")},
+    "mlpwi": ("mlp_gate", "mlp_up"),
+    "mlpwi_0": ("mlp_gate",),
+    "mlpwi_1": ("mlp_up",),
+    "mlpwo": ("mlp_out",),
+    **{name: () for name in ("layer input", "decoder_layer_input", "iteration_input")},
+}
+# Policies whose names do not list what they save (MaxText's layers/decoders.py, Praxis).
+_LISTS_ELSEWHERE = {
+    "save_dot_except_mlp": (*_QKV, "out"),
+    "save_dot_except_mlpwi": (*_QKV, "out", "mlp_out"),
+    "save_dot_with_context_except_mlp": (*_QKV, "context", "out"),
+    "save_dot_for_mlperf_200b": (*_QKV, "context", "out"),
+}
+_ONE_RESULT = re.compile(
+    "|".join(rf"{name}(?:_proj)?" for name in sorted(_RESULTS_ELSEWHERE, key=len, reverse=True))
+)
+
+
+def _results_kept(words: str) -> tuple[str, ...] | None:
+    """Return the results that a policy lists, by name or as "custom: ... on device"; None if it is no list.
+
+    A list of an unknown name is None too. What its words recompute is not kept.
+    """
+    if words in _LISTS_ELSEWHERE:
+        return _LISTS_ELSEWHERE[words]
+    if words.startswith("save_"):
+        parts = [words.removeprefix("save_")]
+    elif words.startswith("custom"):
+        parts = re.sub(r"^custom\W*", "", words).split(",")
+    else:
+        return None
+    found: list[str] = []
+    for part in parts:
+        again = re.search(r"\b(recompute\w*|remat\w*)$", part)
+        left = re.sub(r"\b(saved|on device|recompute\w*|remat\w*)", "", part)
+        names = _ONE_RESULT.findall(left)
+        if re.sub(r"[\s_/+]|and", "", _ONE_RESULT.sub(" ", left)) or not names:
+            return None
+        for name in names:
+            found += () if again else _RESULTS_ELSEWHERE[name.removesuffix("_proj")]
+    return tuple(dict.fromkeys(found))
+
+
 def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     """Our policy for what a block keeps, and whether the row states its own.
 
@@ -599,8 +652,10 @@ def _remat(row: Row, notes: list[str]) -> tuple[str, bool]:
     if _keeps_inputs_on_host(row) and "offload" in words:
         notes.append(f"{row['act_ckpt']} taken as full, with the blocks' inputs on the host")
         return "full", True
-    if "custom" in words or "qkv" in words:
-        raise InexpressibleError("rematerialisation of its own kind")
+    if (results := _results_kept(words)) is not None:
+        kept = in_order(results) if results else "full"
+        notes.append(f"{row['act_ckpt']} taken as {kept}")
+        return kept, True
     if words.startswith("full"):
         return "full", True
     if every := re.search(r"every (\d+)", words):

@@ -87,6 +87,8 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"sharding": "DDP", "global_batch_seqs": "128", "params_b": ""}, "state does not fit"),
         ({"n_kv_heads": "5"}, "our configuration refuses it"),
         ({"act_ckpt": "selective (norm, MLA up-proj)"}, "rematerialisation of its own kind"),
+        ({"act_ckpt": "custom: q k v norm on device"}, "rematerialisation of its own kind"),
+        ({"act_ckpt": "save_everything"}, "rematerialisation of its own kind"),
     ],
 )
 def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
@@ -104,6 +106,14 @@ def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
         ("maxtext", "minimal", "dots"),
         ("maxtext", "minimal_with_context", "dots-attention"),
         ("nnscaler", "full (per decoder layer)", "full"),
+        ("someone", "save_qkv_proj", "save:query,key,value"),
+        ("someone", "SAVE_QKV_OUT_PROJ", "save:query,key,value,out"),
+        ("someone", "SAVE_ENCODED_AND_OUT_PROJ", "save:context,out"),
+        ("someone", "save_dot_with_context_except_mlp", "save:query,key,value,context,out"),
+        ("someone", "SAVE_DOT_ONLY", "dots"),
+        ("someone", "custom: q k v qkv out mlpwo on device", "save:query,key,value,out,mlp_out"),
+        ("someone", "custom: context mlpwi_0 mlpwi_1 on device", "save:context,mlp_gate,mlp_up"),
+        ("someone", "custom: qkv recompute, layer input saved on device", "full"),
     ],
 )
 def test_a_policy_is_that_of_whoever_published_the_row(source, words, remat):

@@ -31,11 +31,22 @@ from meshwright.config import (
     NF4_BLOCK,
     RunConfig,
     TransformerModel,
-    block_policies,
 )
 from meshwright.errors import InputError
 from meshwright.predict import Machine, attention_seconds, collective_seconds
 
+from ._remat_values import (
+    ALTERNATE_DOTS,
+    BLOCKS_UNDER,
+    DOTS,
+    FULL,
+    NONE,
+    is_list,
+    keeps,
+    kept_of,
+    kinds,
+    unlisted_products,
+)
 from ._space import CONTEXT, DATA, EXPERT, FSDP, SETTINGS, STAGE, TENSOR, Candidates, groups_of_stage
 from ._state import Weights, moments_of, share_of_tables, weights_of
 
@@ -43,31 +54,13 @@ Numbers = NDArray[np.float64]
 
 FP32, NARROW = 4, 2  # bytes of a parameter, and of an activation in 16 bits
 MOST_DEVICES = 10**6
-NONE, DOTS, DOTS_ATTENTION, FULL, ALTERNATE_DOTS = range(5)
-"""Places in `SETTINGS` of the rematerialisation policies that hold for single blocks."""
-BLOCKS_UNDER = np.array(
-    [
-        [blocks.count(name) / len(blocks) for name in SETTINGS["remat"][: ALTERNATE_DOTS + 1]]
-        for blocks in map(block_policies, SETTINGS["remat"])
-    ]
-)
-"""Share of the blocks under each of these, by the run's policy."""
 ATTENTION_BACKWARD = 2.5  # of the forward FLOPs: five products where forward has two
 
 # Bytes that the fused elementwise kernels of a block read and write for each token: multiples of the width,
-# of the MLP's hidden width, and of the heads' width. These and the constants below were read off 96 compiled
-# candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores other seeds.
+# of the MLP's hidden width, and of the heads' width. These, the constants below and KEPT_BYTES were read off
+# 96 compiled candidates of four models, which benchmarks/plan_bounds.py draws (seed 14); it scores others.
 FORWARD_BYTES = (16.0, 8.0, 8.0)
 BACKWARD_BYTES = (32.0, 20.0, 12.0)
-# Bytes that a block keeps for each token until its backward pass, by policy: multiples of the same widths,
-# with the keys' and values' width last. `none` keeps what XLA does not fuse away.
-KEPT_BYTES = {
-    NONE: (24.0, 14.0, 10.0, 10.0),
-    DOTS: (4.0, 4.0, 2.0, 2.0),
-    DOTS_ATTENTION: (4.0, 4.0, 4.0, 2.0),
-    FULL: (0.0, 0.0, 0.0, 0.0),
-    ALTERNATE_DOTS: (2.0, 2.0, 4.0, 1.0),
-}
 MERGE_BYTES = 70.0  # that a hop of a ring reads and writes for each number of the heads' outputs
 KERNELS, KERNELS_OF_A_HOP = 120, 20  # of a block, forward and backward, and for each hop of its ring
 PIECES_OF_A_RING = 1.7  # between one piece for each device and two
@@ -143,7 +136,8 @@ class _Form:
         self.context, self.expert, self.tensor = sizes[:, CONTEXT], sizes[:, EXPERT], sizes[:, TENSOR]
         self.replicas = candidates.num_replicas.astype(float)
         self.micro = candidates.microbatch.astype(float)
-        self.under = BLOCKS_UNDER[candidates.settings["remat"]]
+        self.remat = candidates.settings["remat"]
+        self.under = BLOCKS_UNDER[kinds(self.remat)]
         self.offload = candidates.settings["offload"]
         self.zero1 = (candidates.settings["zero1"] == 1) & (self.data > 1)
         self.length = float(config.batch.sequence_length)
@@ -255,7 +249,7 @@ class _Form:
             0.0,
         )
         waiting = slots * self.tokens * self.width * self.activation_bytes / self.tensor
-        kept = self._by_policy(KEPT_BYTES) * self.tokens * self.layers_of_stage
+        kept = self._kept() * self.tokens * self.layers_of_stage
         kept = kept * np.where(self.stage > 1, slots, 1.0)
         working = self.tokens * (
             12 * self.width + (12 * self._mlp_share() * self.hidden + 8 * self.heads_width) / self.tensor
@@ -273,16 +267,16 @@ class _Form:
         routed = float(experts) if factor is None else min(factor * chosen, experts)
         return routed + model.num_shared_experts
 
-    def _by_policy(self, table: dict[int, tuple[float, ...]]) -> Numbers:
-        """Return the bytes of each token by the policy; what `tensor` does not divide comes first."""
+    def _kept(self) -> Numbers:
+        """Return the bytes of each token that a block keeps by the policy."""
         found = np.zeros_like(self.tokens)
         scale = self.activation_bytes / NARROW
-        for policy, (whole, hidden, heads, keys) in table.items():
+        for share, (whole, hidden, heads, keys) in kept_of(self.remat):
             inside = (
                 hidden * self._mlp_share() * self.hidden + heads * self.heads_width + keys * self.keys_width
             )
             one = whole * self.width / self.tensor + inside / self.tensor
-            found = found + self.under[:, policy] * one
+            found = found + share * one
         return found * scale
 
     def _logits(self) -> Numbers:
@@ -327,7 +321,7 @@ class _Form:
         forward, backward = self._block_products
         repeats = self._repeats()
         attention, attention_back = self._attention(backward=False), self._attention(backward=True)
-        kept = self._passes(self._by_policy(KEPT_BYTES) * self.tokens) * self._kept_passes()
+        kept = self._passes(self._kept() * self.tokens) * self._kept_passes()
         merged = self._passes(self._hops() * MERGE_BYTES * self.tokens * self.heads_width / self.tensor)
         again = self.machine.factors.again
         compute = {
@@ -456,16 +450,23 @@ class _Form:
         full = self.under[:, FULL] * np.where(self.stage > 1, REPEATED_IN_PIPELINE, 1 - down)
         products = full + self.under[:, ALTERNATE_DOTS] * self._second_products()
         return {
-            "matmul": products,
-            "attention": self.under[:, DOTS] + self.under[:, FULL],
+            "matmul": products + unlisted_products(self.remat, *self._sizes_of_products),
+            "attention": self.under[:, DOTS]
+            + self.under[:, FULL]
+            + (is_list(self.remat) & ~keeps(self.remat, "context")),
             "light": 1 - self.under[:, NONE],
         }
 
     def _second_products(self) -> Any:
         """Return the share of a block's products that `alternate-dots` repeats: key, output and gate."""
-        hidden = self._mlp_share() * self.hidden
-        second = self.keys_width + self.heads_width + hidden * self._gated
-        return second / np.maximum(2 * (self.keys_width + self.heads_width) + hidden * (2 + self._gated), 1)
+        heads, keys, hidden, gated = self._sizes_of_products
+        second = keys + heads + hidden * gated
+        return second / np.maximum(2 * (keys + heads) + hidden * (2 + gated), 1)
+
+    @property
+    def _sizes_of_products(self) -> tuple[float, Numbers, Any, bool]:
+        """Return the widths of a block's heads, keys and hidden units, and whether those have a gate."""
+        return self.heads_width, self.keys_width, self._mlp_share() * self.hidden, self._gated
 
     def _kept_passes(self) -> Numbers:
         """Return how often a kept activation is read or written; a pipeline moves it between its slots."""
