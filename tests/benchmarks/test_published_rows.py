@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from _published_rows import InexpressibleError, chip_of, express
+from _published_rows import InexpressibleError, chip_of, express, express_measured
 from _published_score import spread, summary_of
 from predict_published import MOST_OF_ONE_SOURCE, drawn
 
@@ -37,7 +37,7 @@ LLAMA = {
 
 
 def test_a_row_becomes_the_run_that_it_states():
-    found = express(LLAMA)
+    found = express_measured(LLAMA)
     assert found.config.model.num_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert not found.config.model.tied_embeddings
     assert found.config.layout == "fsdp=64"
@@ -77,7 +77,6 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
         ({"global_batch_seqs": "96"}, "does not divide over its replicas"),
         ({"seq_len": "long"}, "seq_len is no number"),
         ({"params_b": "70"}, "do not give the stated number of parameters"),
-        ({"tokens_per_s_per_device": ""}, "neither step time nor tokens"),
         ({"accelerator": "Abacus"}, "the catalog has no chip 'Abacus'"),
         ({"accelerator": "TPU v3-32 (16GB/core)"}, "the catalog has no chip 'TPU v3-32'"),
         ({"accelerator": "TPU v5e (16GB)", "notes": "2 slice(s) of v5e-256"}, "several TPU slices"),
@@ -92,6 +91,15 @@ def test_what_is_not_stated_or_not_stock_is_no_standard_row():
 def test_other_rows_say_why_they_are_no_runs_of_ours(change, reason):
     with pytest.raises(InexpressibleError, match=reason):
         express({**LLAMA, **change})
+
+
+def test_a_row_is_a_run_without_its_measurement_and_has_an_error_only_with_it():
+    blank = {**LLAMA, "tokens_per_s_per_device": ""}
+    assert express(blank) == express(LLAMA)
+    with pytest.raises(ValueError, match="someone-001: no measured column was read"):
+        _ = express(LLAMA).measured_seconds
+    with pytest.raises(InexpressibleError, match="neither step time nor tokens"):
+        express_measured(blank)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,7 @@ def test_the_summary_counts_signs_and_intervals():
     assert found["failed"] == {"3": "no compiler"}
     assert found["spread"]["all"]["rows"] == 3
     assert found["spread"]["all"]["bias"] == -0.1
-    assert found["spread"]["standard"] == spread(rows[1:])
+    assert found["spread"]["standard"] == {**spread(rows[1:]), "kind": "kind not declared"}
     assert found["spread"]["all"]["holds"] == pytest.approx(2 / 3, abs=1e-4)
 
 
@@ -183,7 +191,7 @@ MAXTEXT = {
 
 
 def test_maxtexts_flops_count_products_and_the_whole_of_attention_three_times():
-    row = express(MAXTEXT)
+    row = express_measured(MAXTEXT)
     assert row.fleet.name == "v5e-256"
     block = 4 * 8192 * 8192 + 3 * 8192 * 28672  # MaxText's heads are 128 wide
     attention = 4 * 2048 * 8192 * 32
