@@ -59,7 +59,7 @@ def tree() -> dict[str, str]:
 
 def packages() -> dict[str, str]:
     """Return the version of Python and of every package beside it."""
-    found = {each.metadata["Name"].lower(): each.version for each in importlib.metadata.distributions()}
+    found = {str(each.metadata["Name"]).lower(): each.version for each in importlib.metadata.distributions()}
     return {"python": platform.python_version(), **dict(sorted(found.items()))}
 
 

@@ -33,6 +33,7 @@ WORST = 10
 TICKS = (0.5, 0.71, 1, 1.41, 2, 4, 8)  # of measured / predicted
 MARKERS = {SEALED: "*", "seen": "s", FITTED: "o"}  # others: "x"
 COLOURS = ("#2d5fb4", "#b4552d", "#3a8a4d", "#7a4fa3", "#a3873f", "#2a8c96", "#a33f6b", "#555555")
+FILLS = ("full", "none", "left")  # of the first eight sources, of the second, of all others
 SOURCES = {
     "mosaic": "MosaicML, LLM Foundry",
     "mbridge": "NVIDIA, Megatron Bridge",
@@ -142,7 +143,7 @@ def worst(rows: Sequence[Row]) -> list[str]:
 def draw(rows: Sequence[Row]) -> Figure:
     """Return the picture: measured / predicted of each run over its measured seconds.
 
-    Its colour is its source's, hollow for the second eight sources, and its form its kind's.
+    Its colour and filling are its source's, and its form its kind's.
     """
     with rc_context({"svg.hashsalt": "accuracy", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(8.6, 4.4), layout="constrained")
@@ -153,9 +154,8 @@ def draw(rows: Sequence[Row]) -> Figure:
         handles: list[Line2D] = []
         most = sorted(groups, key=lambda source: -len(groups[source]))
         for place, source in enumerate(most):
-            colour = COLOURS[place % len(COLOURS)]
-            style = {"color": colour, "linestyle": "none", "alpha": 0.75}
-            style["markerfacecolor"] = colour if place < len(COLOURS) else "none"
+            style = {"color": COLOURS[place % len(COLOURS)], "linestyle": "none", "alpha": 0.75}
+            style["fillstyle"] = FILLS[min(place // len(COLOURS), len(FILLS) - 1)]
             for kind, own in by_kind(groups[source]).items():
                 axes.plot(
                     [row["measured_seconds"] for row in own],
@@ -364,7 +364,26 @@ step_time_s = 1.31
 ```
 
 `python benchmarks/predict_published.py --runs mine.toml` prints the prediction beside it. The columns are
-those of `COLUMNS` in `benchmarks/_published_rows.py`; what is left out counts as not stated.""".splitlines()
+those of `COLUMNS` in `benchmarks/_published_rows.py`; what is left out counts as not stated. A row of which
+`row_kinds.toml` says nothing is printed as "kind not declared".
+
+## Seal predictions
+
+An error tells most if the prediction came first. Where a table of runs is new to everybody here:
+
+```sh
+python benchmarks/predict_published.py --runs new.csv --seal benchmarks/records/2026-12-01_seal.json
+python benchmarks/predict_published.py --runs new.csv --open benchmarks/records/2026-12-01_seal.json
+```
+
+The first command drops the measured columns (`MEASURED` in `benchmarks/_published_rows.py`) where it reads
+the file; they may be empty, or missing. Notes are part of what a row says, so leave figures out of them. It
+writes every row's seconds, interval, memory and assumptions, with hashes of what the rows say, of the
+source tree and of all packages, and prints a hash of the whole: keep that elsewhere. The second command
+reads the measured columns, and writes the errors beside the seal. It refuses, and says what changed, if any
+of these hashes does not fit. A row is sealed once, and a seal is opened once: rows that stand in an earlier
+seal or record, or in `row_kinds.toml`, are refused, and so is a score without `--open` of rows whose seal
+in `benchmarks/records` is closed.""".splitlines()
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from _published_rows import InexpressibleError, chip_of, express, express_measured
-from _published_score import spread, summary_of
+from _published_score import print_table, spread, summary_of
 from predict_published import MOST_OF_ONE_SOURCE, drawn
 
 LLAMA = {
@@ -166,6 +166,28 @@ def test_the_summary_counts_signs_and_intervals():
     assert found["spread"]["all"]["bias"] == -0.1
     assert found["spread"]["standard"] == {**spread(rows[1:]), "kind": "kind not declared"}
     assert found["spread"]["all"]["holds"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_where_kinds_differ_each_has_groups_of_its_own_and_the_printed_tables_say_which(capsys):
+    shared = {"source": "a", "chip": "H100", "scale": "to 8", "standard": True, "sustained": True}
+    shared |= {"num_devices": 8, "layout": "data=8", "remat": "full", "measured_seconds": 1.0}
+    kinds = {"a-1": ("fitted", 0.1), "a-2": ("sealed", 0.3), "a-3": ("kind not declared", 0.5)}
+    rows = [
+        {**shared, "id": name, "kind": kind, "error": error, "predicted_seconds": 1 + error, "holds": True}
+        for name, (kind, error) in kinds.items()
+    ]
+    found = summary_of(rows)
+    assert found["kinds"] == {"sealed": 1, "fitted": 1, "kind not declared": 1}
+    assert found["undeclared"] == ["a"]
+    assert found["spread"]["chip H100, sealed"]["median"] == 0.3
+    assert found["spread"]["chip H100, fitted"]["kind"] == "fitted"
+    assert "chip H100" not in found["spread"], "no group but that of all rows mixes kinds"
+    assert found["spread"]["all"]["kind"] == "1 sealed, 1 fitted, 1 kind not declared"
+    print_table(rows, {}, found)
+    printed = capsys.readouterr().out
+    for name, (kind, _) in kinds.items():
+        assert f"{name}  {kind} " in printed
+    assert "kind not declared: a. Say in benchmarks/row_kinds.toml" in printed
 
 
 MAXTEXT = {
